@@ -1,1 +1,24 @@
-//! See Cargo.toml.
+//! The IR: what is computed. A [`Graph`] of coarse transformer ops in SSA form over index tables,
+//! the pure rules of each op, a builder, a verifier and a text form.
+//!
+//! Invariant of the crate: everything here is a pure function of its arguments. No I/O, no device,
+//! no clock; a byte count is computed from a [`TensorSpec`] and nowhere else.
+#![forbid(unsafe_code)]
+
+mod builder;
+mod graph;
+mod id;
+mod op;
+pub mod ops;
+mod spec;
+mod text;
+mod verify;
+
+pub use builder::Builder;
+pub use graph::{Def, Graph, Node, Param, Phase, Piece, Value};
+pub use id::{NodeId, ParamId, ValueId};
+pub use op::Op;
+pub use ops::{Cost, NotDifferentiable, OpRules, PrecisionClass, RuleError, ShardError, Vjp};
+pub use spec::{Bounds, Bytes, Counts, DType, Dim, Layout, Placement, Role, TensorSpec};
+pub use text::node_label;
+pub use verify::VerifyError;

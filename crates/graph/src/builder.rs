@@ -1,0 +1,178 @@
+//! Builds graphs: names parameters by scope and infers types. Invariant: what `finish` returns was verified;
+//! the first rule that was broken on the way is the error, so builders need no `?` at every line.
+
+use crate::ops::*;
+use crate::{
+    Bounds, DType, Def, Dim, Graph, Layout, Node, NodeId, Op, Param, ParamId, Phase, Piece, Placement, Role,
+    TensorSpec, Value, ValueId, VerifyError,
+};
+
+/// A graph under construction.
+#[derive(Debug)]
+pub struct Builder {
+    graph: Graph,
+    prefix: String,
+    layer: Option<u32>,
+    phase: Phase,
+    error: Option<VerifyError>,
+}
+
+impl Builder {
+    /// An empty graph for at most `bounds`.
+    pub fn new(bounds: Bounds) -> Self {
+        Self::from_graph(Graph::new(bounds), Phase::Forward)
+    }
+
+    /// Continues a graph; new nodes belong to `phase`.
+    pub fn from_graph(graph: Graph, phase: Phase) -> Self {
+        Self { graph, prefix: String::new(), layer: None, phase, error: None }
+    }
+
+    /// The graph so far.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// From here on parameters are named under `prefix` and nodes belong to `layer`.
+    pub fn scope(&mut self, prefix: impl Into<String>, layer: Option<u32>) {
+        self.prefix = prefix.into();
+        self.layer = layer;
+    }
+
+    /// Something that is given with every step.
+    pub fn input(&mut self, name: &str, shape: &[Dim], dtype: DType) -> ValueId {
+        let v = self.source(TensorSpec::activation(shape, dtype).with_role(Role::Input));
+        self.graph.inputs.push((name.to_owned(), v));
+        v
+    }
+
+    /// Something that survives the step.
+    pub fn state(&mut self, shape: &[Dim], dtype: DType) -> ValueId {
+        self.source(TensorSpec::activation(shape, dtype).with_role(Role::State))
+    }
+
+    /// The whole tensor `name` of the weight file, in the current scope. Asked for twice it is the same
+    /// value: that is how weights are tied.
+    pub fn param(&mut self, name: &str, shape: &[u64]) -> ValueId {
+        self.param_rows(name, shape, (0, shape.first().copied().unwrap_or(1)))
+    }
+
+    /// Rows `rows.0..rows.1` of the tensor `name`, whose shape in the file is `shape`.
+    pub fn param_rows(&mut self, name: &str, shape: &[u64], rows: (u64, u64)) -> ValueId {
+        let tensor = format!("{}{name}", self.prefix);
+        let piece = Piece { tensor: tensor.clone(), shape: shape.to_vec(), rows };
+        self.param_of(Param { name: tensor, pieces: vec![piece] }, DType::F32)
+    }
+
+    /// A parameter read from `param.pieces`, put under each other.
+    pub fn param_of(&mut self, param: Param, dtype: DType) -> ValueId {
+        let known = self.graph.param_values().find(|(.., p)| p.pieces == param.pieces);
+        if let Some((value, ..)) = known {
+            return value;
+        }
+        let rows: u64 = param.pieces.iter().map(|p| p.rows.1 - p.rows.0).sum();
+        let tail = param.pieces.first().map_or(&[][..], |p| p.shape.get(1..).unwrap_or(&[]));
+        let shape = std::iter::once(rows).chain(tail.iter().copied()).map(Dim::Fixed);
+        let id = ParamId::at(self.graph.params.len());
+        let spec = TensorSpec::activation(shape.collect::<Vec<_>>(), dtype).with_role(Role::Param(id));
+        self.graph.params.push(param);
+        self.source(spec)
+    }
+
+    /// Names a result of the graph.
+    pub fn output(&mut self, name: &str, value: ValueId) {
+        self.graph.outputs.push((name.to_owned(), value));
+    }
+
+    /// At the end of the step the storage of `state` holds `new`.
+    pub fn update(&mut self, state: ValueId, new: ValueId) {
+        self.graph.updates.push((state, new));
+    }
+
+    /// Applies an op; all outputs it has.
+    pub fn node(&mut self, op: Op, inputs: &[ValueId]) -> Vec<ValueId> {
+        let id = NodeId::at(self.graph.nodes.len());
+        let specs: Vec<&TensorSpec> = inputs.iter().map(|&v| self.graph.spec(v)).collect();
+        let outs = op.rules().infer(&specs, &self.graph.bounds).unwrap_or_else(|rule| {
+            self.error.get_or_insert(VerifyError::rule(id, op.name(), rule.0));
+            // Stand-ins keep the builder going; `finish` returns the error.
+            vec![TensorSpec::activation([Dim::Fixed(0), Dim::Fixed(0)], DType::F32); 3]
+        });
+        let role = match self.phase {
+            Phase::Forward | Phase::Update => Role::Activation,
+            Phase::Backward => Role::Grad,
+        };
+        let mut values = Vec::with_capacity(outs.len());
+        for (i, spec) in outs.into_iter().enumerate() {
+            let def = Def::Node(id, i as u32);
+            values.push(self.define(Value { spec: spec.with_role(role), def }));
+        }
+        self.graph.nodes.push(Node {
+            op,
+            inputs: inputs.to_vec(),
+            outputs: values.iter().copied().map(Some).collect(),
+            layer: self.layer,
+            phase: self.phase,
+        });
+        values
+    }
+
+    /// Sets the layer of the nodes that follow, where the scope of parameters does not matter.
+    pub fn in_layer(&mut self, layer: Option<u32>) {
+        self.layer = layer;
+    }
+
+    /// `Linear` with `{name}.weight` of (`n`, K) and, with `bias`, `{name}.bias`.
+    pub fn linear(&mut self, x: ValueId, name: &str, n: u64, bias: bool) -> ValueId {
+        let k = self.graph.spec(x).row_elements();
+        let mut inputs = vec![x, self.param(&format!("{name}.weight"), &[n, k])];
+        if bias {
+            inputs.push(self.param(&format!("{name}.bias"), &[n]));
+        }
+        self.one(Op::Linear(Linear { bias, epilogue: Epilogue::None }), &inputs)
+    }
+
+    /// `LayerNorm` with `{name}.weight` and `{name}.bias`.
+    pub fn layer_norm(&mut self, x: ValueId, name: &str, eps: f32) -> ValueId {
+        let d = self.graph.spec(x).row_elements();
+        let gamma = self.param(&format!("{name}.weight"), &[d]);
+        let beta = self.param(&format!("{name}.bias"), &[d]);
+        self.one(Op::LayerNorm(LayerNorm { eps }), &[x, gamma, beta])
+    }
+
+    /// `a + b`.
+    pub fn add(&mut self, a: ValueId, b: ValueId) -> ValueId {
+        self.one(Op::Add(Add {}), &[a, b])
+    }
+
+    /// The exact GELU.
+    pub fn gelu(&mut self, x: ValueId) -> ValueId {
+        self.one(Op::Gelu(Gelu {}), &[x])
+    }
+
+    /// Applies an op and takes its first output.
+    pub fn one(&mut self, op: Op, inputs: &[ValueId]) -> ValueId {
+        self.node(op, inputs)[0]
+    }
+
+    /// The graph, verified.
+    pub fn finish(self) -> Result<Graph, VerifyError> {
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        self.graph.verify()?;
+        Ok(self.graph)
+    }
+
+    fn source(&mut self, mut spec: TensorSpec) -> ValueId {
+        spec.layout = Layout::RowMajor;
+        spec.placement = Placement::Replicate;
+        self.define(Value { spec, def: Def::Source })
+    }
+
+    fn define(&mut self, value: Value) -> ValueId {
+        let id = ValueId::at(self.graph.values.len());
+        self.graph.values.push(value);
+        id
+    }
+}

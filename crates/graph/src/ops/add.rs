@@ -1,0 +1,39 @@
+//! Elementwise sum of two tensors of one shape: the residual connection.
+
+use super::*;
+use serde::{Deserialize, Serialize};
+
+/// `y = a + b`. Inputs a, b: (R, D); output y: (R, D).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Add {}
+
+impl OpRules for Add {
+    fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        arity(ins, 2)?;
+        float("a", ins[0])?;
+        shape_is("b", ins[1], &ins[0].shape)?;
+        Ok(vec![TensorSpec::activation(ins[0].shape.clone(), ins[0].dtype)])
+    }
+
+    fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
+        let dy = cx.dy()?;
+        cx.input_grads.fill(Some(dy));
+        Ok(())
+    }
+
+    fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
+        elementwise(1, ins, outs, counts)
+    }
+
+    fn alias(&self, _: usize) -> &'static [usize] {
+        &[0, 1]
+    }
+
+    fn precision(&self) -> PrecisionClass {
+        PrecisionClass::Elementwise
+    }
+
+    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
+        if ins[0] == ins[1] { Ok(vec![ins[0]]) } else { Err(ShardError("its inputs must be placed alike")) }
+    }
+}

@@ -1,0 +1,65 @@
+//! Token embedding: rows of a table, with ESM's token-dropout scale or BERT's token-type row.
+
+use super::*;
+use serde::{Deserialize, Serialize};
+
+/// `x[t] = table[ids[t]]`, then what the attributes say.
+///
+/// Inputs: ids: i32 (T); table: (V, D); with `row` a row: (1, D) that is added to every token (BERT's
+/// token type 0); with `token_dropout` spans: (S, 2). Output x: (T, D).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Embed {
+    /// ESM's scale.
+    pub token_dropout: Option<TokenDropout>,
+    /// Whether a row is added to every token.
+    pub row: bool,
+}
+
+/// ESM-2's token dropout, active at inference too: rows of `mask_id` are zero and all rows of a sequence
+/// are multiplied by `keep / (1 - masked / tokens)`, BOS and EOS counted (fair-esm 2.0.0, `esm2.py`).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TokenDropout {
+    /// The id of `<mask>`.
+    pub mask_id: i32,
+    /// `1 - 0.15 * 0.8 = 0.88`: the share of tokens that training left unmasked.
+    pub keep: f32,
+}
+
+impl OpRules for Embed {
+    fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        arity(ins, 2 + usize::from(self.row) + usize::from(self.token_dropout.is_some()))?;
+        integers("ids", ins[0])?;
+        shape_is("ids", ins[0], &[Dim::Tokens(1)])?;
+        float("table", ins[1])?;
+        let (_, columns) = matrix("table", ins[1])?;
+        if self.row {
+            shape_is("row", ins[2], &[Dim::Fixed(1), Dim::Fixed(columns)])?;
+        }
+        if self.token_dropout.is_some() {
+            spans(ins[2 + usize::from(self.row)])?;
+        }
+        Ok(vec![TensorSpec::activation([Dim::Tokens(1), Dim::Fixed(columns)], ins[1].dtype)])
+    }
+
+    fn vjp(&self, _: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
+        Err(NotDifferentiable)
+    }
+
+    fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
+        // Rows are read as often as they are written; the table as a whole is not.
+        let written = outs[0].bytes_at(counts).0;
+        Cost { flops: outs[0].elements_at(counts), bytes: 2 * written + ins[0].bytes_at(counts).0 }
+    }
+
+    fn alias(&self, _: usize) -> &'static [usize] {
+        &[]
+    }
+
+    fn precision(&self) -> PrecisionClass {
+        PrecisionClass::Elementwise
+    }
+
+    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
+        Ok(vec![row_parallel(&ins[..1], &ins[1..])?])
+    }
+}

@@ -1,0 +1,81 @@
+//! The exact Gaussian error linear unit (Hendrycks and Gimpel 2016) and its gradient.
+
+use super::*;
+use crate::Op;
+use serde::{Deserialize, Serialize};
+
+/// `y = x Phi(x) = x (1 + erf(x / sqrt 2)) / 2`, never the tanh form. Input x: (R, D); output y: (R, D).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Gelu {}
+
+/// `dx = dy (Phi(x) + x phi(x))`, phi the normal density. Inputs dy, x: (R, D); output dx: (R, D).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct GeluGrad {}
+
+/// An erf or an exp costs about this many operations.
+pub(super) const TRANSCENDENTAL: u64 = 20;
+
+impl OpRules for Gelu {
+    fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        arity(ins, 1)?;
+        float("x", ins[0])?;
+        Ok(vec![TensorSpec::activation(ins[0].shape.clone(), ins[0].dtype)])
+    }
+
+    fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
+        let inputs = [cx.dy()?, cx.input(0)];
+        cx.input_grads[0] = Some(cx.builder.node(Op::GeluGrad(GeluGrad {}), &inputs)[0]);
+        Ok(())
+    }
+
+    fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
+        elementwise(TRANSCENDENTAL, ins, outs, counts)
+    }
+
+    fn alias(&self, _: usize) -> &'static [usize] {
+        &[0]
+    }
+
+    fn precision(&self) -> PrecisionClass {
+        PrecisionClass::Elementwise
+    }
+
+    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
+        match ins[0] {
+            Placement::Replicate | Placement::Shard(_) => Ok(vec![ins[0]]),
+            Placement::Partial => Err(ShardError("its input must be reduced first")),
+        }
+    }
+}
+
+impl OpRules for GeluGrad {
+    fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        arity(ins, 2)?;
+        float("dy", ins[0])?;
+        shape_is("x", ins[1], &ins[0].shape)?;
+        Ok(vec![TensorSpec::activation(ins[0].shape.clone(), ins[0].dtype)])
+    }
+
+    fn vjp(&self, _: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
+        Err(NotDifferentiable)
+    }
+
+    fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
+        elementwise(2 * TRANSCENDENTAL, ins, outs, counts)
+    }
+
+    fn alias(&self, _: usize) -> &'static [usize] {
+        &[0, 1]
+    }
+
+    fn precision(&self) -> PrecisionClass {
+        PrecisionClass::Elementwise
+    }
+
+    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
+        if ins[0] != ins[1] {
+            return Err(ShardError("its inputs must be placed alike"));
+        }
+        Gelu {}.shard(&ins[..1])
+    }
+}

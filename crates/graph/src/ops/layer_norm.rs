@@ -1,0 +1,55 @@
+//! Layer normalisation (Ba, Kiros and Hinton 2016).
+
+use super::*;
+use crate::Op;
+use serde::{Deserialize, Serialize};
+
+/// Per row: `mean = sum x / D`, `rstd = 1 / sqrt(sum (x - mean)^2 / D + eps)`,
+/// `y = (x - mean) rstd gamma + beta`.
+///
+/// Inputs x: (R, D), gamma, beta: (D). Outputs y: (R, D), mean, rstd: (R) in f32, for the backward pass;
+/// `dce` drops those that nobody reads.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LayerNorm {
+    /// Added to the variance.
+    pub eps: f32,
+}
+
+impl OpRules for LayerNorm {
+    fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        arity(ins, 3)?;
+        float("x", ins[0])?;
+        let (rows, columns) = matrix("x", ins[0])?;
+        shape_is("gamma", ins[1], &[Dim::Fixed(columns)])?;
+        shape_is("beta", ins[2], &[Dim::Fixed(columns)])?;
+        let row = TensorSpec::activation([rows], DType::F32);
+        Ok(vec![TensorSpec::activation(ins[0].shape.clone(), ins[0].dtype), row.clone(), row])
+    }
+
+    fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
+        if cx.output_grads[1].is_some() || cx.output_grads[2].is_some() {
+            return Err(NotDifferentiable);
+        }
+        let inputs = [cx.dy()?, cx.input(0), cx.output(1)?, cx.output(2)?, cx.input(1)];
+        let grads = cx.builder.node(Op::LayerNormGrad(LayerNormGrad {}), &inputs);
+        cx.input_grads.copy_from_slice(&[Some(grads[0]), Some(grads[1]), Some(grads[2])]);
+        Ok(())
+    }
+
+    fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
+        elementwise(8, ins, outs, counts)
+    }
+
+    fn alias(&self, output: usize) -> &'static [usize] {
+        // A row is read whole before it is written.
+        if output == 0 { &[0] } else { &[] }
+    }
+
+    fn precision(&self) -> PrecisionClass {
+        PrecisionClass::Sensitive
+    }
+
+    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
+        Ok(vec![row_parallel(&ins[..1], &ins[1..])?; 3])
+    }
+}

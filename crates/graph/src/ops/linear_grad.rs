@@ -1,0 +1,91 @@
+//! The gradients of the affine map: for its input, and for its weight and bias.
+
+use super::*;
+use serde::{Deserialize, Serialize};
+
+/// `dx = dy W`. Inputs dy: (R, N), w: (N, K); output dx: (R, K).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct LinearInputGrad {}
+
+/// `dw = dy^T x`, `db = sum_r dy`. Inputs dy: (R, N), x: (R, K); outputs dw: (N, K), with `bias` db: (N).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct LinearWeightGrad {
+    /// Whether db is wanted.
+    pub bias: bool,
+}
+
+impl OpRules for LinearInputGrad {
+    fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        arity(ins, 2)?;
+        float("dy", ins[0])?;
+        let (rows, n) = matrix("dy", ins[0])?;
+        let (_, k) = matrix("w", ins[1])?;
+        shape_is("w", ins[1], &[Dim::Fixed(n), Dim::Fixed(k)])?;
+        Ok(vec![TensorSpec::activation([rows, Dim::Fixed(k)], ins[0].dtype)])
+    }
+
+    fn vjp(&self, _: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
+        Err(NotDifferentiable)
+    }
+
+    fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
+        streaming(2 * ins[0].row_elements() * outs[0].elements_at(counts), ins, outs, counts)
+    }
+
+    fn alias(&self, _: usize) -> &'static [usize] {
+        &[]
+    }
+
+    fn precision(&self) -> PrecisionClass {
+        PrecisionClass::Matmul
+    }
+
+    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
+        match (ins[0], ins[1]) {
+            (Placement::Replicate | Placement::Shard(0), Placement::Replicate) => Ok(vec![ins[0]]),
+            (Placement::Shard(1), Placement::Shard(0)) => Ok(vec![Placement::Partial]),
+            (Placement::Replicate | Placement::Shard(_) | Placement::Partial, _) => {
+                Err(ShardError("dy and w are cut along dimensions that do not meet"))
+            }
+        }
+    }
+}
+
+impl OpRules for LinearWeightGrad {
+    fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        arity(ins, 2)?;
+        float("dy", ins[0])?;
+        let (rows, n) = matrix("dy", ins[0])?;
+        let (_, k) = matrix("x", ins[1])?;
+        shape_is("x", ins[1], &[rows, Dim::Fixed(k)])?;
+        let mut outs = vec![TensorSpec::activation([Dim::Fixed(n), Dim::Fixed(k)], ins[0].dtype)];
+        if self.bias {
+            outs.push(TensorSpec::activation([Dim::Fixed(n)], ins[0].dtype));
+        }
+        Ok(outs)
+    }
+
+    fn vjp(&self, _: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
+        Err(NotDifferentiable)
+    }
+
+    fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
+        streaming(2 * ins[0].rows(counts) * outs[0].elements_at(counts), ins, outs, counts)
+    }
+
+    fn alias(&self, _: usize) -> &'static [usize] {
+        &[]
+    }
+
+    fn precision(&self) -> PrecisionClass {
+        PrecisionClass::Matmul
+    }
+
+    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
+        let outputs = 1 + usize::from(self.bias);
+        match row_parallel(ins, &[])? {
+            Placement::Shard(_) => Ok(vec![Placement::Partial; outputs]),
+            p @ (Placement::Replicate | Placement::Partial) => Ok(vec![p; outputs]),
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! The rules of ops: one file per op with its attributes, its formula and its source.
+//! Invariant: rules are pure and total; every op answers all six questions, none has a default.
+
+mod add;
+mod attention;
+mod batch_norm;
+mod concat;
+mod embed;
+mod gelu;
+mod glu;
+mod layer_norm;
+mod layer_norm_grad;
+mod linear;
+mod linear_grad;
+mod relu;
+mod rotary_table;
+mod segment_mean;
+mod select_rows;
+mod softmax;
+
+pub use add::Add;
+pub use attention::{Attention, Bias, Mask, Qkv, alibi_slopes};
+pub use batch_norm::BatchNorm;
+pub use concat::Concat;
+pub use embed::{Embed, TokenDropout};
+pub use gelu::{Gelu, GeluGrad};
+pub use glu::Glu;
+pub use layer_norm::LayerNorm;
+pub use layer_norm_grad::LayerNormGrad;
+pub use linear::{Epilogue, Linear};
+pub use linear_grad::{LinearInputGrad, LinearWeightGrad};
+pub use relu::Relu;
+pub use rotary_table::RotaryTable;
+pub use segment_mean::SegmentMean;
+pub use select_rows::SelectRows;
+pub use softmax::Softmax;
+
+use crate::{Bounds, Builder, Counts, DType, Dim, Node, Placement, TensorSpec, ValueId};
+use std::fmt;
+
+/// What is known of an op without running it.
+pub trait OpRules {
+    /// Types of the outputs, or why these inputs do not fit.
+    fn infer(&self, ins: &[&TensorSpec], bounds: &Bounds) -> Result<Vec<TensorSpec>, RuleError>;
+
+    /// Adds the backward nodes. What is saved is what they reference.
+    fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable>;
+
+    /// Work and traffic of a step of `counts` whose sequences have `longest` tokens.
+    fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], bounds: &Bounds, counts: Counts) -> Cost;
+
+    /// Inputs in whose storage output `output` may be written: an element of it is written only after
+    /// everything that depends on that element of the input was computed.
+    fn alias(&self, output: usize) -> &'static [usize];
+
+    /// What the precision pass may do with it.
+    fn precision(&self) -> PrecisionClass;
+
+    /// Placements of the outputs for those of the inputs.
+    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError>;
+}
+
+/// Why inputs do not fit an op.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleError(pub String);
+
+impl fmt::Display for RuleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for RuleError {}
+
+/// An op has no backward form yet; autodiff turns it into an error that names the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotDifferentiable;
+
+/// Why an op cannot run on inputs that are placed like this.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardError(pub &'static str);
+
+/// Work and traffic of one launch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Floating-point operations; a multiply-add counts two.
+    pub flops: u64,
+    /// Bytes read and written when every operand crosses the memory bus once.
+    pub bytes: u64,
+}
+
+/// What the precision pass may do with an op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrecisionClass {
+    /// Products with f32 accumulation: runs in the low precision of the policy.
+    Matmul,
+    /// Follows the precision of what it reads.
+    Elementwise,
+    /// Norms, softmax, pooling, positions: computed in f32 whatever the policy says.
+    Sensitive,
+}
+
+/// What [`OpRules::vjp`] works with.
+pub struct Vjp<'a> {
+    /// Takes the backward nodes.
+    pub builder: &'a mut Builder,
+    /// The node to differentiate.
+    pub node: &'a Node,
+    /// Gradients of its outputs; `None` where nothing depends on one.
+    pub output_grads: &'a [Option<ValueId>],
+    /// Gradients of its inputs, to be filled in; `None` where there is none.
+    pub input_grads: &'a mut [Option<ValueId>],
+}
+
+impl Vjp<'_> {
+    /// Input `i` of the forward node.
+    pub fn input(&self, i: usize) -> ValueId {
+        self.node.inputs[i]
+    }
+
+    /// Output `i` of the forward node. Before `dce` every output exists.
+    pub fn output(&self, i: usize) -> Result<ValueId, NotDifferentiable> {
+        self.node.outputs[i].ok_or(NotDifferentiable)
+    }
+
+    /// Gradient of output 0. A node is only asked when it has one.
+    pub fn dy(&self) -> Result<ValueId, NotDifferentiable> {
+        self.output_grads[0].ok_or(NotDifferentiable)
+    }
+}
+
+/// All operands cross the bus once; `flops` is the op's own.
+fn streaming(flops: u64, ins: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> Cost {
+    let bytes = ins.iter().chain(outs).map(|s| s.bytes_at(counts).0).sum();
+    Cost { flops, bytes }
+}
+
+/// Elementwise ops: `per_element` operations for each element of output 0.
+fn elementwise(per_element: u64, ins: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> Cost {
+    streaming(per_element * outs[0].elements_at(counts), ins, outs, counts)
+}
+
+/// Ops that treat every row alike: cutting dimension 0 of the activations is fine, weights are whole.
+fn row_parallel(activations: &[Placement], weights: &[Placement]) -> Result<Placement, ShardError> {
+    let first = activations.first().copied().unwrap_or_default();
+    if weights.iter().any(|&p| p != Placement::Replicate) {
+        return Err(ShardError("its weights must be whole"));
+    }
+    if activations.iter().any(|&p| p != first) {
+        return Err(ShardError("its inputs must be placed alike"));
+    }
+    match first {
+        Placement::Replicate | Placement::Shard(0) => Ok(first),
+        Placement::Shard(_) => Err(ShardError("it needs whole rows")),
+        Placement::Partial => Err(ShardError("its input must be reduced first")),
+    }
+}
+
+fn arity(ins: &[&TensorSpec], wanted: usize) -> Result<(), RuleError> {
+    if ins.len() == wanted {
+        return Ok(());
+    }
+    Err(RuleError(format!("takes {wanted} inputs, not {}", ins.len())))
+}
+
+fn float(what: &str, spec: &TensorSpec) -> Result<(), RuleError> {
+    match spec.dtype {
+        DType::F32 | DType::Bf16 | DType::F16 => Ok(()),
+        DType::I32 => Err(RuleError(format!("{what} must be floating point, not {spec}"))),
+    }
+}
+
+fn integers(what: &str, spec: &TensorSpec) -> Result<(), RuleError> {
+    match spec.dtype {
+        DType::I32 => Ok(()),
+        DType::F32 | DType::Bf16 | DType::F16 => Err(RuleError(format!("{what} must be i32, not {spec}"))),
+    }
+}
+
+/// The (rows, columns) of a matrix with a fixed number of columns.
+fn matrix(what: &str, spec: &TensorSpec) -> Result<(Dim, u64), RuleError> {
+    match spec.shape[..] {
+        [rows, Dim::Fixed(columns)] => Ok((rows, columns)),
+        _ => Err(RuleError(format!("{what} must be a matrix with fixed columns, not {spec}"))),
+    }
+}
+
+fn shape_is(what: &str, spec: &TensorSpec, wanted: &[Dim]) -> Result<(), RuleError> {
+    if spec.shape == wanted {
+        return Ok(());
+    }
+    let wanted = TensorSpec::activation(wanted, spec.dtype);
+    Err(RuleError(format!("{what} must be {wanted}, not {spec}")))
+}
+
+/// (start, end) rows of every sequence: i32 (S, 2).
+fn spans(spec: &TensorSpec) -> Result<(), RuleError> {
+    integers("spans", spec)?;
+    shape_is("spans", spec, &[Dim::Sequences(1), Dim::Fixed(2)])
+}

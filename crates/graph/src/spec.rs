@@ -1,0 +1,334 @@
+//! What a tensor is: shape, dtype, layout, role, placement; and how many bytes that takes.
+//! Invariant: only dimension 0 may be dynamic, so that a tensor for fewer rows is a prefix of its slice.
+
+use crate::id::ParamId;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::iter::Sum;
+use std::ops::{Add, AddAssign, Sub};
+
+/// A size in bytes. No float ever holds one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Bytes(pub u64);
+
+impl Bytes {
+    /// No bytes.
+    pub const ZERO: Self = Self(0);
+
+    /// The next multiple of `align` (a power of two or any positive number).
+    pub fn align_up(self, align: u64) -> Self {
+        Self(self.0.div_ceil(align) * align)
+    }
+
+    /// `self - other`, or zero where `other` is larger.
+    pub fn saturating_sub(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+}
+
+impl Add for Bytes {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self(self.0 + other.0)
+    }
+}
+
+impl Sub for Bytes {
+    type Output = Self;
+    fn sub(self, other: Self) -> Self {
+        Self(self.0 - other.0)
+    }
+}
+
+impl AddAssign for Bytes {
+    fn add_assign(&mut self, other: Self) {
+        self.0 += other.0;
+    }
+}
+
+impl Sum for Bytes {
+    fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
+        Self(iter.map(|b| b.0).sum())
+    }
+}
+
+/// Digits in groups of three: `84 512 768 000 B`.
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digits = self.0.to_string();
+        let mut text = String::with_capacity(digits.len() * 4 / 3 + 2);
+        for (i, c) in digits.chars().enumerate() {
+            if i > 0 && (digits.len() - i).is_multiple_of(3) {
+                text.push(' ');
+            }
+            text.push(c);
+        }
+        text.push_str(" B");
+        f.pad(&text)
+    }
+}
+
+/// The element type of a tensor in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DType {
+    /// IEEE binary32.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// IEEE binary16.
+    F16,
+    /// Token ids, row indices and spans.
+    I32,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub fn size(self) -> u64 {
+        match self {
+            Self::F32 | Self::I32 => 4,
+            Self::Bf16 | Self::F16 => 2,
+        }
+    }
+
+    /// The name in text forms and data files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+            Self::I32 => "i32",
+        }
+    }
+}
+
+/// The most that one step may hold. Shapes are worst cases over these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Bounds {
+    /// Tokens of all packed sequences, special tokens included.
+    pub tokens: u64,
+    /// Packed sequences.
+    pub sequences: u64,
+    /// Tokens of the longest sequence.
+    pub longest: u64,
+}
+
+/// What one launch really holds; at most the [`Bounds`] of its plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Counts {
+    /// Tokens of all packed sequences.
+    pub tokens: u64,
+    /// Packed sequences.
+    pub sequences: u64,
+}
+
+impl Bounds {
+    /// The counts of a completely full step.
+    pub fn full(&self) -> Counts {
+        Counts { tokens: self.tokens, sequences: self.sequences }
+    }
+
+    /// Whether `counts` is inside.
+    pub fn admits(&self, counts: Counts) -> bool {
+        counts.tokens <= self.tokens && counts.sequences <= self.sequences
+    }
+}
+
+/// One dimension of a shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Dim {
+    /// The same in every step.
+    Fixed(u64),
+    /// This many rows for each token.
+    Tokens(u64),
+    /// This many rows for each sequence.
+    Sequences(u64),
+}
+
+impl Dim {
+    /// The worst case under `bounds`.
+    pub fn max(self, bounds: &Bounds) -> u64 {
+        self.at(bounds.full())
+    }
+
+    /// The size in a step of `counts`.
+    pub fn at(self, counts: Counts) -> u64 {
+        match self {
+            Self::Fixed(n) => n,
+            Self::Tokens(k) => k * counts.tokens,
+            Self::Sequences(k) => k * counts.sequences,
+        }
+    }
+
+    /// The number where the dimension is fixed.
+    pub fn fixed(self) -> Option<u64> {
+        match self {
+            Self::Fixed(n) => Some(n),
+            Self::Tokens(_) | Self::Sequences(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Dim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Fixed(n) => write!(f, "{n}"),
+            Self::Tokens(1) => write!(f, "T"),
+            Self::Tokens(k) => write!(f, "{k}T"),
+            Self::Sequences(1) => write!(f, "S"),
+            Self::Sequences(k) => write!(f, "{k}S"),
+        }
+    }
+}
+
+/// How elements lie in a slice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Layout {
+    /// C order.
+    #[default]
+    RowMajor,
+    /// A weight (N, K) in panels of `width` rows, each panel K x width, the last one padded with zeros:
+    /// what a GEMM kernel streams. Packed once, when the weight is loaded.
+    Panels {
+        /// Rows of W (columns of the product) in one panel.
+        width: u32,
+    },
+}
+
+/// Why a tensor exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Role {
+    /// Read from the weight file, once.
+    Param(ParamId),
+    /// Given with every step.
+    Input,
+    /// Computed on the way.
+    Activation,
+    /// A gradient.
+    Grad,
+    /// Survives the step: moments, running statistics, counters.
+    State,
+    /// Used inside one node only.
+    Scratch,
+}
+
+/// Where the parts of a tensor are when several devices work on one graph.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Placement {
+    /// Whole on every device.
+    #[default]
+    Replicate,
+    /// Cut along this dimension.
+    Shard(u8),
+    /// Every device holds a summand.
+    Partial,
+}
+
+/// The type of a value.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct TensorSpec {
+    /// Sizes, outermost first; only the first may be dynamic.
+    pub shape: Vec<Dim>,
+    /// Element type.
+    pub dtype: DType,
+    /// Element order.
+    pub layout: Layout,
+    /// Why it exists.
+    pub role: Role,
+    /// Where it is.
+    pub placement: Placement,
+}
+
+impl TensorSpec {
+    /// A row-major, replicated activation.
+    pub fn activation(shape: impl Into<Vec<Dim>>, dtype: DType) -> Self {
+        Self {
+            shape: shape.into(),
+            dtype,
+            layout: Layout::RowMajor,
+            role: Role::Activation,
+            placement: Placement::Replicate,
+        }
+    }
+
+    /// The same tensor in another role.
+    pub fn with_role(mut self, role: Role) -> Self {
+        self.role = role;
+        self
+    }
+
+    /// Elements in a step of `counts`, padding of the layout included.
+    pub fn elements_at(&self, counts: Counts) -> u64 {
+        match self.layout {
+            Layout::RowMajor => self.shape.iter().map(|d| d.at(counts)).product(),
+            Layout::Panels { width } => {
+                let rows = self.shape[0].at(counts).next_multiple_of(u64::from(width));
+                rows * self.shape[1..].iter().map(|d| d.at(counts)).product::<u64>()
+            }
+        }
+    }
+
+    /// Bytes in a step of `counts`.
+    pub fn bytes_at(&self, counts: Counts) -> Bytes {
+        Bytes(self.elements_at(counts) * self.dtype.size())
+    }
+
+    /// Bytes of the worst case: what the plan sets aside.
+    pub fn bytes(&self, bounds: &Bounds) -> Bytes {
+        self.bytes_at(bounds.full())
+    }
+
+    /// Rows (dimension 0) in a step of `counts`.
+    pub fn rows(&self, counts: Counts) -> u64 {
+        self.shape.first().map_or(1, |d| d.at(counts))
+    }
+
+    /// Elements of one row; dimensions after the first are fixed.
+    pub fn row_elements(&self) -> u64 {
+        self.shape.iter().skip(1).filter_map(|d| d.fixed()).product()
+    }
+}
+
+impl fmt::Display for TensorSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[", self.dtype.name())?;
+        for (i, d) in self.shape.iter().enumerate() {
+            if i > 0 {
+                write!(f, ", ")?;
+            }
+            write!(f, "{d}")?;
+        }
+        write!(f, "]")?;
+        match self.layout {
+            Layout::RowMajor => Ok(()),
+            Layout::Panels { width } => write!(f, " panels{width}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_grouped() {
+        for (n, text) in [(0, "0 B"), (999, "999 B"), (1000, "1 000 B"), (84_512_768_000, "84 512 768 000 B")] {
+            assert_eq!(Bytes(n).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn panels_pad_rows() {
+        let bounds = Bounds { tokens: 7, sequences: 2, longest: 4 };
+        let mut w = TensorSpec::activation([Dim::Fixed(33), Dim::Fixed(10)], DType::F32);
+        assert_eq!(w.bytes(&bounds), Bytes(33 * 10 * 4));
+        w.layout = Layout::Panels { width: 32 };
+        assert_eq!(w.bytes(&bounds), Bytes(64 * 10 * 4));
+        let x = TensorSpec::activation([Dim::Tokens(2), Dim::Fixed(3)], DType::F32);
+        assert_eq!(x.bytes(&bounds), Bytes(14 * 3 * 4));
+        assert_eq!(x.to_string(), "f32[2T, 3]");
+    }
+}

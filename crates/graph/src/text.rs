@@ -1,0 +1,69 @@
+//! The text form: a graph as a person reads it, for `--dump-after` and for goldens.
+//! Invariant: the same graph gives the same text.
+
+use crate::{Graph, NodeId, Role, ValueId};
+use std::fmt;
+
+/// What a ledger calls a node: the op, and the parameter that tells it from its neighbours.
+pub fn node_label(graph: &Graph, id: NodeId) -> String {
+    let node = graph.node(id);
+    let param = node.inputs.iter().find_map(|&v| match graph.spec(v).role {
+        Role::Param(p) => Some(graph.params[p.index()].name.as_str()),
+        Role::Input | Role::Activation | Role::Grad | Role::State | Role::Scratch => None,
+    });
+    match (param, node.layer) {
+        (Some(name), _) => format!("{} {}", node.op.name(), name.trim_end_matches(".weight")),
+        (None, Some(layer)) => format!("{} layer {layer}", node.op.name()),
+        (None, None) => node.op.name().to_owned(),
+    }
+}
+
+impl fmt::Display for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let b = &self.bounds;
+        writeln!(f, "graph T <= {}, S <= {}, longest <= {}", b.tokens, b.sequences, b.longest)?;
+        for (name, v) in &self.inputs {
+            writeln!(f, "  {v}: {} = input {name}", self.spec(*v))?;
+        }
+        for (v, _, param) in self.param_values() {
+            write!(f, "  {v}: {} = param {}", self.spec(v), param.name)?;
+            if param.pieces.len() > 1 {
+                let names: Vec<&str> = param.pieces.iter().map(|p| p.tensor.as_str()).collect();
+                write!(f, " ({})", names.join(", "))?;
+            }
+            writeln!(f)?;
+        }
+        for (id, _) in self.nodes() {
+            writeln!(f, "  {}", node_line(self, id)?)?;
+        }
+        for (name, v) in &self.outputs {
+            writeln!(f, "  output {name} = {v}")?;
+        }
+        for (state, new) in &self.updates {
+            writeln!(f, "  update {state} = {new}")?;
+        }
+        Ok(())
+    }
+}
+
+fn node_line(graph: &Graph, id: NodeId) -> Result<String, fmt::Error> {
+    let node = graph.node(id);
+    let outs: Vec<String> = node
+        .outputs
+        .iter()
+        .map(|o| o.map_or_else(|| "_".to_owned(), |v| format!("{v}: {}", graph.spec(v))))
+        .collect();
+    let ins: Vec<String> = node.inputs.iter().map(ValueId::to_string).collect();
+    // {"add": {}} -> {}: the attributes as JSON; the name stands before them.
+    let json = serde_json::to_value(node.op).map_err(|_| fmt::Error)?;
+    let attributes = json.get(node.op.name()).map(|a| a.to_string()).filter(|a| a != "{}");
+    let mut line = format!("{} = {}", outs.join(", "), node.op.name());
+    if let Some(attributes) = attributes {
+        line = format!("{line} {attributes}");
+    }
+    line = format!("{line} {}", ins.join(", "));
+    if let Some(layer) = node.layer {
+        line = format!("{line}  ; layer {layer}");
+    }
+    Ok(line)
+}

@@ -1,0 +1,143 @@
+//! The verifier: what every pass may rely on and must keep. Invariant: it trusts nothing; types are inferred
+//! again and compared.
+
+use crate::{Def, Dim, Graph, Layout, NodeId, Role, TensorSpec, ValueId, node_label};
+use std::fmt;
+
+/// A graph that breaks a rule: our bug, not the user's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct VerifyError {
+    /// The node, where one is to blame.
+    pub node: Option<NodeId>,
+    /// Its label.
+    pub label: String,
+    /// The broken rule.
+    pub rule: String,
+}
+
+impl VerifyError {
+    pub(crate) fn rule(node: NodeId, label: &str, rule: impl Into<String>) -> Self {
+        Self { node: Some(node), label: label.to_owned(), rule: rule.into() }
+    }
+
+    fn graph(rule: impl Into<String>) -> Self {
+        Self { node: None, label: "graph".to_owned(), rule: rule.into() }
+    }
+}
+
+impl fmt::Display for VerifyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.node {
+            Some(node) => write!(f, "node {node} ({}): {}", self.label, self.rule),
+            None => write!(f, "{}", self.rule),
+        }
+    }
+}
+
+impl std::error::Error for VerifyError {}
+
+impl Graph {
+    /// Checks every rule of the IR.
+    pub fn verify(&self) -> Result<(), VerifyError> {
+        self.verify_values()?;
+        let mut defined: Vec<bool> = self.values.iter().map(|v| v.def == Def::Source).collect();
+        for (id, _) in self.nodes() {
+            self.verify_node(id, &mut defined)?;
+        }
+        self.verify_interface(&defined)
+    }
+
+    fn verify_values(&self) -> Result<(), VerifyError> {
+        for (id, value) in self.values() {
+            if let Some(bad) = malformed(&value.spec) {
+                return Err(VerifyError::graph(format!("{id} {}: {bad}", value.spec)));
+            }
+            let source = value.def == Def::Source;
+            let fits = match value.spec.role {
+                Role::Param(p) => source && p.index() < self.params.len(),
+                Role::Input | Role::State => source,
+                Role::Activation | Role::Grad => !source,
+                Role::Scratch => false,
+            };
+            if !fits {
+                return Err(VerifyError::graph(format!(
+                    "{id} has role {:?} but {:?}",
+                    value.spec.role, value.def
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn verify_node(&self, id: NodeId, defined: &mut [bool]) -> Result<(), VerifyError> {
+        let node = self.node(id);
+        let fail = |rule: String| Err(VerifyError::rule(id, &node_label(self, id), rule));
+        for &v in &node.inputs {
+            match defined.get(v.index()) {
+                Some(true) => {}
+                Some(false) => return fail(format!("reads {v} before it is defined")),
+                None => return fail(format!("reads {v}, which does not exist")),
+            }
+        }
+        let specs: Vec<&TensorSpec> = node.inputs.iter().map(|&v| self.spec(v)).collect();
+        let wanted = match node.op.rules().infer(&specs, &self.bounds) {
+            Ok(wanted) => wanted,
+            Err(rule) => return fail(rule.0),
+        };
+        if wanted.len() != node.outputs.len() {
+            return fail(format!("has {} outputs, not {}", wanted.len(), node.outputs.len()));
+        }
+        for (i, (out, want)) in node.outputs.iter().zip(&wanted).enumerate() {
+            let Some(v) = *out else { continue };
+            let Some(value) = self.values.get(v.index()) else {
+                return fail(format!("writes {v}, which does not exist"));
+            };
+            if value.def != Def::Node(id, i as u32) || defined[v.index()] {
+                return fail(format!("{v} is defined twice or elsewhere"));
+            }
+            if value.spec.shape != want.shape || value.spec.dtype != want.dtype {
+                return fail(format!("{v} is {}, the op gives {want}", value.spec));
+            }
+            defined[v.index()] = true;
+        }
+        Ok(())
+    }
+
+    fn verify_interface(&self, defined: &[bool]) -> Result<(), VerifyError> {
+        let exists = |v: ValueId| defined.get(v.index()) == Some(&true);
+        for (name, v) in self.inputs.iter().chain(&self.outputs) {
+            if !exists(*v) {
+                return Err(VerifyError::graph(format!("{name} is {v}, which is not defined")));
+            }
+        }
+        let mut targets = Vec::new();
+        for &(state, new) in &self.updates {
+            if !exists(state) || !exists(new) {
+                return Err(VerifyError::graph(format!("the update ({state}, {new}) is not defined")));
+            }
+            let (s, n) = (self.spec(state), self.spec(new));
+            let kept = matches!(s.role, Role::State | Role::Param(_));
+            if !kept || s.shape != n.shape || s.dtype != n.dtype || targets.contains(&state) {
+                return Err(VerifyError::graph(format!("{new} cannot update {state}")));
+            }
+            targets.push(state);
+        }
+        Ok(())
+    }
+}
+
+fn malformed(spec: &TensorSpec) -> Option<&'static str> {
+    if spec.shape.iter().skip(1).any(|d| d.fixed().is_none()) {
+        return Some("only dimension 0 may be dynamic");
+    }
+    match spec.layout {
+        Layout::RowMajor => None,
+        Layout::Panels { width } => {
+            let packed = matches!(spec.shape[..], [Dim::Fixed(_), Dim::Fixed(_)])
+                && matches!(spec.role, Role::Param(_))
+                && width > 0;
+            (!packed).then_some("panels hold parameters that are matrices")
+        }
+    }
+}

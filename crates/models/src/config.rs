@@ -1,0 +1,182 @@
+//! Reads the hub's config.json. Invariant: a key that would change what is computed is either honoured or
+//! refused by name.
+
+use crate::{DnabertConfig, Esm2Config, dnabert_s, esm2};
+use graph::{Bounds, Graph, VerifyError};
+use serde_json::{Map, Value};
+use std::fmt;
+
+/// A config.json that this house cannot run.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// Not JSON.
+    Json(serde_json::Error),
+    /// A key is missing or has the wrong type.
+    Key {
+        /// The key.
+        key: &'static str,
+        /// What it must be.
+        wanted: String,
+        /// What is there.
+        found: String,
+    },
+    /// The model is of a kind that is not known here.
+    Kind(String),
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Json(_) => write!(f, "the configuration is not JSON"),
+            Self::Key { key, wanted, found } => write!(f, "`{key}` must be {wanted}, found {found}"),
+            Self::Kind(found) => write!(
+                f,
+                "model_type {found} is not known; known are `esm` (ESM-2) and `bert` with alibi_starting_size (DNABERT-S)"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for ConfigError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Json(error) => Some(error),
+            Self::Key { .. } | Self::Kind(_) => None,
+        }
+    }
+}
+
+/// What a graph is asked for; the name of the output is in brackets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// The last hidden state of every token (`hidden`: (T, D)).
+    Hidden,
+    /// The embedding of a sequence as its family defines it (`mean`: (S, D)): over residues for ESM-2, over
+    /// all tokens for DNABERT-S.
+    Mean,
+    /// The hidden state of the first token of every sequence (`cls`: (S, D)); the graph takes the rows of
+    /// these tokens as input `rows`: i32 (S).
+    Cls,
+    /// Masked-language-model logits of every token (`logits`: (T, V)); ESM-2 only.
+    Logits,
+}
+
+/// An encoder of sequences.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Encoder {
+    /// ESM-2: proteins.
+    Esm2(Esm2Config),
+    /// DNABERT-S: nucleotides.
+    DnabertS(DnabertConfig),
+}
+
+impl Encoder {
+    /// Reads a config.json.
+    pub fn from_json(text: &str) -> Result<Self, ConfigError> {
+        let value: Value = serde_json::from_str(text).map_err(ConfigError::Json)?;
+        let empty = Map::new();
+        let keys = Keys(value.as_object().unwrap_or(&empty));
+        match keys.0.get("model_type").and_then(Value::as_str) {
+            Some("esm") => Ok(Self::Esm2(Esm2Config::from_keys(&keys)?)),
+            Some("bert") if keys.0.contains_key("alibi_starting_size") => {
+                Ok(Self::DnabertS(DnabertConfig::from_keys(&keys)?))
+            }
+            other => Err(ConfigError::Kind(other.map_or("(none)".to_owned(), |k| format!("`{k}`")))),
+        }
+    }
+
+    /// The graph for at most `bounds`. Inputs: `ids`: i32 (T), `spans`: i32 (S, 2).
+    pub fn graph(&self, bounds: Bounds, outputs: &[Output]) -> Result<Graph, VerifyError> {
+        match self {
+            Self::Esm2(config) => esm2(config, bounds, outputs),
+            Self::DnabertS(config) => dnabert_s(config, bounds, outputs),
+        }
+    }
+
+    /// D: columns of hidden states and embeddings.
+    pub fn hidden_size(&self) -> u64 {
+        match self {
+            Self::Esm2(c) => c.hidden_size,
+            Self::DnabertS(c) => c.hidden_size,
+        }
+    }
+
+    /// Rows of the embedding table.
+    pub fn vocab_size(&self) -> u64 {
+        match self {
+            Self::Esm2(c) => c.vocab_size,
+            Self::DnabertS(c) => c.vocab_size,
+        }
+    }
+
+    /// The family's name.
+    pub fn family(&self) -> &'static str {
+        match self {
+            Self::Esm2(_) => "ESM-2",
+            Self::DnabertS(_) => "DNABERT-S",
+        }
+    }
+}
+
+/// The keys of a configuration, read with errors that name them.
+pub(crate) struct Keys<'a>(pub(crate) &'a Map<String, Value>);
+
+impl Keys<'_> {
+    fn bad(&self, key: &'static str, wanted: impl Into<String>) -> ConfigError {
+        let found = self.0.get(key).map_or("nothing".to_owned(), Value::to_string);
+        ConfigError::Key { key, wanted: wanted.into(), found }
+    }
+
+    /// A size between 1 and 2^24: beyond that no model of these families lies.
+    pub(crate) fn size(&self, key: &'static str) -> Result<u64, ConfigError> {
+        let fits = |n: &u64| (1..=1 << 24).contains(n);
+        let found = self.0.get(key).and_then(Value::as_u64).filter(fits);
+        found.ok_or_else(|| self.bad(key, "a whole number between 1 and 16777216"))
+    }
+
+    /// A number with a default.
+    pub(crate) fn number(&self, key: &'static str, default: f64) -> Result<f32, ConfigError> {
+        match self.0.get(key) {
+            None => Ok(default as f32),
+            Some(v) => v.as_f64().map(|x| x as f32).ok_or_else(|| self.bad(key, "a number")),
+        }
+    }
+
+    /// A switch with a default.
+    pub(crate) fn flag(&self, key: &'static str, default: bool) -> Result<bool, ConfigError> {
+        match self.0.get(key) {
+            None | Some(Value::Null) => Ok(default),
+            Some(v) => v.as_bool().ok_or_else(|| self.bad(key, "true or false")),
+        }
+    }
+
+    /// A text that must be one of those that are implemented; `None` stands for a missing key.
+    pub(crate) fn one_of(&self, key: &'static str, known: &[Option<&str>]) -> Result<(), ConfigError> {
+        let value = self.0.get(key).filter(|v| !v.is_null());
+        let ok = match value {
+            None => known.contains(&None),
+            Some(v) => v.as_str().is_some_and(|s| known.contains(&Some(s))),
+        };
+        let names: Vec<&str> = known.iter().flatten().copied().collect();
+        if ok { Ok(()) } else { Err(self.bad(key, format!("`{}`", names.join("` or `")))) }
+    }
+
+    /// Heads that divide the width into even parts of at most 128.
+    pub(crate) fn heads(&self, hidden_size: u64) -> Result<u64, ConfigError> {
+        let heads = self.size("num_attention_heads")?;
+        let dim = hidden_size / heads;
+        let fits = hidden_size.is_multiple_of(heads) && dim.is_multiple_of(2) && dim <= 128 && heads <= 128;
+        if fits {
+            return Ok(heads);
+        }
+        let wanted =
+            format!("at most 128 heads that divide hidden_size {hidden_size} into even parts of at most 128");
+        Err(self.bad("num_attention_heads", wanted))
+    }
+
+    /// A switch that only has one implemented position.
+    pub(crate) fn must_be(&self, key: &'static str, wanted: bool) -> Result<(), ConfigError> {
+        if self.flag(key, wanted)? == wanted { Ok(()) } else { Err(self.bad(key, wanted.to_string())) }
+    }
+}

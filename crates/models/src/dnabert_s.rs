@@ -1,0 +1,87 @@
+//! DNABERT-S (Zhou et al. 2024, arXiv:2402.08777) = DNABERT-2 = MosaicBERT: a post-LN encoder of nucleotides
+//! with symmetric ALiBi and a gated MLP. Numerics after the hub's `bert_layers.py` in pure f32.
+
+use crate::config::{ConfigError, Keys, Output};
+use crate::layers::{Batch, outputs};
+use graph::ops::{Attention, Bias, Embed, Glu, Mask, Qkv, SegmentMean};
+use graph::{Bounds, Builder, Graph, Op, ValueId, VerifyError};
+
+/// The sizes of a DNABERT-S model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DnabertConfig {
+    /// V.
+    pub vocab_size: u64,
+    /// Rows of the token-type table, of which row 0 is used.
+    pub type_vocab_size: u64,
+    /// D.
+    pub hidden_size: u64,
+    /// Transformer layers.
+    pub layers: u64,
+    /// Attention heads.
+    pub heads: u64,
+    /// Width of the MLP behind its gate.
+    pub intermediate_size: u64,
+    /// Added to the variance in layer norms.
+    pub eps: f32,
+}
+
+impl DnabertConfig {
+    pub(crate) fn from_keys(keys: &Keys<'_>) -> Result<Self, ConfigError> {
+        keys.one_of("hidden_act", &[Some("gelu"), None])?;
+        let hidden_size = keys.size("hidden_size")?;
+        Ok(Self {
+            vocab_size: keys.size("vocab_size")?,
+            type_vocab_size: keys.size("type_vocab_size")?,
+            hidden_size,
+            layers: keys.size("num_hidden_layers")?,
+            heads: keys.heads(hidden_size)?,
+            intermediate_size: keys.size("intermediate_size")?,
+            eps: keys.number("layer_norm_eps", 1e-12)?,
+        })
+    }
+
+    fn attention(&self) -> Attention {
+        let head_dim = self.hidden_size / self.heads;
+        Attention {
+            heads: self.heads as u32,
+            head_dim: head_dim as u32,
+            scale: (head_dim as f32).powf(-0.5),
+            mask: Mask::Full,
+            bias: Bias::Alibi,
+            rotary: false,
+            qkv: Qkv::Fused,
+        }
+    }
+}
+
+/// The encoder. It has no masked-language-model head: DNABERT-S is used for its embedding.
+pub fn dnabert_s(c: &DnabertConfig, bounds: Bounds, wanted: &[Output]) -> Result<Graph, VerifyError> {
+    let g = &mut Builder::new(bounds);
+    let batch = Batch::inputs(g);
+    g.scope("embeddings.", None);
+    let table = g.param("word_embeddings.weight", &[c.vocab_size, c.hidden_size]);
+    let row = g.param_rows("token_type_embeddings.weight", &[c.type_vocab_size, c.hidden_size], (0, 1));
+    let x = g.one(Op::Embed(Embed { token_dropout: None, row: true }), &[batch.ids, table, row]);
+    let mut x = g.layer_norm(x, "LayerNorm", c.eps); // (T, D)
+    for i in 0..c.layers {
+        g.scope(format!("encoder.layer.{i}."), Some(i as u32));
+        x = block(g, c, x, &batch);
+    }
+    g.scope("", None);
+    outputs(g, &batch, x, SegmentMean { skip_first: 0, skip_last: 0 }, wanted);
+    std::mem::replace(g, Builder::new(bounds)).finish()
+}
+
+/// One post-LN block. x: (T, D).
+fn block(g: &mut Builder, c: &DnabertConfig, x: ValueId, batch: &Batch) -> ValueId {
+    let qkv = g.linear(x, "attention.self.Wqkv", 3 * c.hidden_size, true);
+    let a = g.one(Op::Attention(c.attention()), &[qkv, batch.spans]);
+    let a = g.linear(a, "attention.output.dense", c.hidden_size, true);
+    let x = g.add(x, a);
+    let x = g.layer_norm(x, "attention.output.LayerNorm", c.eps);
+    let h = g.linear(x, "mlp.gated_layers", 2 * c.intermediate_size, false); // (T, 2F)
+    let h = g.one(Op::Glu(Glu {}), &[h]); // (T, F)
+    let h = g.linear(h, "mlp.wo", c.hidden_size, true);
+    let x = g.add(x, h);
+    g.layer_norm(x, "mlp.layernorm", c.eps)
+}

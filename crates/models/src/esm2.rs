@@ -1,0 +1,139 @@
+//! ESM-2 (Lin et al. 2023, doi:10.1126/science.ade2574): a pre-LN encoder of proteins with rotary positions.
+//! Numerics after fair-esm 2.0.0 (`esm/model/esm2.py`) and transformers (`modeling_esm.py`).
+
+use crate::config::{ConfigError, Keys, Output};
+use crate::layers::{Batch, outputs};
+use graph::ops::{Attention, Bias, Embed, Mask, Qkv, RotaryTable, SegmentMean, TokenDropout};
+use graph::{Bounds, Builder, Graph, Op, ValueId, VerifyError};
+
+/// The sizes and switches of an ESM-2 model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Esm2Config {
+    /// V: 33 for the released models.
+    pub vocab_size: u64,
+    /// D.
+    pub hidden_size: u64,
+    /// Transformer layers.
+    pub layers: u64,
+    /// Attention heads; D / heads is the head dimension.
+    pub heads: u64,
+    /// Width of the feed-forward part.
+    pub intermediate_size: u64,
+    /// Added to the variance in layer norms.
+    pub eps: f32,
+    /// Whether embeddings carry the token-dropout scale.
+    pub token_dropout: bool,
+    /// The id of `<mask>`.
+    pub mask_token_id: u64,
+}
+
+impl Esm2Config {
+    /// A released model: 33 tokens, token dropout, FFN of 4 D.
+    pub(crate) fn released(layers: u64, hidden_size: u64, heads: u64) -> Self {
+        Self {
+            vocab_size: 33,
+            hidden_size,
+            layers,
+            heads,
+            intermediate_size: 4 * hidden_size,
+            eps: 1e-5,
+            token_dropout: true,
+            mask_token_id: 32,
+        }
+    }
+
+    pub(crate) fn from_keys(keys: &Keys<'_>) -> Result<Self, ConfigError> {
+        keys.one_of("position_embedding_type", &[Some("rotary")])?;
+        keys.one_of("hidden_act", &[Some("gelu"), None])?;
+        keys.must_be("emb_layer_norm_before", false)?;
+        keys.must_be("is_folding_model", false)?;
+        let hidden_size = keys.size("hidden_size")?;
+        Ok(Self {
+            vocab_size: keys.size("vocab_size")?,
+            hidden_size,
+            layers: keys.size("num_hidden_layers")?,
+            heads: keys.heads(hidden_size)?,
+            intermediate_size: keys.size("intermediate_size")?,
+            eps: keys.number("layer_norm_eps", 1e-12)?,
+            token_dropout: keys.flag("token_dropout", false)?,
+            mask_token_id: keys.size("mask_token_id")?,
+        })
+    }
+
+    fn head_dim(&self) -> u64 {
+        self.hidden_size / self.heads
+    }
+
+    fn attention(&self) -> Attention {
+        Attention {
+            heads: self.heads as u32,
+            head_dim: self.head_dim() as u32,
+            scale: (self.head_dim() as f32).powf(-0.5),
+            mask: Mask::Full,
+            bias: Bias::None,
+            rotary: true,
+            qkv: Qkv::Separate,
+        }
+    }
+}
+
+/// The encoder, and with [`Output::Logits`] its masked-language-model head.
+pub fn esm2(c: &Esm2Config, bounds: Bounds, wanted: &[Output]) -> Result<Graph, VerifyError> {
+    let g = &mut Builder::new(bounds);
+    let batch = Batch::inputs(g);
+    let table = g.param("embeddings.word_embeddings.weight", &[c.vocab_size, c.hidden_size]);
+    let mut x = embed(g, c, &batch, table); // (T, D)
+
+    g.scope("encoder.layer.0.attention.self.", None);
+    let inv_freq = g.param("rotary_embeddings.inv_freq", &[c.head_dim() / 2]);
+    let rotary = g.node(Op::RotaryTable(RotaryTable {}), &[inv_freq]); // cos, sin: (longest, d/2)
+    for i in 0..c.layers {
+        g.scope(format!("encoder.layer.{i}."), Some(i as u32));
+        x = block(g, c, x, &batch, &rotary);
+    }
+    g.scope("encoder.", None);
+    x = g.layer_norm(x, "emb_layer_norm_after", c.eps);
+    g.scope("", None);
+    outputs(g, &batch, x, SegmentMean { skip_first: 1, skip_last: 1 }, wanted);
+    if wanted.contains(&Output::Logits) {
+        let logits = lm_head(g, c, x, table);
+        g.output("logits", logits);
+    }
+    std::mem::replace(g, Builder::new(bounds)).finish()
+}
+
+fn embed(g: &mut Builder, c: &Esm2Config, batch: &Batch, table: ValueId) -> ValueId {
+    // 0.88 = 1 - 0.15 * 0.8, the share of tokens that training left unmasked.
+    let dropout = TokenDropout { mask_id: c.mask_token_id as i32, keep: 0.88 };
+    if c.token_dropout {
+        let op = Embed { token_dropout: Some(dropout), row: false };
+        return g.one(Op::Embed(op), &[batch.ids, table, batch.spans]);
+    }
+    g.one(Op::Embed(Embed { token_dropout: None, row: false }), &[batch.ids, table])
+}
+
+/// One pre-LN block. x: (T, D).
+fn block(g: &mut Builder, c: &Esm2Config, x: ValueId, batch: &Batch, rotary: &[ValueId]) -> ValueId {
+    let h = g.layer_norm(x, "attention.LayerNorm", c.eps);
+    let [q, k, v] =
+        ["query", "key", "value"].map(|n| g.linear(h, &format!("attention.self.{n}"), c.hidden_size, true));
+    let a = g.one(Op::Attention(c.attention()), &[q, k, v, batch.spans, rotary[0], rotary[1]]);
+    let a = g.linear(a, "attention.output.dense", c.hidden_size, true);
+    let x = g.add(x, a);
+    let h = g.layer_norm(x, "LayerNorm", c.eps);
+    let h = g.linear(h, "intermediate.dense", c.intermediate_size, true); // (T, F)
+    let h = g.gelu(h);
+    let h = g.linear(h, "output.dense", c.hidden_size, true);
+    g.add(x, h)
+}
+
+/// dense -> gelu -> layer norm -> decoder tied to the embedding. (T, D) -> (T, V).
+fn lm_head(g: &mut Builder, c: &Esm2Config, x: ValueId, table: ValueId) -> ValueId {
+    use graph::ops::{Epilogue, Linear};
+    g.scope("lm_head.", None);
+    let h = g.linear(x, "dense", c.hidden_size, true);
+    let h = g.gelu(h);
+    let h = g.layer_norm(h, "layer_norm", c.eps);
+    let bias = g.param("bias", &[c.vocab_size]);
+    g.one(Op::Linear(Linear { bias: true, epilogue: Epilogue::None }), &[h, table, bias])
+}

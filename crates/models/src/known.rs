@@ -1,0 +1,38 @@
+//! Models whose configuration is known without the hub, so that `plan` works offline.
+
+use crate::{DnabertConfig, Encoder, Esm2Config};
+
+/// (hub id, one line about it).
+pub const KNOWN: &[(&str, &str)] = &[
+    ("facebook/esm2_t6_8M_UR50D", "ESM-2, 6 layers, 8 M parameters"),
+    ("facebook/esm2_t12_35M_UR50D", "ESM-2, 12 layers, 35 M parameters"),
+    ("facebook/esm2_t30_150M_UR50D", "ESM-2, 30 layers, 150 M parameters"),
+    ("facebook/esm2_t33_650M_UR50D", "ESM-2, 33 layers, 650 M parameters"),
+    ("facebook/esm2_t36_3B_UR50D", "ESM-2, 36 layers, 3 B parameters: VirNucPro's protein encoder"),
+    ("facebook/esm2_t48_15B_UR50D", "ESM-2, 48 layers, 15 B parameters"),
+    ("zhihan1996/DNABERT-S", "DNABERT-S, 12 layers, 117 M parameters: VirNucPro's nucleotide encoder"),
+    ("zhihan1996/DNABERT-2-117M", "DNABERT-2, the same architecture"),
+];
+
+/// The configuration of a hub id. `facebook/` may be left out.
+pub fn known(id: &str) -> Option<Encoder> {
+    let esm2 = |layers, hidden, heads| Some(Encoder::Esm2(Esm2Config::released(layers, hidden, heads)));
+    match id.strip_prefix("facebook/").unwrap_or(id) {
+        "esm2_t6_8M_UR50D" => esm2(6, 320, 20),
+        "esm2_t12_35M_UR50D" => esm2(12, 480, 20),
+        "esm2_t30_150M_UR50D" => esm2(30, 640, 20),
+        "esm2_t33_650M_UR50D" => esm2(33, 1280, 20),
+        "esm2_t36_3B_UR50D" => esm2(36, 2560, 40),
+        "esm2_t48_15B_UR50D" => esm2(48, 5120, 40),
+        "zhihan1996/DNABERT-S" | "zhihan1996/DNABERT-2-117M" => Some(Encoder::DnabertS(DnabertConfig {
+            vocab_size: 4096,
+            type_vocab_size: 2,
+            hidden_size: 768,
+            layers: 12,
+            heads: 12,
+            intermediate_size: 3072,
+            eps: 1e-12,
+        })),
+        _ => None,
+    }
+}

@@ -1,0 +1,147 @@
+//! The names that a tensor has in the files of the world. Invariant: graphs speak canonical names (the
+//! hub's, without the outer prefix); files are asked for the candidates in order.
+
+use crate::Encoder;
+use half::f16;
+
+/// The names under which a file may hold the canonical `tensor`, best known first.
+pub fn candidates(encoder: &Encoder, tensor: &str) -> Vec<String> {
+    match encoder {
+        Encoder::Esm2(_) => esm2(tensor),
+        Encoder::DnabertS(_) => dnabert(tensor),
+    }
+}
+
+/// The value of a tensor that files may leave out.
+pub fn derived(encoder: &Encoder, tensor: &str) -> Option<Vec<f32>> {
+    match encoder {
+        Encoder::Esm2(c) if tensor.ends_with("rotary_embeddings.inv_freq") => {
+            Some(inv_freq(c.hidden_size / c.heads))
+        }
+        Encoder::Esm2(_) | Encoder::DnabertS(_) => None,
+    }
+}
+
+/// (file tensor, canonical tensor): where the file holds the first, it must equal the second, because the
+/// graph reads only that one.
+pub fn twins(encoder: &Encoder) -> Vec<(String, String)> {
+    let Encoder::Esm2(c) = encoder else { return vec![] };
+    let rotary = |i: u64| format!("encoder.layer.{i}.attention.self.rotary_embeddings.inv_freq");
+    let mut twins: Vec<_> = (1..c.layers).map(|i| (rotary(i), rotary(0))).collect();
+    let table = "embeddings.word_embeddings.weight";
+    twins.push(("lm_head.decoder.weight".to_owned(), table.to_owned()));
+    twins
+}
+
+/// `theta^(-2j/d)` in f32, rounded to binary16 as the released checkpoints hold it.
+fn inv_freq(head_dim: u64) -> Vec<f32> {
+    let exponent = |j: u64| (2 * j) as f32 / head_dim as f32;
+    (0..head_dim / 2).map(|j| f16::from_f32(1.0 / 10_000f32.powf(exponent(j))).to_f32()).collect()
+}
+
+/// transformers with and without the `esm.` prefix, old and new norms, then fair-esm.
+fn esm2(tensor: &str) -> Vec<String> {
+    let mut names = vec![];
+    for name in [Some(tensor.to_owned()), legacy_norm(tensor)].into_iter().flatten() {
+        if !tensor.starts_with("lm_head.") {
+            names.push(format!("esm.{name}"));
+        }
+        names.push(name);
+    }
+    if tensor.ends_with("rotary_embeddings.inv_freq") {
+        names.push("esm.encoder.rotary_embeddings.inv_freq".to_owned());
+        names.push("encoder.rotary_embeddings.inv_freq".to_owned());
+    }
+    if let Some(fair) = fair_esm(tensor) {
+        names.extend(["", "encoder.sentence_encoder.", "encoder."].map(|prefix| format!("{prefix}{fair}")));
+    }
+    names
+}
+
+fn dnabert(tensor: &str) -> Vec<String> {
+    let mut names = vec![tensor.to_owned(), format!("bert.{tensor}")];
+    if let Some(old) = legacy_norm(tensor) {
+        names.push(format!("bert.{old}"));
+        names.push(old);
+    }
+    names
+}
+
+/// `LayerNorm.weight` -> `LayerNorm.gamma`, `.bias` -> `.beta`.
+fn legacy_norm(tensor: &str) -> Option<String> {
+    let (module, leaf) = tensor.rsplit_once('.')?;
+    let norm =
+        module.ends_with("LayerNorm") || module.ends_with("layer_norm") || module.ends_with("norm_after");
+    match leaf {
+        "weight" if norm => Some(format!("{module}.gamma")),
+        "bias" if norm => Some(format!("{module}.beta")),
+        _ => None,
+    }
+}
+
+/// fair-esm 2.0.0's name, without the prefixes of older files.
+fn fair_esm(tensor: &str) -> Option<String> {
+    let plain = match tensor {
+        "embeddings.word_embeddings.weight" => Some("embed_tokens.weight"),
+        "encoder.emb_layer_norm_after.weight" => Some("emb_layer_norm_after.weight"),
+        "encoder.emb_layer_norm_after.bias" => Some("emb_layer_norm_after.bias"),
+        _ => None,
+    };
+    if let Some(name) = plain {
+        return Some(name.to_owned());
+    }
+    let (layer, rest) = tensor.strip_prefix("encoder.layer.")?.split_once('.')?;
+    let modules = [
+        ("attention.self.query.", "self_attn.q_proj."),
+        ("attention.self.key.", "self_attn.k_proj."),
+        ("attention.self.value.", "self_attn.v_proj."),
+        ("attention.self.rotary_embeddings.", "self_attn.rot_emb."),
+        ("attention.output.dense.", "self_attn.out_proj."),
+        ("attention.LayerNorm.", "self_attn_layer_norm."),
+        ("intermediate.dense.", "fc1."),
+        ("output.dense.", "fc2."),
+        ("LayerNorm.", "final_layer_norm."),
+    ];
+    modules.iter().find_map(|(hub, fair)| {
+        let leaf = rest.strip_prefix(hub)?;
+        Some(format!("layers.{layer}.{fair}{leaf}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::known;
+
+    #[test]
+    fn names_of_the_world() {
+        let esm = known("facebook/esm2_t6_8M_UR50D").expect("known");
+        let has = |tensor: &str, name: &str| candidates(&esm, tensor).iter().any(|c| c == name);
+        for (tensor, name) in [
+            ("encoder.layer.3.attention.self.query.weight", "esm.encoder.layer.3.attention.self.query.weight"),
+            (
+                "encoder.layer.3.attention.self.query.weight",
+                "encoder.sentence_encoder.layers.3.self_attn.q_proj.weight",
+            ),
+            ("encoder.layer.3.attention.self.query.bias", "layers.3.self_attn.q_proj.bias"),
+            ("encoder.layer.3.LayerNorm.weight", "esm.encoder.layer.3.LayerNorm.gamma"),
+            ("encoder.layer.3.LayerNorm.weight", "encoder.layers.3.final_layer_norm.weight"),
+            (
+                "encoder.layer.0.attention.self.rotary_embeddings.inv_freq",
+                "esm.encoder.rotary_embeddings.inv_freq",
+            ),
+            ("lm_head.layer_norm.bias", "lm_head.layer_norm.bias"),
+            ("embeddings.word_embeddings.weight", "embed_tokens.weight"),
+        ] {
+            assert!(has(tensor, name), "{tensor} is not looked for as {name}");
+        }
+    }
+
+    #[test]
+    fn frequencies_are_rounded_to_binary16() {
+        let f = inv_freq(64);
+        assert_eq!(f.len(), 32);
+        assert_eq!(f[0], 1.0);
+        assert!(f.iter().all(|&x| f16::from_f32(x).to_f32() == x));
+    }
+}
