@@ -1,2 +1,72 @@
-//! xtask
-fn main() {}
+//! The workspace's own tool. `tidy` holds the tree to the house rules of ARCHITECTURE.md and
+//! `sizes` counts its lines: both read and print. `regen` makes the files that are made.
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+mod regen;
+mod rules;
+mod sizes;
+mod source;
+mod tree;
+
+const USAGE: &str = "\
+usage: cargo run -p xtask -- <command>
+  tidy               check the house rules; prints `path:line: rule: what`, exits 1 on any finding
+  sizes [--base REV] lines of each crate, and the change since a git revision
+  regen bundle       makes the built-in models again";
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let done = match words[..] {
+        ["tidy"] => tidy(&root()),
+        ["regen", "bundle"] => regen::bundle(&root()),
+        ["sizes"] => sizes::print(&root(), None),
+        ["sizes", "--base", revision] => sizes::print(&root(), Some(revision)),
+        _ => Err(USAGE.to_owned()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Prints every finding; an error when there is one.
+fn tidy(root: &Path) -> Result<(), String> {
+    let files = tree::read(root)?;
+    let findings = rules::check(&files);
+    for finding in &findings {
+        println!("{finding}");
+    }
+    match findings.len() {
+        0 => {
+            println!("tidy: {} files, {} rules", files.len(), rules::names().len());
+            Ok(())
+        }
+        n => Err(format!("tidy: {n} findings")),
+    }
+}
+
+/// The workspace's root: the folder above this crate.
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_path_buf()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_workspace_is_tidy() {
+        let files = tree::read(&root()).unwrap();
+        assert!(files.len() > 20, "the walk found only {} files", files.len());
+        let findings: Vec<String> = rules::check(&files).iter().map(ToString::to_string).collect();
+        assert!(findings.is_empty(), "\n{}", findings.join("\n"));
+    }
+}

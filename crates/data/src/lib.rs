@@ -1,1 +1,20 @@
-//! See Cargo.toml.
+//! Plimsoll's data layer (floor 0): bytes -> records -> chunks -> open reading frames -> tokens ->
+//! packs, and result files. Invariant: everything streams in input order with bounded memory, is
+//! deterministic, and never executes what it reads.
+
+#![forbid(unsafe_code)]
+
+pub mod atomic;
+pub mod chunk;
+pub mod error;
+pub mod ids;
+pub mod intermediate;
+pub mod number;
+pub mod pack;
+pub mod rows;
+pub mod sequence;
+pub mod tokenize;
+pub mod translate;
+pub mod weights;
+
+pub use error::{DataError, DataErrorKind};

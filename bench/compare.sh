@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Both sides of the CPU comparison in one run, in alternating rounds, so that a busy machine is
+# busy for both. Prints every measurement as a JSON line, then the ratio of the medians.
+# Options are environment variables; set-up and an example: README.md beside this file.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+cd "$here/.."
+
+python=${PEER_PYTHON:?the python of the peer environment, see bench/README.md}
+model=${MODEL:-facebook/esm2_t12_35M_UR50D}
+batch=${BATCH:-64}
+length=${LENGTH:-168}
+threads=${THREADS:-2}
+dtype=${DTYPE:-f32} # the peer's; Plimsoll's is f32
+rounds=${ROUNDS:-5}
+repeats=${REPEATS:-2} # timed passes of each side in a round, after one warm-up
+
+cargo build --release --quiet -p plimsoll-run --example bench_encoder
+lines=$(mktemp)
+trap 'rm -f "$lines"' EXIT
+
+for ((round = 1; round <= rounds; round++)); do
+    cargo run --release --quiet -p plimsoll-run --example bench_encoder -- \
+        --model "$model" --batch "${batch}x$length" --threads "$threads" --repeats "$repeats" |
+        tee -a "$lines"
+    "$python" "$here/cpu_esm2.py" --model "$model" --dtype "$dtype" --batch "$batch" \
+        --length "$length" --threads "$threads" --repeats "$repeats" | tee -a "$lines"
+done
+
+"$python" "$here/summary.py" "$((batch * length))" <"$lines"

@@ -1,0 +1,182 @@
+//! The one error of this crate. Invariant: a message says where (path, line, record), what is
+//! wrong, and what to do next; the cause, when there is one, is in `source()` and not repeated
+//! in the text.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Bad input, or a file that cannot be read or written.
+#[derive(Debug)]
+pub struct DataError {
+    /// The file, `-` for stdin.
+    pub path: Option<PathBuf>,
+    /// The line in that file, from 1.
+    pub line: Option<u64>,
+    /// The id of the record (or the name of the tensor) it happened in.
+    pub id: Option<String>,
+    /// What is wrong.
+    pub kind: DataErrorKind,
+}
+
+/// What is wrong with the data.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum DataErrorKind {
+    /// The file cannot be opened or read.
+    Read(io::Error),
+    /// The file cannot be created or written.
+    Write(io::Error),
+    /// The gzip stream ends early or is corrupt.
+    Gzip(io::Error),
+    /// The first byte that is not blank is neither `>` nor `@`.
+    NotSequences {
+        /// That byte.
+        first: u8,
+    },
+    /// A FASTQ record breaks the format's rules; the text says which.
+    Fastq(String),
+    /// A sequence has more tokens than a pack may hold, or than the longest sequence planned for.
+    TooLong {
+        /// Its tokens.
+        tokens: usize,
+        /// The most it may have.
+        bound: usize,
+    },
+    /// A tokenizer file does not hold a tokenizer.
+    Tokenizer(Box<dyn Error + Send + Sync>),
+    /// A row does not have the width that its file was opened with.
+    RowWidth {
+        /// Values given.
+        found: usize,
+        /// Values expected.
+        expected: usize,
+    },
+    /// Anything else that a file's format forbids; the text says what, and what to do.
+    Malformed(String),
+}
+
+impl DataError {
+    /// An error without a place.
+    pub fn new(kind: DataErrorKind) -> Self {
+        DataError { path: None, line: None, id: None, kind }
+    }
+
+    /// An error in a file.
+    pub fn at(path: impl AsRef<Path>, kind: DataErrorKind) -> Self {
+        DataError { path: Some(path.as_ref().to_owned()), ..Self::new(kind) }
+    }
+
+    /// The same error, with the line (from 1).
+    pub fn with_line(self, line: u64) -> Self {
+        DataError { line: Some(line), ..self }
+    }
+
+    /// The same error, with the record's id.
+    pub fn with_id(self, id: impl Into<String>) -> Self {
+        DataError { id: Some(id.into()), ..self }
+    }
+}
+
+impl fmt::Display for DataError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(path) = &self.path {
+            match path.as_os_str() == "-" {
+                true => write!(f, "standard input")?,
+                false => write!(f, "{}", path.display())?,
+            }
+        }
+        if let Some(line) = self.line {
+            write!(f, "{}line {line}", if self.path.is_some() { ", " } else { "" })?;
+        }
+        if let Some(id) = &self.id {
+            let placed = self.path.is_some() || self.line.is_some();
+            write!(f, "{}'{id}'", if placed { ", " } else { "" })?;
+        }
+        if self.path.is_some() || self.line.is_some() || self.id.is_some() {
+            write!(f, ": ")?;
+        }
+        write!(f, "{}", self.kind)
+    }
+}
+
+impl fmt::Display for DataErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Read(e) if e.kind() == io::ErrorKind::NotFound => {
+                write!(f, "there is no such file; check the path")
+            }
+            Self::Read(_) => write!(f, "cannot be read; check its permissions and its disk"),
+            Self::Write(_) => {
+                write!(f, "cannot be written; check the folder's permissions and free space")
+            }
+            Self::Gzip(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
+                write!(f, "the gzip data ends early (truncated); copy or download it again")
+            }
+            Self::Gzip(_) => write!(f, "the gzip data is corrupt; copy or download it again"),
+            Self::NotSequences { first } => write!(
+                f,
+                "not FASTA or FASTQ: it starts with '{}', expected '>' or '@'; \
+                 give a FASTA or FASTQ file, plain or gzip",
+                first.escape_ascii()
+            ),
+            Self::Fastq(what) => write!(f, "not valid FASTQ: {what}; repair or re-export the file"),
+            Self::TooLong { tokens, bound } => {
+                write!(f, "{tokens} tokens, at most {bound} fit; raise --tokens or cut the sequence")
+            }
+            Self::Tokenizer(_) => {
+                write!(f, "not a tokenizer.json that can be used; fetch the model's files again")
+            }
+            Self::RowWidth { found, expected } => {
+                write!(f, "a row of {found} values in a file of {expected} columns")
+            }
+            Self::Malformed(what) => f.write_str(what),
+        }
+    }
+}
+
+impl Error for DataError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match &self.kind {
+            DataErrorKind::Read(e) | DataErrorKind::Write(e) | DataErrorKind::Gzip(e) => Some(e),
+            DataErrorKind::Tokenizer(e) => Some(e.as_ref()),
+            DataErrorKind::NotSequences { .. }
+            | DataErrorKind::Fastq(_)
+            | DataErrorKind::TooLong { .. }
+            | DataErrorKind::RowWidth { .. }
+            | DataErrorKind::Malformed(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(error: DataError, expected: &str) {
+        assert_eq!(error.to_string(), expected);
+    }
+
+    #[test]
+    fn messages_name_the_place_and_the_next_step() {
+        let none = io::Error::from(io::ErrorKind::NotFound);
+        check(DataError::at("a.fa", DataErrorKind::Read(none)), "a.fa: there is no such file; check the path");
+        check(
+            DataError::at("-", DataErrorKind::NotSequences { first: b'P' }).with_line(2),
+            "standard input, line 2: not FASTA or FASTQ: it starts with 'P', expected '>' or '@'; \
+             give a FASTA or FASTQ file, plain or gzip",
+        );
+        check(
+            DataError::new(DataErrorKind::TooLong { tokens: 9, bound: 8 }).with_id("r1"),
+            "'r1': 9 tokens, at most 8 fit; raise --tokens or cut the sequence",
+        );
+    }
+
+    #[test]
+    fn the_cause_is_in_the_chain() {
+        let e = DataError::at("a.gz", DataErrorKind::Gzip(io::ErrorKind::UnexpectedEof.into()));
+        assert!(e.source().is_some());
+        assert!(DataError::new(DataErrorKind::Malformed("x".into())).source().is_none());
+    }
+}

@@ -1,0 +1,88 @@
+//! DNABERT-S's byte-pair encoding, from the model's `tokenizer.json`. Invariant: the ids do not
+//! depend on what was encoded before or on which thread, and no sequence is cut or padded.
+
+use std::path::Path;
+
+use tokenizers::{ModelWrapper, Tokenizer};
+
+use crate::{DataError, DataErrorKind};
+
+/// A tokenizer for DNA. It can be shared between threads; encoding starts none of its own.
+pub struct Bpe {
+    tokenizer: Tokenizer,
+    vocab: usize,
+    unknown: Option<i32>,
+}
+
+impl Bpe {
+    /// From the text of a `tokenizer.json`; `path` stands in errors.
+    ///
+    /// The truncation and the fixed padding that the real file carries (2000 each) are dropped: they
+    /// are settings of its authors' training, not of the model. The cache of whole words is off: a
+    /// DNA read is one word and seldom comes twice, so it would cost megabytes on each thread and
+    /// save nothing.
+    pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self, DataError> {
+        let refuse = |e| DataError::at(path, DataErrorKind::Tokenizer(e));
+        let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(refuse)?;
+        tokenizer.with_truncation(None).map_err(refuse)?;
+        tokenizer.with_padding(None);
+        let ModelWrapper::BPE(model) = tokenizer.get_model() else {
+            return Err(refuse("its model is not of the type BPE".into()));
+        };
+        if model.dropout.is_some_and(|p| p != 0.0) {
+            return Err(refuse("it drops merges at random (dropout); set dropout to null".into()));
+        }
+        let mut model = model.clone();
+        model.resize_cache(0);
+        let unknown = model.unk_token.as_deref().and_then(|t| tokenizer.token_to_id(t));
+        tokenizer.with_model(model);
+        let vocab = tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
+        let unknown = unknown.map(u32::cast_signed);
+        let new = Bpe { tokenizer, vocab, unknown };
+        new.check_ends().map_err(refuse)?;
+        Ok(new)
+    }
+
+    /// From the file at `path`.
+    pub fn from_file(path: &Path) -> Result<Self, DataError> {
+        let bytes = std::fs::read(path).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
+        Self::from_bytes(&bytes, path)
+    }
+
+    /// The ids that occur are less than this: at most the rows of the model's embedding table.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab
+    }
+
+    /// The id of what the vocabulary does not know.
+    pub fn unknown_id(&self) -> Option<i32> {
+        self.unknown
+    }
+
+    /// Appends the tokens of `sequence` to `tokens`, `[CLS]` and `[SEP]` included; how many of them
+    /// are unknown. Case matters, as it does to the model: lower case is unknown. Bytes that are not
+    /// UTF-8 are unknown too.
+    pub fn encode(&self, sequence: &[u8], tokens: &mut Vec<i32>) -> Result<usize, DataError> {
+        let text = String::from_utf8_lossy(sequence);
+        // `encode_fast` keeps no offsets.
+        let encoding = self
+            .tokenizer
+            .encode_fast(text.as_ref(), true)
+            .map_err(|e| DataError::new(DataErrorKind::Tokenizer(e)))?;
+        let before = tokens.len();
+        tokens.extend(encoding.get_ids().iter().map(|&id| id.cast_signed()));
+        let unknown = tokens[before..].iter().filter(|&&t| Some(t) == self.unknown).count();
+        Ok(unknown)
+    }
+
+    /// The mean over all tokens that a DNABERT-S embedding is contains those of `[CLS]` and `[SEP]`.
+    fn check_ends(&self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let ends = ["[CLS]", "[SEP]"].map(|name| self.tokenizer.token_to_id(name));
+        let empty = self.tokenizer.encode_fast("", true)?;
+        let found: Vec<Option<u32>> = empty.get_ids().iter().map(|&id| Some(id)).collect();
+        match found == ends {
+            true => Ok(()),
+            false => Err("it does not put [CLS] before and [SEP] after a sequence".into()),
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! ESM-2's alphabet: `<cls> residues <eos>`, one token per residue. Invariant: a protein of n
+//! characters is n + 2 tokens; a character that is not in the alphabet is one `<unk>`.
+//!
+//! Source: the models' `vocab.txt` (fair-esm calls it "ESM-1b"). Unknown characters differ between
+//! the references: fair-esm raises, the slow reference tokenizer merges a run of them into one
+//! `<unk>`; one for each keeps the positions of all residues.
+
+/// The token before the first residue.
+pub const CLS: i32 = 0;
+/// Padding. Packs hold none; it is part of the alphabet.
+pub const PAD: i32 = 1;
+/// The token after the last residue.
+pub const EOS: i32 = 2;
+/// Any character that is not in the alphabet.
+pub const UNK: i32 = 3;
+/// A masked residue. No character stands for it.
+pub const MASK: i32 = 32;
+/// Tokens in the alphabet: the rows of the embedding table.
+pub const VOCAB: usize = 33;
+
+/// The tokens from 4 on that stand for one character each.
+const LETTERS: &[u8; 27] = b"LAGVSERTIDPKQNFYMHWCXBUZO.-";
+
+/// Token of each byte, upper-cased first.
+const TOKEN: [u8; 256] = {
+    let mut table = [UNK as u8; 256];
+    let mut i = 0;
+    while i < LETTERS.len() {
+        let letter = LETTERS[i];
+        table[letter as usize] = 4 + i as u8;
+        table[letter.to_ascii_lowercase() as usize] = 4 + i as u8;
+        i += 1;
+    }
+    table
+};
+
+/// The residues of a protein as files give it: without one `*` at the end, which marks the stop.
+pub fn residues(protein: &[u8]) -> &[u8] {
+    protein.strip_suffix(b"*").unwrap_or(protein)
+}
+
+/// Appends the tokens of `protein` to `tokens`, [`CLS`] and [`EOS`] included; how many of them are
+/// [`UNK`]. Takes [`residues`] first: a `*` elsewhere is unknown. A character of several bytes
+/// (UTF-8) is one unknown.
+pub fn encode(protein: &[u8], tokens: &mut Vec<i32>) -> usize {
+    let protein = residues(protein);
+    tokens.reserve(protein.len() + 2);
+    tokens.push(CLS);
+    let before = tokens.len();
+    if protein.is_ascii() {
+        tokens.extend(protein.iter().map(|&b| i32::from(TOKEN[usize::from(b)])));
+    } else {
+        let heads = protein.iter().filter(|&&b| b & 0xc0 != 0x80);
+        tokens.extend(heads.map(|&b| i32::from(TOKEN[usize::from(b)])));
+    }
+    let unknown = tokens[before..].iter().filter(|&&t| t == UNK).count();
+    tokens.push(EOS);
+    unknown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(protein: &str, expected: &[i32], unknown: usize) {
+        let mut tokens = vec![99];
+        assert_eq!(encode(protein.as_bytes(), &mut tokens), unknown, "{protein}");
+        assert_eq!(tokens[1..], *expected, "{protein}");
+    }
+
+    #[test]
+    fn proteins() {
+        check("", &[0, 2], 0);
+        check("RGSYQVN", &[0, 10, 6, 8, 19, 16, 7, 17, 2], 0);
+        check("LAGVSERTIDPKQNFYMHWCXBUZO.-", &with_ends(4..31), 0);
+        check("lagv", &[0, 4, 5, 6, 7, 2], 0);
+    }
+
+    #[test]
+    fn unknown_characters_are_one_token_each() {
+        check("AJJA", &[0, 5, 3, 3, 5, 2], 2);
+        check("A*A", &[0, 5, 3, 5, 2], 1);
+        check("A\u{e9}A", &[0, 5, 3, 5, 2], 1);
+        check("<mask>", &[0, 3, 20, 5, 8, 15, 3, 2], 2);
+    }
+
+    #[test]
+    fn a_final_stop_is_no_residue() {
+        check("MA*", &[0, 20, 5, 2], 0);
+        check("MA**", &[0, 20, 5, 3, 2], 1);
+        check("*", &[0, 2], 0);
+    }
+
+    fn with_ends(letters: std::ops::Range<i32>) -> Vec<i32> {
+        std::iter::once(CLS).chain(letters).chain([EOS]).collect()
+    }
+}

@@ -1,0 +1,193 @@
+//! Element types of weight files and their conversion. Invariant: every conversion to f32 is exact
+//! but f64's, which rounds to nearest even; bytes are little endian.
+
+/// The element type of a stored tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DType {
+    /// IEEE 754 binary64.
+    F64,
+    /// IEEE 754 binary32.
+    F32,
+    /// IEEE 754 binary16.
+    F16,
+    /// The upper half of a binary32.
+    BF16,
+    /// Signed, 64 bits.
+    I64,
+    /// Signed, 32 bits.
+    I32,
+    /// Signed, 16 bits.
+    I16,
+    /// Signed, 8 bits.
+    I8,
+    /// Unsigned, 8 bits.
+    U8,
+    /// One byte, 0 or 1.
+    Bool,
+}
+
+impl DType {
+    /// Bytes per element.
+    pub const fn size(self) -> u64 {
+        match self {
+            DType::F64 | DType::I64 => 8,
+            DType::F32 | DType::I32 => 4,
+            DType::F16 | DType::BF16 | DType::I16 => 2,
+            DType::I8 | DType::U8 | DType::Bool => 1,
+        }
+    }
+
+    /// The name that safetensors gives the type.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F64 => "F64",
+            DType::F32 => "F32",
+            DType::F16 => "F16",
+            DType::BF16 => "BF16",
+            DType::I64 => "I64",
+            DType::I32 => "I32",
+            DType::I16 => "I16",
+            DType::I8 => "I8",
+            DType::U8 => "U8",
+            DType::Bool => "BOOL",
+        }
+    }
+
+    /// Whether `read_f32` takes the type.
+    pub const fn is_float(self) -> bool {
+        matches!(self, DType::F64 | DType::F32 | DType::F16 | DType::BF16)
+    }
+}
+
+/// Converts a float type's bytes; `out` holds one element per `dtype.size()` bytes. Integer types
+/// leave `out` as it is: callers ask `is_float` first.
+pub(super) fn to_f32(dtype: DType, bytes: &[u8], out: &mut [f32]) {
+    match dtype {
+        DType::F64 => each(bytes, out, |b| f64::from_le_bytes(b) as f32),
+        DType::F32 => each(bytes, out, f32::from_le_bytes),
+        DType::F16 => each(bytes, out, |b| f16_to_f32(u16::from_le_bytes(b))),
+        DType::BF16 => each(bytes, out, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16)),
+        DType::I64 | DType::I32 | DType::I16 | DType::I8 | DType::U8 | DType::Bool => {}
+    }
+}
+
+/// Converts an integer type's bytes, as `to_f32` does for floats.
+pub(super) fn to_i64(dtype: DType, bytes: &[u8], out: &mut [i64]) {
+    match dtype {
+        DType::I64 => each(bytes, out, i64::from_le_bytes),
+        DType::I32 => each(bytes, out, |b| i64::from(i32::from_le_bytes(b))),
+        DType::I16 => each(bytes, out, |b| i64::from(i16::from_le_bytes(b))),
+        DType::I8 => each(bytes, out, |b| i64::from(i8::from_le_bytes(b))),
+        DType::U8 | DType::Bool => each(bytes, out, |[b]| i64::from(b)),
+        DType::F64 | DType::F32 | DType::F16 | DType::BF16 => {}
+    }
+}
+
+/// binary16 to binary32, exact, NaN payloads kept. Without a branch on subnormals: the exponent is
+/// rebased by a multiplication with 2^112, which is exact for them too.
+pub fn f16_to_f32(half: u16) -> f32 {
+    let sign = u32::from(half & 0x8000) << 16;
+    let magnitude = u32::from(half & 0x7fff) << 13;
+    let bits = match half & 0x7c00 {
+        0x7c00 => magnitude | 0x7f80_0000,
+        _ => (f32::from_bits(magnitude) * f32::from_bits((112 + 127) << 23)).to_bits(),
+    };
+    f32::from_bits(sign | bits)
+}
+
+/// binary32 to binary16, rounding to nearest even; overflow gives infinity, NaN a quiet NaN.
+pub fn f32_to_f16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let sign = ((bits >> 16) & 0x8000) as u16;
+    let magnitude = bits & 0x7fff_ffff;
+    if magnitude > 0x7f80_0000 {
+        return sign | 0x7e00;
+    }
+    // 65520, half way from the largest binary16 to the next power of two, rounds to infinity.
+    if magnitude >= 0x477f_f000 {
+        return sign | 0x7c00;
+    }
+    if magnitude < 0x3880_0000 {
+        // Below 2^-14 the result is a multiple of 2^-24: adding 0.5, whose last place is 2^-24,
+        // makes the addition itself round to nearest even.
+        let rounded = f32::from_bits(magnitude) + 0.5;
+        return sign | (rounded.to_bits() - 0.5f32.to_bits()) as u16;
+    }
+    let odd = (magnitude >> 13) & 1;
+    let rounded = magnitude + 0xfff + odd;
+    sign | ((rounded - (112 << 23)) >> 13) as u16
+}
+
+/// Applies `convert` to each group of N bytes.
+fn each<const N: usize, T>(bytes: &[u8], out: &mut [T], convert: impl Fn([u8; N]) -> T) {
+    for (value, group) in out.iter_mut().zip(bytes.as_chunks::<N>().0) {
+        *value = convert(*group);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The value by definition, IEEE 754-2008 section 3.4.
+    fn defined(half: u16) -> f64 {
+        let sign = if half & 0x8000 == 0 { 1.0 } else { -1.0 };
+        let (exponent, fraction) = (i32::from((half >> 10) & 0x1f), f64::from(half & 0x3ff));
+        match exponent {
+            0 => sign * fraction * 2f64.powi(-24),
+            31 if fraction == 0.0 => sign * f64::INFINITY,
+            31 => f64::NAN,
+            e => sign * (1.0 + fraction / 1024.0) * 2f64.powi(e - 15),
+        }
+    }
+
+    #[test]
+    fn every_half_converts_exactly_and_back() {
+        for half in 0..=u16::MAX {
+            let (value, expected) = (f16_to_f32(half), defined(half));
+            if expected.is_nan() {
+                assert!(value.is_nan(), "{half:#06x}");
+                assert!(f16_to_f32(f32_to_f16(value)).is_nan());
+            } else {
+                assert_eq!(f64::from(value).to_bits(), expected.to_bits(), "{half:#06x}");
+                assert_eq!(f32_to_f16(value), half, "{half:#06x}");
+            }
+        }
+    }
+
+    #[test]
+    fn halves_round_to_nearest_even() {
+        for half in 0..0x7bffu16 {
+            let (low, high) = (f16_to_f32(half), f16_to_f32(half + 1));
+            let middle = (low + high) / 2.0;
+            let even = if half & 1 == 0 { half } else { half + 1 };
+            assert_eq!(f32_to_f16(middle), even, "{half:#06x}");
+            assert_eq!(f32_to_f16(middle.next_down()), half, "{half:#06x}");
+            assert_eq!(f32_to_f16(middle.next_up()), half + 1, "{half:#06x}");
+        }
+        assert_eq!(f32_to_f16(65519.99), 0x7bff);
+        assert_eq!(f32_to_f16(65520.0), 0x7c00);
+        assert_eq!(f32_to_f16(-1e30), 0xfc00);
+        assert_eq!(f32_to_f16(1e-30), 0);
+    }
+
+    #[test]
+    fn bytes_are_little_endian() {
+        let check = |dtype, bytes: &[u8], expected: &[f32]| {
+            let mut out = vec![0.0; expected.len()];
+            to_f32(dtype, bytes, &mut out);
+            assert_eq!(out, expected, "{dtype:?}");
+        };
+        check(DType::F32, &[0, 0, 0x80, 0x3f, 0, 0, 0, 0xc0], &[1.0, -2.0]);
+        check(DType::F16, &[0, 0x3c, 0, 0xc0], &[1.0, -2.0]);
+        check(DType::BF16, &[0x80, 0x3f, 0, 0xc0], &[1.0, -2.0]);
+        check(DType::F64, &1.5f64.to_le_bytes(), &[1.5]);
+        let mut out = [0; 2];
+        to_i64(DType::I16, &[0xff, 0xff, 0, 1], &mut out);
+        assert_eq!(out, [-1, 256]);
+        to_i64(DType::U8, &[0xff, 1], &mut out);
+        assert_eq!(out, [255, 1]);
+        to_i64(DType::I8, &[0xff, 1], &mut out);
+        assert_eq!(out, [-1, 1]);
+    }
+}

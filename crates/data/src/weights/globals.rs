@@ -1,0 +1,123 @@
+//! The allow-list of what a pickle of weights may name. Invariant: nothing in it is ever called;
+//! a name maps to a meaning in our own data model, or is refused.
+
+use super::DType;
+
+/// The meaning of an allowed global.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Global {
+    /// `collections.OrderedDict`: a dict.
+    OrderedDict,
+    /// `torch._utils._rebuild_tensor{,_v2}`: (storage, offset, shape, stride, ...).
+    RebuildTensor,
+    /// `torch._utils._rebuild_parameter{,_with_state}`: (tensor, requires_grad, hooks, ...).
+    RebuildParameter,
+    /// `torch.FloatStorage` and the like: the element type in a persistent id.
+    Storage(DType),
+    /// `torch.Size`: (tuple).
+    Size,
+    /// `copyreg._reconstructor`: (class, object, None), an instance before its state.
+    Reconstructor,
+    /// `builtins.object`, the second argument of the former.
+    Object,
+    /// A constructor of plain data (`set`, `torch.device`): its call is kept as it stands.
+    Data,
+    /// A class whose instances are kept as inert (class, state) pairs.
+    Class,
+    /// A constant (`torch.float32`).
+    Constant,
+}
+
+/// Looks a global up by module and name; `None` is refused.
+pub(super) fn lookup(module: &str, name: &str) -> Option<Global> {
+    let found = match (module, name) {
+        ("collections", "OrderedDict") => Global::OrderedDict,
+        ("torch._utils", "_rebuild_tensor" | "_rebuild_tensor_v2") => Global::RebuildTensor,
+        ("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state") => Global::RebuildParameter,
+        ("torch", "Size") => Global::Size,
+        ("torch", "device") => Global::Data,
+        ("torch", name) => return storage(name).map(Global::Storage).or_else(|| constant(name)),
+        ("copyreg" | "copy_reg", "_reconstructor") => Global::Reconstructor,
+        ("builtins" | "__builtin__", "object") => Global::Object,
+        ("builtins" | "__builtin__", "set" | "frozenset") => Global::Data,
+        // fair-esm's `.pt` files keep their training arguments so.
+        ("argparse", "Namespace") => Global::Class,
+        ("__main__", name) if is_identifier(name) => Global::Class,
+        (module, name) if is_torch_layer(module) && is_identifier(name) => Global::Class,
+        _ => return None,
+    };
+    Some(found)
+}
+
+/// Storage classes by name. Source: torch/storage.py, `_dtype_to_storage_type_map`.
+fn storage(name: &str) -> Option<DType> {
+    Some(match name {
+        "DoubleStorage" => DType::F64,
+        "FloatStorage" => DType::F32,
+        "HalfStorage" => DType::F16,
+        "BFloat16Storage" => DType::BF16,
+        "LongStorage" => DType::I64,
+        "IntStorage" => DType::I32,
+        "ShortStorage" => DType::I16,
+        "CharStorage" => DType::I8,
+        "ByteStorage" => DType::U8,
+        "BoolStorage" => DType::Bool,
+        _ => return None,
+    })
+}
+
+/// Element types as values, kept in configs beside the weights.
+fn constant(name: &str) -> Option<Global> {
+    let known = matches!(
+        name,
+        "float64"
+            | "float32"
+            | "float16"
+            | "bfloat16"
+            | "int64"
+            | "int32"
+            | "int16"
+            | "int8"
+            | "uint8"
+            | "bool"
+    );
+    known.then_some(Global::Constant)
+}
+
+/// `torch.nn.modules` and what lies below it.
+fn is_torch_layer(module: &str) -> bool {
+    module.strip_prefix("torch.nn.modules").is_some_and(|rest| {
+        rest.is_empty() || rest.strip_prefix('.').is_some_and(|parts| parts.split('.').all(is_identifier))
+    })
+}
+
+/// A plain name: no dots, through which a pickle could reach into another module.
+fn is_identifier(name: &str) -> bool {
+    !name.starts_with(|c: char| c.is_ascii_digit())
+        && !name.is_empty()
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_listed_names_pass() {
+        let check = |module, name, expected| assert_eq!(lookup(module, name), expected, "{module}.{name}");
+        check("torch", "HalfStorage", Some(Global::Storage(DType::F16)));
+        check("torch", "bfloat16", Some(Global::Constant));
+        check("torch", "load", None);
+        check("torch.nn.modules.linear", "Linear", Some(Global::Class));
+        check("torch.nn.modules", "Linear", Some(Global::Class));
+        check("torch.nn.modules.module", "os.system", None);
+        check("torch.nn.modulesx", "Linear", None);
+        check("__main__", "MLPClassifier", Some(Global::Class));
+        check("__main__", "os.system", None);
+        check("os", "system", None);
+        check("posix", "system", None);
+        check("builtins", "eval", None);
+        check("builtins", "getattr", None);
+        check("torch.storage", "_load_from_bytes", None);
+    }
+}

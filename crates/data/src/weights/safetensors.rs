@@ -1,0 +1,80 @@
+//! Safetensors files: the header read and checked, the tensors left where they are. Invariant:
+//! the header's tensors fill the file exactly, without gap or overlap. Source of the format: the
+//! README of the safetensors crate, whose parser checks the header.
+
+use std::collections::BTreeMap;
+
+use ::safetensors::tensor::{Dtype, Metadata};
+
+use super::source::Source;
+use super::tensor::{Layout, Tensor};
+use super::{DType, WeightsError};
+
+/// Bytes of a header: about 100 per tensor. The format allows 100 MB, which is more than a parser
+/// should be made to hold.
+const HEADER_LIMIT: u64 = 16 << 20;
+/// The header's length stands first.
+const LENGTH_BYTES: u64 = 8;
+
+/// A parsed header.
+pub(super) struct Header {
+    pub(super) tensors: Vec<Tensor>,
+    pub(super) metadata: BTreeMap<String, String>,
+}
+
+/// Whether a file begins like safetensors: a header length that fits, then a JSON object.
+pub(super) fn looks_like(source: &Source) -> bool {
+    let mut head = [0; 9];
+    source.read_at(0, &mut head).is_ok() && header_len(&head) <= source.len() && head[8] == b'{'
+}
+
+/// Reads the header of a file with number `file`.
+pub(super) fn read_header(source: &Source, file: usize) -> Result<Header, WeightsError> {
+    let mut head = [0; LENGTH_BYTES as usize];
+    source.read_at(0, &mut head)?;
+    let len = header_len(&head);
+    let header = source.read_vec(LENGTH_BYTES, len, HEADER_LIMIT, "a header")?;
+    let json = |error| WeightsError::Json { path: source.path().to_owned(), source: error };
+    let parsed: Metadata = serde_json::from_slice(&header).map_err(json)?;
+    let start = LENGTH_BYTES + len;
+    let expected = start.saturating_add(parsed.data_len() as u64);
+    if expected > source.len() {
+        return Err(WeightsError::Truncated { path: source.path().to_owned(), expected, found: source.len() });
+    }
+    if expected < source.len() {
+        return Err(source.malformed(format!("{} bytes follow its last tensor", source.len() - expected)));
+    }
+    let mut tensors = Vec::new();
+    for (name, info) in parsed.tensors() {
+        let Some(dtype) = dtype(info.dtype) else {
+            let why = format!("its element type {} is not supported; save it as F32, F16 or BF16", info.dtype);
+            return Err(WeightsError::Unsupported { path: source.path().to_owned(), tensor: name, why });
+        };
+        let shape = info.shape.iter().map(|&size| size as u64).collect();
+        let offset = start + info.data_offsets.0 as u64;
+        tensors.push(Tensor { name, dtype, shape, layout: Layout::Contiguous, file, offset });
+    }
+    let metadata =
+        parsed.metadata().iter().flatten().map(|(key, value)| (key.clone(), value.clone())).collect();
+    Ok(Header { tensors, metadata })
+}
+
+fn header_len(head: &[u8]) -> u64 {
+    head.first_chunk().map_or(u64::MAX, |len| u64::from_le_bytes(*len))
+}
+
+fn dtype(stored: Dtype) -> Option<DType> {
+    Some(match stored {
+        Dtype::F64 => DType::F64,
+        Dtype::F32 => DType::F32,
+        Dtype::F16 => DType::F16,
+        Dtype::BF16 => DType::BF16,
+        Dtype::I64 => DType::I64,
+        Dtype::I32 => DType::I32,
+        Dtype::I16 => DType::I16,
+        Dtype::I8 => DType::I8,
+        Dtype::U8 => DType::U8,
+        Dtype::BOOL => DType::Bool,
+        _ => return None,
+    })
+}

@@ -1,0 +1,95 @@
+//! Where bytes come from: a file read at positions, or bytes compiled into the program. Invariant:
+//! no read goes past the length seen when it was opened, and nothing is mapped or cached, so
+//! resident memory stays what the caller allocated.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::WeightsError;
+
+/// A readable sequence of bytes of known length.
+#[derive(Debug)]
+pub(super) struct Source {
+    path: PathBuf,
+    len: u64,
+    bytes: Bytes,
+}
+
+#[derive(Debug)]
+enum Bytes {
+    File(File),
+    Memory(&'static [u8]),
+}
+
+impl Source {
+    /// Opens a regular file; anything else (a pipe would block, a folder cannot be read) is refused.
+    pub(super) fn open(path: &Path) -> Result<Source, WeightsError> {
+        let failed = |source| WeightsError::Io { path: path.to_owned(), action: "read", source };
+        let metadata = fs::metadata(path).map_err(failed)?;
+        if !metadata.is_file() {
+            let why = "it is no regular file; give a file or a model's folder".to_owned();
+            return Err(WeightsError::NotWeights { path: path.to_owned(), why });
+        }
+        let file = File::open(path).map_err(failed)?;
+        Ok(Source { path: path.to_owned(), len: metadata.len(), bytes: Bytes::File(file) })
+    }
+
+    /// Bytes that live as long as the program; `label` stands where a path would in messages.
+    pub(super) fn memory(label: &str, bytes: &'static [u8]) -> Source {
+        Source { path: PathBuf::from(label), len: bytes.len() as u64, bytes: Bytes::Memory(bytes) }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Fills `out` from `offset`; an end of file before that is `Truncated`.
+    pub(super) fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), WeightsError> {
+        let expected = offset.saturating_add(out.len() as u64);
+        let truncated = || WeightsError::Truncated { path: self.path.clone(), expected, found: self.len };
+        if expected > self.len {
+            return Err(truncated());
+        }
+        match &self.bytes {
+            Bytes::Memory(bytes) => out.copy_from_slice(&bytes[offset as usize..expected as usize]),
+            Bytes::File(file) => file.read_exact_at(out, offset).map_err(|source| match source.kind() {
+                io::ErrorKind::UnexpectedEof => truncated(),
+                _ => WeightsError::Io { path: self.path.clone(), action: "read", source },
+            })?,
+        }
+        Ok(())
+    }
+
+    /// Reads `len` bytes at `offset` into fresh memory, at most `limit`: lengths come from the file
+    /// and are checked against it before anything is allocated.
+    pub(super) fn read_vec(
+        &self,
+        offset: u64,
+        len: u64,
+        limit: u64,
+        what: &str,
+    ) -> Result<Vec<u8>, WeightsError> {
+        if len > limit {
+            let why = format!("{what} of {len} bytes; at most {limit} are accepted");
+            return Err(WeightsError::Malformed { path: self.path.clone(), why });
+        }
+        let expected = offset.saturating_add(len);
+        if expected > self.len {
+            return Err(WeightsError::Truncated { path: self.path.clone(), expected, found: self.len });
+        }
+        let mut bytes = vec![0; len as usize];
+        self.read_at(offset, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// A `Malformed` error about this source.
+    pub(super) fn malformed(&self, why: impl Into<String>) -> WeightsError {
+        WeightsError::Malformed { path: self.path.clone(), why: why.into() }
+    }
+}

@@ -1,0 +1,428 @@
+//! A pickle interpreter that cannot run anything. Invariant: opcodes and globals outside the
+//! allow-lists end it with an error that names them, and its memory is linear in the pickle's
+//! length: an opcode makes at most three nodes and copies only bytes that stand in the pickle.
+//! Source of the opcodes: CPython's Lib/pickletools.py.
+
+use std::collections::BTreeMap;
+
+use super::globals::{self, Global};
+use super::pickle::{Node, NodeId, PickleError};
+
+/// Interprets `bytes` up to STOP; returns all nodes and the root.
+pub(super) fn run(bytes: &[u8]) -> Result<(Vec<Node>, NodeId), PickleError> {
+    // So that node ids, of which there are at most as many as bytes, fit 32 bits.
+    if u32::try_from(bytes.len()).is_err() {
+        return Err(PickleError::Malformed("more than 4 GiB", 0));
+    }
+    let mut machine = Machine {
+        bytes,
+        at: 0,
+        nodes: Vec::new(),
+        stack: Vec::new(),
+        marks: Vec::new(),
+        memo: BTreeMap::new(),
+    };
+    while !machine.step()? {}
+    let root = machine.pop()?;
+    Ok((machine.nodes, root))
+}
+
+struct Machine<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    nodes: Vec<Node>,
+    stack: Vec<NodeId>,
+    /// Stack heights at each open MARK.
+    marks: Vec<usize>,
+    memo: BTreeMap<u32, NodeId>,
+}
+
+impl<'a> Machine<'a> {
+    /// Executes one opcode; true at STOP.
+    fn step(&mut self) -> Result<bool, PickleError> {
+        let start = self.at;
+        let [opcode] = self.take_array()?;
+        match opcode {
+            b'.' => return Ok(true),
+            0x80 => self.protocol()?,
+            // FRAME only groups reads.
+            0x95 => drop(self.take_array::<8>()?),
+            b'N' | 0x88 | 0x89 | b'J' | b'K' | b'M' | 0x8a | 0x8b | b'G' => self.scalar(opcode)?,
+            b'X' | 0x8c | 0x8d | b'U' | b'T' | b'C' | b'B' | 0x8e | 0x96 => self.text(opcode)?,
+            b']' | b'}' | b')' | 0x8f | b'(' | b'l' | b't' | b'd' | 0x85..=0x87 | 0x91 => self.make(opcode)?,
+            b'a' | b'e' | b's' | b'u' | 0x90 => self.fill(opcode)?,
+            b'0' | b'1' | b'2' => self.shuffle(opcode)?,
+            b'q' | b'r' | b'h' | b'j' | 0x94 => self.memoise(opcode)?,
+            b'c' => self.global()?,
+            0x93 => self.stack_global()?,
+            // INST names a class too: it is refused by that name, or, were it allowed, as an opcode.
+            b'i' => {
+                self.global()?;
+                return Err(PickleError::Opcode(opcode, start as u64));
+            }
+            b'Q' => self.persistent_id()?,
+            b'R' => self.reduce()?,
+            0x81 => self.new_object()?,
+            b'b' => self.build()?,
+            _ => return Err(PickleError::Opcode(opcode, start as u64)),
+        }
+        Ok(false)
+    }
+
+    fn protocol(&mut self) -> Result<(), PickleError> {
+        match self.take_array()? {
+            [2..=5] => Ok(()),
+            _ => Err(self.wrong("a protocol other than 2 to 5")),
+        }
+    }
+
+    fn scalar(&mut self, opcode: u8) -> Result<(), PickleError> {
+        let node = match opcode {
+            b'N' => Node::None,
+            0x88 => Node::Bool(true),
+            0x89 => Node::Bool(false),
+            b'J' => Node::Int(i64::from(i32::from_le_bytes(self.take_array()?))),
+            b'K' => Node::Int(i64::from(u8::from_le_bytes(self.take_array()?))),
+            b'M' => Node::Int(i64::from(u16::from_le_bytes(self.take_array()?))),
+            b'G' => Node::Float(f64::from_be_bytes(self.take_array()?)),
+            _ => {
+                let len = if opcode == 0x8a { self.length::<1>()? } else { self.length::<4>()? };
+                long(self.take(len)?)
+            }
+        };
+        self.push(node);
+        Ok(())
+    }
+
+    fn text(&mut self, opcode: u8) -> Result<(), PickleError> {
+        let len = match opcode {
+            0x8c | b'U' | b'C' => self.length::<1>()?,
+            b'X' | b'T' | b'B' => self.length::<4>()?,
+            _ => self.length::<8>()?,
+        };
+        let bytes = self.take(len)?;
+        let node = match (opcode, std::str::from_utf8(bytes)) {
+            (b'X' | 0x8c | 0x8d | b'U' | b'T', Ok(text)) => Node::Str(text.into()),
+            (b'X' | 0x8c | 0x8d, Err(_)) => return Err(self.wrong("a string that is not UTF-8")),
+            // Python 2's str: bytes when they are no text.
+            _ => Node::Bytes(bytes.into()),
+        };
+        self.push(node);
+        Ok(())
+    }
+
+    fn make(&mut self, opcode: u8) -> Result<(), PickleError> {
+        let node = match opcode {
+            b'(' => {
+                self.marks.push(self.stack.len());
+                return Ok(());
+            }
+            b']' => Node::List(Vec::new()),
+            b'}' => Node::Dict(Vec::new()),
+            b')' => Node::Tuple(Vec::new()),
+            0x8f => Node::Set(Vec::new()),
+            b'l' => Node::List(self.pop_mark()?),
+            b't' => Node::Tuple(self.pop_mark()?),
+            0x91 => Node::Set(self.pop_mark()?),
+            b'd' => Node::Dict(self.pop_pairs()?),
+            _ => Node::Tuple(self.pop_many(usize::from(opcode - 0x84))?),
+        };
+        self.push(node);
+        Ok(())
+    }
+
+    /// APPEND(S), SETITEM(S) and ADDITEMS: the container lies below the items.
+    fn fill(&mut self, opcode: u8) -> Result<(), PickleError> {
+        let (items, pairs) = match opcode {
+            b'a' => (self.pop_many(1)?, Vec::new()),
+            b's' => (Vec::new(), pair_up(self.pop_many(2)?)),
+            b'u' => (Vec::new(), self.pop_pairs()?),
+            _ => (self.pop_mark()?, Vec::new()),
+        };
+        let target = self.top()?;
+        match (&mut self.nodes[target.0 as usize], opcode) {
+            (Node::List(list), b'a' | b'e') => list.extend(items),
+            (Node::Set(set), 0x90) => set.extend(items),
+            (Node::Dict(dict), b's' | b'u') => dict.extend(pairs),
+            _ => return Err(self.wrong("items for what is no container of their kind")),
+        }
+        Ok(())
+    }
+
+    fn shuffle(&mut self, opcode: u8) -> Result<(), PickleError> {
+        match opcode {
+            b'0' => drop(self.pop()?),
+            b'1' => drop(self.pop_mark()?),
+            _ => {
+                let top = self.top()?;
+                self.stack.push(top);
+            }
+        }
+        Ok(())
+    }
+
+    fn memoise(&mut self, opcode: u8) -> Result<(), PickleError> {
+        let key = match opcode {
+            b'q' | b'h' => u32::from(u8::from_le_bytes(self.take_array()?)),
+            b'r' | b'j' => u32::from_le_bytes(self.take_array()?),
+            _ => self.memo.len() as u32,
+        };
+        if matches!(opcode, b'h' | b'j') {
+            let id = *self.memo.get(&key).ok_or_else(|| self.wrong("a memo entry that was never set"))?;
+            self.stack.push(id);
+        } else {
+            let top = self.top()?;
+            self.memo.insert(key, top);
+        }
+        Ok(())
+    }
+
+    /// GLOBAL: two lines of text.
+    fn global(&mut self) -> Result<(), PickleError> {
+        let module = self.line()?;
+        let name = self.line()?;
+        let (module, name) = (self.add(Node::Str(module)), self.add(Node::Str(name)));
+        self.push_global(module, name)
+    }
+
+    /// STACK_GLOBAL: two strings from the stack.
+    fn stack_global(&mut self) -> Result<(), PickleError> {
+        let name = self.pop()?;
+        let module = self.pop()?;
+        self.push_global(module, name)
+    }
+
+    fn push_global(&mut self, module: NodeId, name: NodeId) -> Result<(), PickleError> {
+        let (Node::Str(module_text), Node::Str(name_text)) = (self.node(module), self.node(name)) else {
+            return Err(self.wrong("a global whose name is no string"));
+        };
+        let global = globals::lookup(module_text, name_text)
+            .ok_or_else(|| PickleError::Global(shorten(&format!("{module_text}.{name_text}"))))?;
+        self.push(Node::Global { global, module, name });
+        Ok(())
+    }
+
+    /// BINPERSID: ("storage", storage class, key, location, elements). Source:
+    /// torch/serialization.py, `persistent_id` in `_save`.
+    fn persistent_id(&mut self) -> Result<(), PickleError> {
+        let id = self.pop()?;
+        let storage = match self.node(id) {
+            Node::Tuple(parts) => match parts[..] {
+                [kind, class, key, _, elements] => self.storage(kind, class, key, elements),
+                _ => None,
+            },
+            _ => None,
+        };
+        let storage = storage.ok_or_else(|| self.wrong("a persistent id that is no storage"))?;
+        self.push(storage);
+        Ok(())
+    }
+
+    fn storage(&self, kind: NodeId, class: NodeId, key: NodeId, elements: NodeId) -> Option<Node> {
+        match (self.node(kind), self.node(class), self.node(key), self.node(elements)) {
+            (
+                Node::Str(kind),
+                Node::Global { global: Global::Storage(dtype), .. },
+                Node::Str(_),
+                Node::Int(elements),
+            ) if **kind == *"storage" => {
+                Some(Node::Storage { key, dtype: *dtype, elements: u64::try_from(*elements).ok()? })
+            }
+            _ => None,
+        }
+    }
+
+    /// REDUCE: what the call of an allowed global means here. Nothing is called.
+    fn reduce(&mut self) -> Result<(), PickleError> {
+        let args_id = self.pop()?;
+        let callee = self.pop()?;
+        let Node::Global { global, module, name } = *self.node(callee) else {
+            return Err(self.wrong("a call of what is no global"));
+        };
+        let Node::Tuple(args) = self.node(args_id) else {
+            return Err(self.wrong("a call whose arguments are no tuple"));
+        };
+        let node = match (global, &args[..]) {
+            (Global::OrderedDict, []) => Node::Dict(Vec::new()),
+            (Global::RebuildTensor, &[storage, offset, shape, stride, ..]) => {
+                self.tensor(storage, offset, shape, stride)?
+            }
+            // The parameter is its tensor, and torch.Size the tuple of its argument.
+            (Global::RebuildParameter, &[inner, ..]) | (Global::Size, &[inner]) => {
+                self.stack.push(inner);
+                return Ok(());
+            }
+            (Global::Reconstructor, &[class, _, _]) => self.instance(class)?,
+            (Global::Data, _) => Node::Object { class: callee, state: Some(args_id) },
+            _ => return Err(self.refused_call(module, name)),
+        };
+        self.push(node);
+        Ok(())
+    }
+
+    fn tensor(
+        &self,
+        storage: NodeId,
+        offset: NodeId,
+        shape: NodeId,
+        stride: NodeId,
+    ) -> Result<Node, PickleError> {
+        match (self.node(storage), self.node(offset), self.node(shape), self.node(stride)) {
+            (Node::Storage { .. }, &Node::Int(offset @ 0..), Node::Tuple(_), Node::Tuple(_)) => {
+                Ok(Node::Tensor { storage, offset: offset as u64, shape, stride })
+            }
+            _ => Err(self.wrong("a tensor whose storage, offset, shape or stride is none")),
+        }
+    }
+
+    /// NEWOBJ: class and arguments give an instance without state.
+    fn new_object(&mut self) -> Result<(), PickleError> {
+        self.pop()?;
+        let class = self.pop()?;
+        let node = self.instance(class)?;
+        self.push(node);
+        Ok(())
+    }
+
+    fn instance(&self, class: NodeId) -> Result<Node, PickleError> {
+        match *self.node(class) {
+            Node::Global { global: Global::Class, .. } => Ok(Node::Object { class, state: None }),
+            Node::Global { global: Global::OrderedDict, .. } => Ok(Node::Dict(Vec::new())),
+            Node::Global { module, name, .. } => Err(self.refused_call(module, name)),
+            _ => Err(self.wrong("an instance of what is no class")),
+        }
+    }
+
+    /// BUILD: gives an instance its state. A dict's own attributes (`_metadata` of a state dict)
+    /// are no weights.
+    fn build(&mut self) -> Result<(), PickleError> {
+        let state = self.pop()?;
+        let target = self.top()?;
+        match &mut self.nodes[target.0 as usize] {
+            Node::Object { state: slot, .. } => *slot = Some(state),
+            Node::Dict(_) => {}
+            _ => return Err(self.wrong("state for what is no instance")),
+        }
+        Ok(())
+    }
+
+    fn refused_call(&self, module: NodeId, name: NodeId) -> PickleError {
+        match (self.node(module), self.node(name)) {
+            (Node::Str(module), Node::Str(name)) => {
+                PickleError::Global(shorten(&format!("{module}.{name}(...)")))
+            }
+            _ => self.wrong("a global whose name is no string"),
+        }
+    }
+
+    fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.0 as usize]
+    }
+
+    fn add(&mut self, node: Node) -> NodeId {
+        // Fits: an opcode of n bytes adds at most n nodes, and the pickle is below 4 GiB.
+        let id = NodeId(self.nodes.len() as u32);
+        self.nodes.push(node);
+        id
+    }
+
+    fn push(&mut self, node: Node) {
+        let id = self.add(node);
+        self.stack.push(id);
+    }
+
+    /// The lowest stack index that belongs to the innermost open MARK.
+    fn floor(&self) -> usize {
+        self.marks.last().copied().unwrap_or(0)
+    }
+
+    fn top(&self) -> Result<NodeId, PickleError> {
+        match self.stack.len() > self.floor() {
+            true => Ok(self.stack[self.stack.len() - 1]),
+            false => Err(self.wrong("a stack that is empty")),
+        }
+    }
+
+    fn pop(&mut self) -> Result<NodeId, PickleError> {
+        let top = self.top()?;
+        self.stack.pop();
+        Ok(top)
+    }
+
+    fn pop_many(&mut self, count: usize) -> Result<Vec<NodeId>, PickleError> {
+        match self.stack.len() - self.floor() >= count {
+            true => Ok(self.stack.split_off(self.stack.len() - count)),
+            false => Err(self.wrong("a stack with too few values")),
+        }
+    }
+
+    /// All values above the innermost MARK, and the MARK itself.
+    fn pop_mark(&mut self) -> Result<Vec<NodeId>, PickleError> {
+        let mark = self.marks.pop().ok_or_else(|| self.wrong("a mark that was never set"))?;
+        Ok(self.stack.split_off(mark))
+    }
+
+    fn pop_pairs(&mut self) -> Result<Vec<(NodeId, NodeId)>, PickleError> {
+        let items = self.pop_mark()?;
+        match items.len() % 2 {
+            0 => Ok(pair_up(items)),
+            _ => Err(self.wrong("a key without a value")),
+        }
+    }
+
+    fn take(&mut self, len: usize) -> Result<&'a [u8], PickleError> {
+        let end = self.at.checked_add(len).filter(|&end| end <= self.bytes.len());
+        let end = end.ok_or_else(|| self.wrong("an end in the middle of an opcode"))?;
+        let taken = &self.bytes[self.at..end];
+        self.at = end;
+        Ok(taken)
+    }
+
+    fn take_array<const N: usize>(&mut self) -> Result<[u8; N], PickleError> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N)?);
+        Ok(array)
+    }
+
+    /// A little-endian length of N bytes; `take` checks it against what is left.
+    fn length<const N: usize>(&mut self) -> Result<usize, PickleError> {
+        let mut wide = [0; 8];
+        wide[..N].copy_from_slice(self.take(N)?);
+        usize::try_from(u64::from_le_bytes(wide)).map_err(|_| self.wrong("a length that is too large"))
+    }
+
+    /// Text up to a newline.
+    fn line(&mut self) -> Result<Box<str>, PickleError> {
+        let rest = &self.bytes[self.at..];
+        let len = rest.iter().position(|&b| b == b'\n').ok_or_else(|| self.wrong("a line without an end"))?;
+        let text = std::str::from_utf8(&rest[..len]).map_err(|_| self.wrong("a name that is not UTF-8"))?;
+        let text = text.strip_suffix('\r').unwrap_or(text).into();
+        self.at += len + 1;
+        Ok(text)
+    }
+
+    fn wrong(&self, what: &'static str) -> PickleError {
+        PickleError::Malformed(what, self.at as u64)
+    }
+}
+
+fn pair_up(items: Vec<NodeId>) -> Vec<(NodeId, NodeId)> {
+    items.as_chunks::<2>().0.iter().map(|&[key, value]| (key, value)).collect()
+}
+
+/// LONG1 and LONG4: little-endian two's complement of any length.
+fn long(bytes: &[u8]) -> Node {
+    if bytes.len() > 8 {
+        return Node::BigInt;
+    }
+    let fill = if bytes.last().is_some_and(|b| b & 0x80 != 0) { 0xff } else { 0 };
+    let mut wide = [fill; 8];
+    wide[..bytes.len()].copy_from_slice(bytes);
+    Node::Int(i64::from_le_bytes(wide))
+}
+
+/// The name for a message: printable, and not longer than a line.
+fn shorten(name: &str) -> String {
+    let printable = name.chars().map(|c| if c.is_control() { '?' } else { c });
+    printable.take(120).collect()
+}

@@ -1,0 +1,146 @@
+//! Writing safetensors. Invariant: equal input gives equal bytes, and a file appears whole or not
+//! at all. Source of the format: the README of the safetensors crate. Own code, because the
+//! crate's writer orders its metadata by a random hash.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use super::dtype::f32_to_f16;
+use super::{DType, WeightsError};
+
+/// A tensor to write: values in C order.
+#[derive(Debug, Clone, Copy)]
+pub struct TensorData<'a> {
+    /// Its name, unique in the file.
+    pub name: &'a str,
+    /// Its shape, outermost dimension first.
+    pub shape: &'a [u64],
+    /// As many values as the shape has elements.
+    pub data: &'a [f32],
+}
+
+/// The element type in the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoredAs {
+    /// As given.
+    F32,
+    /// Rounded to nearest even; a finite value that would become infinite is an error.
+    F16,
+}
+
+/// A safetensors file as bytes, tensors in the order given.
+///
+/// # Errors
+/// `BadTensor` for a name given twice or reserved, values that do not fill the shape, or values
+/// too large for f16.
+pub fn safetensors_bytes(
+    tensors: &[TensorData<'_>],
+    metadata: &BTreeMap<String, String>,
+    stored: StoredAs,
+) -> Result<Vec<u8>, WeightsError> {
+    let header = header(tensors, metadata, stored)?;
+    let mut bytes = Vec::new();
+    write_all(&mut bytes, &header, tensors, stored).map_err(|source| WeightsError::Io {
+        path: PathBuf::from("memory"),
+        action: "write",
+        source,
+    })?;
+    Ok(bytes)
+}
+
+/// Writes a safetensors file: to a temporary beside it, synced, renamed, the folder synced.
+///
+/// # Errors
+/// As `safetensors_bytes`, and `Io`.
+pub fn write_safetensors(
+    path: &Path,
+    tensors: &[TensorData<'_>],
+    metadata: &BTreeMap<String, String>,
+    stored: StoredAs,
+) -> Result<(), WeightsError> {
+    let header = header(tensors, metadata, stored)?;
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".{}.tmp", std::process::id()));
+    let temporary = PathBuf::from(temporary);
+    let written = (|| {
+        let mut file = BufWriter::new(File::create(&temporary)?);
+        write_all(&mut file, &header, tensors, stored)?;
+        file.into_inner()?.sync_all()?;
+        fs::rename(&temporary, path)?;
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(folder)?.sync_all()
+    })();
+    written.map_err(|source| {
+        // Best effort: the error that matters is the first one.
+        let _ = fs::remove_file(&temporary);
+        WeightsError::Io { path: path.to_owned(), action: "write", source }
+    })
+}
+
+/// The JSON header, padded with blanks to a multiple of 8 bytes.
+fn header(
+    tensors: &[TensorData<'_>],
+    metadata: &BTreeMap<String, String>,
+    stored: StoredAs,
+) -> Result<Vec<u8>, WeightsError> {
+    let dtype = match stored {
+        StoredAs::F32 => DType::F32,
+        StoredAs::F16 => DType::F16,
+    };
+    let mut names = std::collections::BTreeSet::from(["__metadata__"]);
+    let mut fields = Vec::new();
+    if !metadata.is_empty() {
+        fields.push(format!("\"__metadata__\":{}", serde_json::json!(metadata)));
+    }
+    let mut start = 0;
+    for tensor in tensors {
+        check(tensor, stored, names.insert(tensor.name))?;
+        let end = start + tensor.data.len() as u64 * dtype.size();
+        fields.push(format!(
+            "{}:{{\"dtype\":\"{}\",\"shape\":{:?},\"data_offsets\":[{start},{end}]}}",
+            serde_json::json!(tensor.name),
+            dtype.name(),
+            tensor.shape
+        ));
+        start = end;
+    }
+    let mut header = format!("{{{}}}", fields.join(",")).into_bytes();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    Ok(header)
+}
+
+fn check(tensor: &TensorData<'_>, stored: StoredAs, is_new: bool) -> Result<(), WeightsError> {
+    let bad = |why: String| Err(WeightsError::BadTensor { tensor: tensor.name.to_owned(), why });
+    if !is_new {
+        return bad("the name is given twice or is reserved".to_owned());
+    }
+    let elements = tensor.shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size));
+    if elements != Some(tensor.data.len() as u64) {
+        return bad(format!("shape {:?} does not hold {} values", tensor.shape, tensor.data.len()));
+    }
+    let too_large =
+        |value: &&f32| stored == StoredAs::F16 && value.is_finite() && f32_to_f16(**value) & 0x7fff == 0x7c00;
+    match tensor.data.iter().find(too_large) {
+        Some(value) => bad(format!("{value} is too large for F16; write it as F32")),
+        None => Ok(()),
+    }
+}
+
+fn write_all(
+    out: &mut impl Write,
+    header: &[u8],
+    tensors: &[TensorData<'_>],
+    stored: StoredAs,
+) -> io::Result<()> {
+    out.write_all(&(header.len() as u64).to_le_bytes())?;
+    out.write_all(header)?;
+    for value in tensors.iter().flat_map(|tensor| tensor.data) {
+        match stored {
+            StoredAs::F32 => out.write_all(&value.to_le_bytes())?,
+            StoredAs::F16 => out.write_all(&f32_to_f16(*value).to_le_bytes())?,
+        }
+    }
+    out.flush()
+}

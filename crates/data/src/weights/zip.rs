@@ -1,0 +1,190 @@
+//! The part of zip that torch files use: a directory of entries stored as they are. Invariant: an
+//! entry is handed out only if its bytes lie inside the file, and memory stays below a few times
+//! the directory's size. Source: PKWARE APPNOTE 6.3.10, sections 4.3.7, 4.3.12 and 4.3.14 to 4.3.16.
+//!
+//! Own code rather than a crate: what is needed is the position of stored bytes, about 100 lines;
+//! a general reader brings decompression, encryption and recovery that must not happen here.
+
+use std::collections::BTreeMap;
+
+use super::WeightsError;
+use super::source::Source;
+
+const END_SIGNATURE: u32 = 0x0605_4b50;
+const END64_SIGNATURE: u32 = 0x0606_4b50;
+const LOCATOR64_SIGNATURE: u32 = 0x0706_4b50;
+const CENTRAL_SIGNATURE: u32 = 0x0201_4b50;
+const LOCAL_SIGNATURE: u32 = 0x0403_4b50;
+const END_BYTES: u64 = 22;
+const LOCATOR64_BYTES: u64 = 20;
+const CENTRAL_BYTES: usize = 46;
+const LOCAL_BYTES: u64 = 30;
+/// A directory of 64 MiB would list half a million storages.
+const DIRECTORY_LIMIT: u64 = 64 << 20;
+
+/// What every zip file begins with (an entry's local header).
+pub(super) const MAGIC: [u8; 4] = LOCAL_SIGNATURE.to_le_bytes();
+
+/// The entries of a zip file by name.
+#[derive(Debug)]
+pub(super) struct Zip {
+    entries: BTreeMap<String, Entry>,
+}
+
+/// One entry, as the central directory has it.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    stored: bool,
+    size: u64,
+    header: u64,
+}
+
+impl Zip {
+    /// Reads the central directory.
+    pub(super) fn open(source: &Source) -> Result<Zip, WeightsError> {
+        let (offset, size, end) = find_directory(source)?;
+        if offset.checked_add(size).is_none_or(|directory_end| directory_end > end) {
+            return Err(source.malformed("its zip directory lies outside the file"));
+        }
+        let bytes = source.read_vec(offset, size, DIRECTORY_LIMIT, "a zip directory")?;
+        let mut entries = BTreeMap::new();
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            let (name, entry, tail) =
+                parse_entry(rest).ok_or_else(|| source.malformed("a zip directory entry breaks off"))?;
+            if entries.insert(name.clone(), entry).is_some() {
+                return Err(source.malformed(format!("it holds `{name}` twice")));
+            }
+            rest = tail;
+        }
+        Ok(Zip { entries })
+    }
+
+    /// The entries' names, sorted.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
+    /// Position and size of an entry's bytes in the file; `None` when there is no such entry.
+    pub(super) fn locate(&self, source: &Source, name: &str) -> Result<Option<(u64, u64)>, WeightsError> {
+        let Some(entry) = self.entries.get(name) else { return Ok(None) };
+        if !entry.stored {
+            return Err(WeightsError::Compressed { path: source.path().to_owned(), entry: name.to_owned() });
+        }
+        let mut header = [0; LOCAL_BYTES as usize];
+        source.read_at(entry.header, &mut header)?;
+        if u32_at(&header, 0) != Some(LOCAL_SIGNATURE) {
+            return Err(source.malformed(format!("the zip header of `{name}` is not where the directory says")));
+        }
+        // The local header's own name and extra field (torch pads the latter to align storages).
+        let skip = [26, 28].map(|at| u64::from(u16_at(&header, at).unwrap_or(0)));
+        let start = entry.header + LOCAL_BYTES + skip[0] + skip[1];
+        let expected = start.saturating_add(entry.size);
+        if expected > source.len() {
+            return Err(WeightsError::Truncated {
+                path: source.path().to_owned(),
+                expected,
+                found: source.len(),
+            });
+        }
+        Ok(Some((start, entry.size)))
+    }
+}
+
+/// Offset and size of the central directory, and where the records behind it begin.
+fn find_directory(source: &Source) -> Result<(u64, u64, u64), WeightsError> {
+    let missing =
+        || source.malformed("the zip directory at its end is missing, so the file is cut short or no zip file");
+    let tail_len = source.len().min(END_BYTES + u64::from(u16::MAX));
+    let tail_start = source.len() - tail_len;
+    let tail = source.read_vec(tail_start, tail_len, tail_len, "the end")?;
+    // The record is followed by a comment of the length it states; torch writes none.
+    let at = (0..tail.len().saturating_sub(END_BYTES as usize - 1))
+        .rev()
+        .find(|&at| {
+            u32_at(&tail, at) == Some(END_SIGNATURE)
+                && u16_at(&tail, at + 20).map(usize::from) == Some(tail.len() - at - END_BYTES as usize)
+        })
+        .ok_or_else(missing)?;
+    let end = tail_start + at as u64;
+    let size = u32_at(&tail, at + 12).ok_or_else(missing)?;
+    let offset = u32_at(&tail, at + 16).ok_or_else(missing)?;
+    let count = u16_at(&tail, at + 10).ok_or_else(missing)?;
+    if size != u32::MAX && offset != u32::MAX && count != u16::MAX {
+        return Ok((u64::from(offset), u64::from(size), end));
+    }
+    find_directory64(source, end)
+}
+
+/// The same from the zip64 records, which lie before the plain end record at `end`.
+fn find_directory64(source: &Source, end: u64) -> Result<(u64, u64, u64), WeightsError> {
+    let bad = || source.malformed("its zip64 end record is missing or wrong");
+    let mut locator = [0; LOCATOR64_BYTES as usize];
+    source.read_at(end.checked_sub(LOCATOR64_BYTES).ok_or_else(bad)?, &mut locator)?;
+    if u32_at(&locator, 0) != Some(LOCATOR64_SIGNATURE) {
+        return Err(bad());
+    }
+    let end64 = u64_at(&locator, 8).filter(|&at| at < end).ok_or_else(bad)?;
+    let mut record = [0; 56];
+    source.read_at(end64, &mut record)?;
+    if u32_at(&record, 0) != Some(END64_SIGNATURE) {
+        return Err(bad());
+    }
+    match (u64_at(&record, 48), u64_at(&record, 40)) {
+        (Some(offset), Some(size)) => Ok((offset, size, end64)),
+        _ => Err(bad()),
+    }
+}
+
+/// One central directory entry and what follows it.
+fn parse_entry(bytes: &[u8]) -> Option<(String, Entry, &[u8])> {
+    if u32_at(bytes, 0)? != CENTRAL_SIGNATURE {
+        return None;
+    }
+    let (flags, method) = (u16_at(bytes, 8)?, u16_at(bytes, 10)?);
+    let (packed, size, header) = (u32_at(bytes, 20)?, u32_at(bytes, 24)?, u32_at(bytes, 42)?);
+    let [name_len, extra_len, comment_len] = [28, 30, 32].map(|at| u16_at(bytes, at).map(usize::from));
+    let (name_len, extra_len, comment_len) = (name_len?, extra_len?, comment_len?);
+    let name = bytes.get(CENTRAL_BYTES..CENTRAL_BYTES + name_len)?;
+    let extra = bytes.get(CENTRAL_BYTES + name_len..CENTRAL_BYTES + name_len + extra_len)?;
+    let rest = bytes.get(CENTRAL_BYTES + name_len + extra_len + comment_len..)?;
+    // In the zip64 extra field stand, in this order, only those values that are 2^32 - 1 above.
+    let mut wide = zip64_extra(extra).unwrap_or(&[]);
+    let mut widen = |value: u32| match value {
+        u32::MAX => {
+            let wide_value = u64_at(wide, 0)?;
+            wide = &wide[8..];
+            Some(wide_value)
+        }
+        _ => Some(u64::from(value)),
+    };
+    let (size, packed, header) = (widen(size)?, widen(packed)?, widen(header)?);
+    // Flag bit 0 says encrypted; method 0 says stored.
+    let stored = method == 0 && flags & 1 == 0 && size == packed;
+    let name = std::str::from_utf8(name).ok()?.to_owned();
+    Some((name, Entry { stored, size, header }, rest))
+}
+
+/// The body of the extra field with id 1.
+fn zip64_extra(mut extra: &[u8]) -> Option<&[u8]> {
+    loop {
+        let (id, len) = (u16_at(extra, 0)?, usize::from(u16_at(extra, 2)?));
+        let body = extra.get(4..4 + len)?;
+        if id == 1 {
+            return Some(body);
+        }
+        extra = &extra[4 + len..];
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}

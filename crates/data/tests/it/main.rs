@@ -1,0 +1,9 @@
+//! The crate's one integration-test binary.
+
+mod packs;
+mod pipeline;
+mod reader;
+mod results;
+mod support;
+mod tokens;
+mod weights;

@@ -1,0 +1,157 @@
+//! Result files: whole or not at all, and as other programs read them.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use plimsoll_data::atomic::AtomicFile;
+use plimsoll_data::rows::{NpyWriter, SafetensorsWriter};
+use serde_json::{Value, json};
+
+use crate::support::folder;
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_file_appears_whole_or_not_at_all() {
+    let folder = folder("atomic");
+    let target = folder.join("out.tsv");
+    fs::write(&target, "old").unwrap();
+    let mut file = AtomicFile::create(&target).unwrap();
+    file.write_all(b"new and ").unwrap();
+    assert_eq!(fs::read(&target).unwrap(), b"old");
+    assert_eq!(names(&folder).len(), 2);
+    drop(file);
+    assert_eq!(names(&folder), ["out.tsv"]);
+    assert_eq!(fs::read(&target).unwrap(), b"old");
+
+    let mut file = AtomicFile::create(&target).unwrap();
+    file.write_all(b"new and whole").unwrap();
+    file.patch(0, b"NEW").unwrap();
+    file.write_all(b"!").unwrap();
+    let mut spool = AtomicFile::create(&target).unwrap();
+    spool.write_all(b" spooled").unwrap();
+    file.append(spool).unwrap();
+    file.write_all(b".").unwrap();
+    file.commit().unwrap();
+    assert_eq!(fs::read(&target).unwrap(), b"NEW and whole! spooled.");
+    assert_eq!(names(&folder), ["out.tsv"]);
+}
+
+#[test]
+fn what_cannot_be_written_is_refused() {
+    let folder = folder("atomic_refused");
+    let error = AtomicFile::create(folder.join("absent/out")).unwrap_err();
+    assert!(error.to_string().contains("absent/out: cannot be written; check the folder's"));
+    let error = AtomicFile::create(&folder).unwrap_err();
+    assert!(error.to_string().contains("not a regular file"));
+    if cfg!(unix) {
+        assert!(AtomicFile::create("/dev/null").is_err());
+    }
+    assert!(AtomicFile::create("..").is_err());
+}
+
+#[test]
+fn a_name_without_a_folder_is_in_the_current_one() {
+    // The path's parent is the empty path, which cannot be opened.
+    let name = format!("plimsoll-data-test-{}", std::process::id());
+    AtomicFile::create(&name).unwrap().commit().unwrap();
+    fs::remove_file(name).unwrap();
+}
+
+#[test]
+fn npy() {
+    let path = folder("npy").join("e.npy");
+    let mut out = NpyWriter::create(&path, 2).unwrap();
+    for row in [[1.0, -2.5], [f32::MAX, 0.1], [0.0, 1e-45]] {
+        out.row(&row).unwrap();
+    }
+    assert!(out.row(&[1.0]).unwrap_err().to_string().contains("a row of 1 values in a file of 2"));
+    assert_eq!(out.finish().unwrap(), 3);
+    let bytes = fs::read(&path).unwrap();
+    assert_eq!(bytes.len(), 128 + 24);
+    let header = String::from_utf8_lossy(&bytes[10..128]);
+    assert!(header.contains("'shape': (3, 2), }"), "{header}");
+    assert_eq!(floats(&bytes[128..]), [1.0, -2.5, f32::MAX, 0.1, 0.0, 1e-45]);
+    drop(NpyWriter::create(&path, 3).unwrap());
+    assert_eq!(names(path.parent().unwrap()), ["e.npy"]);
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+/// The header and the data.
+fn read(path: &Path) -> (Value, Vec<f32>) {
+    let bytes = fs::read(path).unwrap();
+    let size = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    assert_eq!(size % 8, 0);
+    let header = serde_json::from_slice(&bytes[8..8 + size]).unwrap();
+    (header, floats(&bytes[8 + size..]))
+}
+
+#[test]
+fn safetensors_of_one_matrix() {
+    let folder = folder("safetensors_matrix");
+    let path = folder.join("e.safetensors");
+    let ids = ["a", "q\"uo\\te", "\u{e9}\u{1}", "", "b,c"];
+    let mut out = SafetensorsWriter::matrix(&path, 3).unwrap();
+    for (i, id) in ids.iter().enumerate() {
+        out.write(id, &[i as f32, 0.5, -1.0]).unwrap();
+    }
+    let error = out.write("a", &[0.0; 3]).unwrap_err();
+    assert!(error.to_string().ends_with("'a': two results for this name; each is written once"));
+    assert!(out.write("z", &[0.0; 2]).is_err());
+    assert_eq!(out.finish(&[("model", "m\"1")]).unwrap(), 5);
+    let (header, data) = read(&path);
+    let kept = header["__metadata__"]["ids"].as_str().unwrap();
+    assert_eq!(serde_json::from_str::<Vec<String>>(kept).unwrap(), ids);
+    assert_eq!(header["__metadata__"]["model"], "m\"1");
+    let entry = json!({"dtype": "F32", "shape": [5, 3], "data_offsets": [0, 60]});
+    assert_eq!(header["embeddings"], entry);
+    let expected: Vec<f32> = (0..5).flat_map(|i| [i as f32, 0.5, -1.0]).collect();
+    assert_eq!(data, expected);
+    assert_eq!(names(&folder), ["e.safetensors"]);
+}
+
+#[test]
+fn safetensors_of_a_tensor_for_each_id() {
+    let folder = folder("safetensors_tokens");
+    let path = folder.join("t.safetensors");
+    let mut out = SafetensorsWriter::tensor_per_id(&path, 2).unwrap();
+    out.write("p \"1\"", &[1.0, 2.0, 3.0, 4.0]).unwrap();
+    out.write("p2", &[5.0, 6.0]).unwrap();
+    assert!(out.write("p3", &[5.0]).is_err());
+    assert!(out.write("__metadata__", &[5.0, 6.0]).is_err());
+    assert_eq!(out.finish(&[]).unwrap(), 2);
+    let (header, data) = read(&path);
+    let first = json!({"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]});
+    let second = json!({"dtype": "F32", "shape": [1, 2], "data_offsets": [16, 24]});
+    assert_eq!(header, json!({"__metadata__": {}, "p \"1\"": first, "p2": second}));
+    assert_eq!(data, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+}
+
+#[test]
+fn files_without_rows_are_valid() {
+    let folder = folder("no_rows");
+    for name in ["m", "t"] {
+        let path = folder.join(name);
+        let out = match name {
+            "m" => SafetensorsWriter::matrix(&path, 4),
+            _ => SafetensorsWriter::tensor_per_id(&path, 4),
+        };
+        assert_eq!(out.unwrap().finish(&[("k", "v")]).unwrap(), 0);
+        let (header, data) = read(&path);
+        assert_eq!(header["__metadata__"]["k"], "v");
+        assert!(data.is_empty());
+    }
+    let (header, _) = read(&folder.join("m"));
+    assert_eq!(header["__metadata__"]["ids"], "[]");
+    assert_eq!(header["embeddings"]["shape"], json!([0, 4]));
+}

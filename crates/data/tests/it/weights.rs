@@ -1,0 +1,58 @@
+//! Weight files as a user meets them. Invariant: everything is made in the test or read from the
+//! goldens, and nothing is written outside the test's own temporary folder.
+
+mod build;
+mod damage;
+mod hub;
+mod pickles;
+mod sources;
+mod writing;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use plimsoll_data::weights::{Weights, WeightsError};
+
+/// A file of the goldens.
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/goldens").join(name)
+}
+
+/// A fresh folder for one test.
+fn folder(test: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("weights").join(test);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).expect("the temporary folder can be made");
+    folder
+}
+
+/// A file of these bytes in a fresh folder for one test.
+fn file(test: &str, name: &str, bytes: &[u8]) -> PathBuf {
+    let path = folder(test).join(name);
+    fs::write(&path, bytes).expect("the temporary file can be written");
+    path
+}
+
+/// The error and its causes, as the command line prints them, without the temporary folder.
+fn message(error: &WeightsError) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        text = format!("{text}: {inner}");
+        cause = inner.source();
+    }
+    text.replace(&format!("{}/weights/", env!("CARGO_TARGET_TMPDIR")), "")
+}
+
+/// Opens what must not open and returns its message.
+fn refusal(path: &Path) -> String {
+    message(&Weights::open(path).expect_err("it must not open"))
+}
+
+/// All elements of a tensor of floats.
+fn all(weights: &Weights, name: &str) -> Vec<f32> {
+    let count = weights.tensor(name).expect("the tensor is there").elements();
+    let mut out = vec![f32::NAN; count as usize];
+    weights.read_f32(name, 0..count, &mut out).expect("the tensor can be read");
+    out
+}

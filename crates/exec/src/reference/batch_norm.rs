@@ -1,0 +1,38 @@
+//! `y = (x - mean) / sqrt(var + eps) * gamma + beta`. Invariant: computed in f64 and rounded once.
+
+use super::{Operands, ReferenceError, Tensor};
+use graph::ops::BatchNorm;
+
+pub(super) fn eval(op: &BatchNorm, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let x = ins.matrix("x")?;
+    let columns = [x.columns];
+    let [gamma, beta, mean, var] = [
+        ins.shaped("gamma", &columns)?,
+        ins.shaped("beta", &columns)?,
+        ins.shaped("mean", &columns)?,
+        ins.shaped("var", &columns)?,
+    ];
+    let one = |c: usize, x: f32| {
+        let [gamma, beta, mean, var] = [gamma, beta, mean, var].map(|v| f64::from(v[c]));
+        ((f64::from(x) - mean) / (var + f64::from(op.eps)).sqrt() * gamma + beta) as f32
+    };
+    let y = x.iter_rows().flat_map(|row| row.iter().enumerate().map(|(c, &x)| one(c, x))).collect();
+    Ok(vec![Tensor::f32(&[x.rows, x.columns], y)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::check;
+    use super::*;
+    use graph::Op;
+
+    #[test]
+    fn known_values() {
+        let v = |a: f32, b: f32| Tensor::f32(&[2], vec![a, b]);
+        let x = Tensor::f32(&[2, 2], vec![3.0, 1.0, -1.0, 0.0]);
+        // Column 0: (x - 1) / 2 * 10 + 0.5; column 1: (x + 1) / 0.5 * -1.
+        let ins = [x, v(10.0, -1.0), v(0.5, 0.0), v(1.0, -1.0), v(3.75, 0.0)];
+        let y = Tensor::f32(&[2, 2], vec![10.5, -4.0, -9.5, -2.0]);
+        check(Op::BatchNorm(BatchNorm { eps: 0.25 }), &ins, &[y], 0.0);
+    }
+}

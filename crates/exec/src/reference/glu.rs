@@ -1,0 +1,38 @@
+//! `y[:, j] = gelu(x[:, j]) * x[:, F + j]`. Invariant: computed in f64 and rounded once.
+
+use super::{Operands, ReferenceError, Tensor, gelu::gelu};
+
+pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let x = ins.matrix("x")?;
+    if !x.columns.is_multiple_of(2) {
+        return Err(ReferenceError::Attribute { why: "x must have an even number of columns" });
+    }
+    let half = x.columns / 2;
+    let mut y = Vec::with_capacity(x.rows * half);
+    for row in x.iter_rows() {
+        let (gate, value) = row.split_at(half);
+        y.extend(gate.iter().zip(value).map(|(&g, &v)| (gelu(f64::from(g)) * f64::from(v)) as f32));
+    }
+    Ok(vec![Tensor::f32(&[x.rows, half], y)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{eval, testing::check};
+    use super::*;
+    use graph::{Op, ops::Glu};
+
+    #[test]
+    fn the_first_half_is_the_gate() {
+        let x = Tensor::f32(&[2, 4], vec![1.0, -1.0, 2.0, 10.0, 0.0, 3.0, 5.0, 1.0]);
+        let y = Tensor::f32(&[2, 2], vec![2.0 * 0.8413447, -1.5865525, 0.0, 2.9959502]);
+        check(Op::Glu(Glu {}), &[x], &[y], 3e-7);
+    }
+
+    #[test]
+    fn odd_columns_are_refused() {
+        let x = Tensor::f32(&[1, 3], vec![0.0; 3]);
+        let error = eval(&Op::Glu(Glu {}), &[&x], &[Some(vec![1, 1])]).unwrap_err();
+        assert_eq!(error.to_string(), "x must have an even number of columns");
+    }
+}

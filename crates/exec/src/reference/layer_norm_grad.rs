@@ -1,0 +1,54 @@
+//! The gradient of layer normalisation. Invariant: sums over columns and over rows are in f64.
+
+use super::{Operands, ReferenceError, Tensor};
+
+pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let dy = ins.matrix("dy")?;
+    let x = ins.shaped("x", &[dy.rows, dy.columns])?;
+    let mean = ins.shaped("mean", &[dy.rows])?;
+    let rstd = ins.shaped("rstd", &[dy.rows])?;
+    let gamma = ins.shaped("gamma", &[dy.columns])?;
+    let columns = dy.columns as f64;
+    let mut dx = Vec::with_capacity(x.len());
+    let (mut dgamma, mut dbeta) = (vec![0.0_f64; dy.columns], vec![0.0_f64; dy.columns]);
+    for (r, dy) in dy.iter_rows().enumerate() {
+        let x = &x[r * dy.len()..(r + 1) * dy.len()];
+        let (mean, rstd) = (f64::from(mean[r]), f64::from(rstd[r]));
+        let h: Vec<f64> = x.iter().map(|&x| (f64::from(x) - mean) * rstd).collect();
+        let g: Vec<f64> = dy.iter().zip(gamma).map(|(&dy, &w)| f64::from(dy) * f64::from(w)).collect();
+        let sum_g: f64 = g.iter().sum();
+        let sum_gh: f64 = g.iter().zip(&h).map(|(g, h)| g * h).sum();
+        for c in 0..dy.len() {
+            dx.push((rstd * (g[c] - sum_g / columns - h[c] * sum_gh / columns)) as f32);
+            dgamma[c] += f64::from(dy[c]) * h[c];
+            dbeta[c] += f64::from(dy[c]);
+        }
+    }
+    let column = |sums: Vec<f64>| Tensor::f32(&[sums.len()], sums.iter().map(|&s| s as f32).collect());
+    Ok(vec![Tensor::f32(&[dy.rows, dy.columns], dx), column(dgamma), column(dbeta)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{check_gradient, random, run};
+    use graph::Op;
+    use graph::ops::{LayerNorm, LayerNormGrad};
+
+    #[test]
+    fn gradients() {
+        for (rows, columns) in [(1, 8), (3, 5), (4, 2)] {
+            let op = Op::LayerNorm(LayerNorm { eps: 1e-2 });
+            let ins = [random(1, &[rows, columns]), random(2, &[columns]), random(3, &[columns])];
+            let shapes: [&[usize]; 3] = [&[rows, columns], &[rows], &[rows]];
+            let forward = run(op, &ins, &shapes);
+            let dy = random(4, &[rows, columns]);
+            let [x, gamma, _] = ins.clone();
+            let backward = [dy.clone(), x, forward[1].clone(), forward[2].clone(), gamma];
+            let outs: [&[usize]; 3] = [&[rows, columns], &[columns], &[columns]];
+            let grads = run(Op::LayerNormGrad(LayerNormGrad {}), &backward, &outs);
+            for (input, grad) in grads.iter().enumerate() {
+                check_gradient(op, &ins, input, &dy, grad, &shapes);
+            }
+        }
+    }
+}

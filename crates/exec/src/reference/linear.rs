@@ -1,0 +1,64 @@
+//! `y = f(x W^T + b)`. Invariant: sum, bias and epilogue are in f64 and rounded once.
+
+use super::{Operands, ReferenceError, Tensor, dot, gelu::gelu};
+use graph::ops::{Epilogue, Linear};
+
+pub(super) fn eval(op: &Linear, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let x = ins.matrix("x")?;
+    let w = ins.columns("w", x.columns)?;
+    let bias = if op.bias { Some(ins.shaped("b", &[w.rows])?) } else { None };
+    let residual = match op.epilogue {
+        Epilogue::Residual => Some(ins.shaped("r", &[x.rows, w.rows])?),
+        Epilogue::None | Epilogue::Gelu => None,
+    };
+    let mut y = Vec::with_capacity(x.rows * w.rows);
+    for x in x.iter_rows() {
+        for (n, w) in w.iter_rows().enumerate() {
+            let s = dot(x, w) + bias.map_or(0.0, |b| f64::from(b[n]));
+            let s = match op.epilogue {
+                Epilogue::None => s,
+                Epilogue::Gelu => gelu(s),
+                Epilogue::Residual => residual.map_or(0.0, |r| f64::from(r[y.len()])) + s,
+            };
+            y.push(s as f32);
+        }
+    }
+    Ok(vec![Tensor::f32(&[x.rows, w.rows], y)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::check;
+    use super::*;
+    use graph::Op;
+
+    #[test]
+    fn every_form() {
+        let x = Tensor::f32(&[2, 3], vec![1.0, 2.0, 3.0, -1.0, 0.0, 1.0]);
+        let w = Tensor::f32(&[2, 3], vec![1.0, 0.0, -1.0, 0.5, 0.5, 0.5]);
+        let b = Tensor::f32(&[2], vec![3.0, -1.0]);
+        let r = Tensor::f32(&[2, 2], vec![10.0, 20.0, 30.0, 40.0]);
+        // x W^T = [-2 3; -2 0]; + b = [1 2; 1 -1]; gelu of 1, 2 and -1 as in gelu.rs.
+        let cases: [(bool, Epilogue, Vec<Tensor>, [f32; 4]); 6] = [
+            (false, Epilogue::None, vec![], [-2.0, 3.0, -2.0, 0.0]),
+            (true, Epilogue::None, vec![b.clone()], [1.0, 2.0, 1.0, -1.0]),
+            (false, Epilogue::Gelu, vec![], [-0.045500264, 2.9959502, -0.045500264, 0.0]),
+            (true, Epilogue::Gelu, vec![b.clone()], [0.8413447, 1.9544997, 0.8413447, -0.15865525]),
+            (false, Epilogue::Residual, vec![r.clone()], [8.0, 23.0, 28.0, 40.0]),
+            (true, Epilogue::Residual, vec![b, r], [11.0, 22.0, 31.0, 39.0]),
+        ];
+        for (bias, epilogue, rest, y) in cases {
+            let ins = [vec![x.clone(), w.clone()], rest].concat();
+            check(Op::Linear(Linear { bias, epilogue }), &ins, &[Tensor::f32(&[2, 2], y.to_vec())], 2e-7);
+        }
+    }
+
+    #[test]
+    fn sums_are_in_f64() {
+        // 2^30 + 1 - 2^30: f32 sums give 0.
+        let x = Tensor::f32(&[1, 3], vec![32768.0, 1.0, -32768.0]);
+        let w = Tensor::f32(&[1, 3], vec![32768.0, 1.0, 32768.0]);
+        let op = Op::Linear(Linear { bias: false, epilogue: Epilogue::None });
+        check(op, &[x, w], &[Tensor::f32(&[1, 1], vec![1.0])], 0.0);
+    }
+}

@@ -1,0 +1,168 @@
+//! The reference kernels: the numerical definition of every op. Plain loops, one file per op as in
+//! `graph::ops`; f32 in and out, every sum in f64, weights in C order.
+//!
+//! Invariant: bad data is a [`ReferenceError`], never a panic; the same input gives the same bits on every
+//! machine, whatever else is in the batch.
+#![forbid(unsafe_code)]
+
+mod add;
+mod attention;
+mod batch_norm;
+mod concat;
+mod device;
+mod embed;
+mod error;
+mod gelu;
+mod glu;
+mod layer_norm;
+mod layer_norm_grad;
+mod linear;
+mod linear_grad;
+mod operands;
+mod relu;
+mod rotary_table;
+mod segment_mean;
+mod select_rows;
+mod softmax;
+mod tensor;
+#[cfg(test)]
+mod testing;
+
+pub use device::ReferenceDevice;
+pub use error::ReferenceError;
+pub use tensor::{Data, Tensor};
+
+use graph::Op;
+use operands::Operands;
+
+/// Runs one op. `outs` says which outputs are wanted and their shapes for this step; `None` is one that
+/// `dce` dropped. Inputs are those of the op's documentation, f32 (or i32 where it says so), in C order.
+///
+/// Rows that no span covers are zero in what `Attention` and `Embed` with token dropout give.
+///
+/// Errors: inputs that do not fit the op or each other, an index or span outside of what it points into,
+/// and shapes in `outs` that the op does not give.
+pub fn eval(
+    op: &Op,
+    ins: &[&Tensor],
+    outs: &[Option<Vec<usize>>],
+) -> Result<Vec<Option<Tensor>>, ReferenceError> {
+    let mut operands = Operands::new(ins)?;
+    let results = match op {
+        Op::Add(_) => add::eval(&mut operands),
+        Op::Attention(op) => attention::eval(op, &mut operands),
+        Op::BatchNorm(op) => batch_norm::eval(op, &mut operands),
+        Op::Concat(_) => concat::eval(&mut operands),
+        Op::Embed(op) => embed::eval(op, &mut operands),
+        Op::Gelu(_) => gelu::eval(&mut operands),
+        Op::GeluGrad(_) => gelu::eval_grad(&mut operands),
+        Op::Glu(_) => glu::eval(&mut operands),
+        Op::LayerNorm(op) => layer_norm::eval(op, &mut operands),
+        Op::LayerNormGrad(_) => layer_norm_grad::eval(&mut operands),
+        Op::Linear(op) => linear::eval(op, &mut operands),
+        Op::LinearInputGrad(_) => linear_grad::eval_input(&mut operands),
+        Op::LinearWeightGrad(op) => linear_grad::eval_weight(op, &mut operands),
+        Op::Relu(_) => relu::eval(&mut operands),
+        Op::RotaryTable(_) => rotary_table::eval(&mut operands, rotary_table::rows(outs)?),
+        Op::SegmentMean(op) => segment_mean::eval(op, &mut operands),
+        Op::SelectRows(_) => select_rows::eval(&mut operands),
+        Op::Softmax(_) => softmax::eval(&mut operands),
+    }?;
+    operands.end()?;
+    keep(results, outs)
+}
+
+/// The wanted ones of `results`, which must have the wanted shapes.
+fn keep(results: Vec<Tensor>, outs: &[Option<Vec<usize>>]) -> Result<Vec<Option<Tensor>>, ReferenceError> {
+    if results.len() != outs.len() {
+        return Err(ReferenceError::Outputs { wanted: outs.len(), found: results.len() });
+    }
+    let mut kept = Vec::with_capacity(outs.len());
+    for (result, out) in results.into_iter().zip(outs) {
+        if let Some(shape) = out
+            && *shape != result.shape
+        {
+            let (wanted, found) = (shape.clone(), result.shape);
+            return Err(ReferenceError::Shape { what: "an output", wanted, found });
+        }
+        kept.push(out.is_some().then_some(result));
+    }
+    Ok(kept)
+}
+
+/// `sum_i a[i] b[i]` in f64; the shorter one ends it.
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use graph::ops::*;
+
+    fn f32s(shape: &[usize]) -> Tensor {
+        Tensor::f32(shape, vec![1.0; shape.iter().product()])
+    }
+
+    fn refused(op: Op, ins: &[Tensor], outs: &[Option<Vec<usize>>], error: ReferenceError) {
+        let ins: Vec<&Tensor> = ins.iter().collect();
+        assert_eq!(eval(&op, &ins, outs), Err(error), "{op:?}");
+    }
+
+    #[test]
+    fn bad_operands_are_refused() {
+        let one = |shape: &[usize]| vec![Some(shape.to_vec())];
+        let add = Op::Add(Add {});
+        let softmax = Op::Softmax(Softmax {});
+        let linear = |bias| Op::Linear(Linear { bias, epilogue: Epilogue::None });
+        let shape = |what, wanted: &[usize], found: &[usize]| ReferenceError::Shape {
+            what,
+            wanted: wanted.to_vec(),
+            found: found.to_vec(),
+        };
+        let cases = [
+            (add, vec![f32s(&[2])], one(&[2]), ReferenceError::Inputs { wanted: 2, found: 1 }),
+            (add, vec![f32s(&[2]), f32s(&[3])], one(&[2]), shape("b", &[2], &[3])),
+            (softmax, vec![f32s(&[2, 2]); 2], one(&[2, 2]), ReferenceError::Inputs { wanted: 1, found: 2 }),
+            (
+                softmax,
+                vec![f32s(&[4])],
+                one(&[4]),
+                ReferenceError::Rank { what: "x", wanted: 2, found: vec![4] },
+            ),
+            (
+                softmax,
+                vec![Tensor::i32(&[1, 1], vec![0])],
+                one(&[1, 1]),
+                ReferenceError::DType { what: "x", wanted: "f32" },
+            ),
+            (
+                softmax,
+                vec![Tensor::f32(&[2, 3], vec![0.0; 5])],
+                one(&[2, 3]),
+                ReferenceError::Length { input: 0, wanted: 6, found: 5 },
+            ),
+            (softmax, vec![f32s(&[2, 3])], one(&[2, 4]), shape("an output", &[2, 4], &[2, 3])),
+            (softmax, vec![f32s(&[2, 3])], vec![], ReferenceError::Outputs { wanted: 0, found: 1 }),
+            (linear(false), vec![f32s(&[2, 3]), f32s(&[4, 5])], one(&[2, 4]), shape("w", &[4, 3], &[4, 5])),
+            (
+                linear(true),
+                vec![f32s(&[2, 3]), f32s(&[4, 3]), f32s(&[3])],
+                one(&[2, 4]),
+                shape("b", &[4], &[3]),
+            ),
+        ];
+        for (op, ins, outs, error) in cases {
+            refused(op, &ins, &outs, error);
+        }
+    }
+
+    #[test]
+    fn unwanted_outputs_are_dropped() {
+        let ins = [f32s(&[2, 4]), f32s(&[4]), f32s(&[4])];
+        let op = Op::LayerNorm(LayerNorm { eps: 1e-5 });
+        let got = eval(&op, &ins.each_ref(), &[Some(vec![2, 4]), None, Some(vec![2])]).unwrap();
+        let kept: Vec<Option<&[usize]>> = got.iter().map(|t| t.as_ref().map(|t| &t.shape[..])).collect();
+        assert_eq!(kept, [Some(&[2, 4][..]), None, Some(&[2][..])]);
+    }
+}

@@ -1,0 +1,151 @@
+//! The inputs of an op, taken in the order of its documentation. Invariant: what is taken was checked, so
+//! kernels index without asking again.
+
+use super::{Data, ReferenceError, Tensor};
+use std::ops::Range;
+
+/// The inputs that have not been taken yet.
+pub(super) struct Operands<'a> {
+    ins: &'a [&'a Tensor],
+    next: usize,
+}
+
+/// A matrix in C order.
+#[derive(Clone, Copy)]
+pub(super) struct Matrix<'a> {
+    pub rows: usize,
+    pub columns: usize,
+    pub data: &'a [f32],
+}
+
+impl<'a> Matrix<'a> {
+    /// Row `r`, which must exist.
+    pub fn row(&self, r: usize) -> &'a [f32] {
+        &self.data[r * self.columns..(r + 1) * self.columns]
+    }
+
+    /// All rows.
+    pub fn iter_rows(self) -> impl Iterator<Item = &'a [f32]> {
+        (0..self.rows).map(move |r| self.row(r))
+    }
+}
+
+impl<'a> Operands<'a> {
+    /// All inputs; each must have the elements that its shape says.
+    pub fn new(ins: &'a [&'a Tensor]) -> Result<Self, ReferenceError> {
+        for (input, tensor) in ins.iter().enumerate() {
+            let product = tensor.shape.iter().try_fold(1_usize, |n, &d| n.checked_mul(d));
+            let (wanted, found) = (product.unwrap_or(usize::MAX), tensor.data.len());
+            if product != Some(found) {
+                return Err(ReferenceError::Length { input, wanted, found });
+            }
+        }
+        Ok(Self { ins, next: 0 })
+    }
+
+    /// Whether all were taken.
+    pub fn is_empty(&self) -> bool {
+        self.next == self.ins.len()
+    }
+
+    /// Refuses what was not taken.
+    pub fn end(&self) -> Result<(), ReferenceError> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        Err(ReferenceError::Inputs { wanted: self.next, found: self.ins.len() })
+    }
+
+    /// Floats of any shape.
+    pub fn floats(&mut self, what: &'static str) -> Result<(&'a [usize], &'a [f32]), ReferenceError> {
+        let tensor = self.take()?;
+        match &tensor.data {
+            Data::F32(data) => Ok((&tensor.shape, data)),
+            Data::I32(_) => Err(ReferenceError::DType { what, wanted: "f32" }),
+        }
+    }
+
+    /// Floats of this shape.
+    pub fn shaped(&mut self, what: &'static str, wanted: &[usize]) -> Result<&'a [f32], ReferenceError> {
+        let (shape, data) = self.floats(what)?;
+        if shape == wanted {
+            return Ok(data);
+        }
+        Err(ReferenceError::Shape { what, wanted: wanted.to_vec(), found: shape.to_vec() })
+    }
+
+    /// A matrix of any size.
+    pub fn matrix(&mut self, what: &'static str) -> Result<Matrix<'a>, ReferenceError> {
+        let (shape, data) = self.floats(what)?;
+        match *shape {
+            [rows, columns] => Ok(Matrix { rows, columns, data }),
+            _ => Err(ReferenceError::Rank { what, wanted: 2, found: shape.to_vec() }),
+        }
+    }
+
+    /// A matrix with this many columns.
+    pub fn columns(&mut self, what: &'static str, columns: usize) -> Result<Matrix<'a>, ReferenceError> {
+        let x = self.matrix(what)?;
+        if x.columns == columns {
+            return Ok(x);
+        }
+        let (wanted, found) = (vec![x.rows, columns], vec![x.rows, x.columns]);
+        Err(ReferenceError::Shape { what, wanted, found })
+    }
+
+    /// A vector of integers.
+    pub fn integers(&mut self, what: &'static str) -> Result<&'a [i32], ReferenceError> {
+        let tensor = self.take()?;
+        match (&tensor.data, tensor.shape.len()) {
+            (Data::I32(data), 1) => Ok(data),
+            (Data::I32(_), _) => Err(ReferenceError::Rank { what, wanted: 1, found: tensor.shape.clone() }),
+            (Data::F32(_), _) => Err(ReferenceError::DType { what, wanted: "i32" }),
+        }
+    }
+
+    /// (start, end) of every sequence: inside `rows`, no row in two of them.
+    pub fn spans(&mut self, rows: usize) -> Result<Vec<Range<usize>>, ReferenceError> {
+        let tensor = self.take()?;
+        let Data::I32(data) = &tensor.data else {
+            return Err(ReferenceError::DType { what: "spans", wanted: "i32" });
+        };
+        let [sequences, 2] = tensor.shape[..] else {
+            let wanted = vec![tensor.shape.first().copied().unwrap_or(0), 2];
+            return Err(ReferenceError::Shape { what: "spans", wanted, found: tensor.shape.clone() });
+        };
+        let mut taken = vec![false; rows];
+        let mut spans = Vec::with_capacity(sequences);
+        for (sequence, pair) in data.chunks_exact(2).enumerate() {
+            let (start, end) = (pair[0], pair[1]);
+            let outside = ReferenceError::Span { sequence, start, end, rows };
+            let (Ok(a), Ok(b)) = (usize::try_from(start), usize::try_from(end)) else {
+                return Err(outside);
+            };
+            if a > b || b > rows {
+                return Err(outside);
+            }
+            if let Some(i) = taken[a..b].iter().position(|&t| t) {
+                return Err(ReferenceError::Overlap { sequence, row: a + i });
+            }
+            taken[a..b].fill(true);
+            spans.push(a..b);
+        }
+        Ok(spans)
+    }
+
+    fn take(&mut self) -> Result<&'a Tensor, ReferenceError> {
+        let found = self.ins.len();
+        let tensor = self.ins.get(self.next).ok_or(ReferenceError::Inputs { wanted: found + 1, found })?;
+        self.next += 1;
+        Ok(tensor)
+    }
+}
+
+/// `indices` as row numbers, all below `limit`.
+pub(super) fn rows_of(what: &'static str, indices: &[i32], limit: usize) -> Result<Vec<usize>, ReferenceError> {
+    let row = |(position, &index): (usize, &i32)| match usize::try_from(index) {
+        Ok(row) if row < limit => Ok(row),
+        Ok(_) | Err(_) => Err(ReferenceError::Index { what, position, index, limit }),
+    };
+    indices.iter().enumerate().map(row).collect()
+}

@@ -1,0 +1,52 @@
+//! Cosines and sines of rotary embedding. Invariant: the angle is one f32 product, as in the reference
+//! implementations; its cosine and sine are in f64, rounded once.
+
+use super::{Operands, ReferenceError, Tensor};
+
+pub(super) fn eval(ins: &mut Operands<'_>, rows: usize) -> Result<Vec<Tensor>, ReferenceError> {
+    let (shape, inv_freq) = ins.floats("inv_freq")?;
+    let [half] = *shape else {
+        return Err(ReferenceError::Rank { what: "inv_freq", wanted: 1, found: shape.to_vec() });
+    };
+    let angle = |p: usize| inv_freq.iter().map(move |&f| f64::from(p as f32 * f));
+    let table = |of: fn(f64) -> f64| -> Tensor {
+        Tensor::f32(&[rows, half], (0..rows).flat_map(angle).map(|a| of(a) as f32).collect())
+    };
+    Ok(vec![table(libm::cos), table(libm::sin)])
+}
+
+/// Positions to tabulate: the rows of whichever table is wanted. No input says it.
+pub(super) fn rows(outs: &[Option<Vec<usize>>]) -> Result<usize, ReferenceError> {
+    let Some(shape) = outs.iter().flatten().next() else { return Ok(0) };
+    match shape[..] {
+        [rows, _] => Ok(rows),
+        _ => Err(ReferenceError::Rank { what: "an output", wanted: 2, found: shape.clone() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{check, floats, run};
+    use super::*;
+    use graph::{Op, ops::RotaryTable};
+
+    #[test]
+    fn known_angles() {
+        let inv_freq = Tensor::f32(&[2], vec![1.0, 0.5]);
+        let of = |f: fn(f64) -> f64| {
+            let angles = [0.0, 0.0, 1.0, 0.5, 2.0, 1.0];
+            Tensor::f32(&[3, 2], angles.map(|a| f(a) as f32).to_vec())
+        };
+        check(Op::RotaryTable(RotaryTable {}), &[inv_freq], &[of(f64::cos), of(f64::sin)], 6e-8);
+    }
+
+    #[test]
+    fn the_angle_is_rounded_to_f32() {
+        let f = 0.1_f32;
+        let got =
+            run(Op::RotaryTable(RotaryTable {}), &[Tensor::f32(&[1], vec![f])], &[&[1001, 1], &[1001, 1]]);
+        let rounded = f64::from(1000.0_f32 * f);
+        assert!((f64::from(floats(&got[0])[1000]) - rounded.cos()).abs() < 6e-8);
+        assert!((rounded.cos() - (1000.0 * f64::from(f)).cos()).abs() > 5e-7, "else this shows nothing");
+    }
+}

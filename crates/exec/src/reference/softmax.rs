@@ -1,0 +1,49 @@
+//! Softmax over rows. Invariant: the largest score is subtracted first, so no exponential overflows.
+
+use super::{Operands, ReferenceError, Tensor};
+
+pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let x = ins.matrix("x")?;
+    let mut y = Vec::with_capacity(x.data.len());
+    for row in x.iter_rows() {
+        let scores: Vec<f64> = row.iter().map(|&x| f64::from(x)).collect();
+        let (weights, _) = normalise(&scores);
+        y.extend(weights.iter().map(|&w| w as f32));
+    }
+    Ok(vec![Tensor::f32(&[x.rows, x.columns], y)])
+}
+
+/// The softmax of `scores`, and `ln sum exp(score)`.
+pub(super) fn normalise(scores: &[f64]) -> (Vec<f64>, f64) {
+    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let mut weights: Vec<f64> = scores.iter().map(|&s| libm::exp(s - max)).collect();
+    let sum: f64 = weights.iter().sum();
+    for w in &mut weights {
+        *w /= sum;
+    }
+    (weights, max + libm::log(sum))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::check;
+    use super::*;
+    use graph::{Op, ops::Softmax};
+
+    #[test]
+    fn known_rows() {
+        let ln2 = std::f32::consts::LN_2;
+        let x = vec![0.0, ln2, 2.0 * ln2, 1000.0, 1000.0, -1000.0, f32::NAN, 0.0, 0.0];
+        let (sevenths, nan) = ([1.0, 2.0, 4.0].map(|n| n / 7.0), [f32::NAN; 3]);
+        let y = [sevenths, [0.5, 0.5, 0.0], nan].concat();
+        check(Op::Softmax(Softmax {}), &[Tensor::f32(&[3, 3], x)], &[Tensor::f32(&[3, 3], y)], 6e-8);
+    }
+
+    #[test]
+    fn lse_is_the_log_of_the_sum() {
+        let (weights, lse) = normalise(&[3.0, 1.0, -2.0]);
+        let sum = 3.0_f64.exp() + 1.0_f64.exp() + (-2.0_f64).exp();
+        assert!((lse - sum.ln()).abs() < 1e-15);
+        assert!((weights[1] - 1.0_f64.exp() / sum).abs() < 1e-15);
+    }
+}

@@ -1,0 +1,78 @@
+//! What the tests of the reference kernels share. Invariant: a tolerance is stated by the caller.
+
+use super::{Tensor, eval};
+use graph::Op;
+
+/// All outputs of `op`, whose shapes are those of `shapes`.
+pub(super) fn run(op: Op, ins: &[Tensor], shapes: &[&[usize]]) -> Vec<Tensor> {
+    let ins: Vec<&Tensor> = ins.iter().collect();
+    let outs: Vec<Option<Vec<usize>>> = shapes.iter().map(|s| Some(s.to_vec())).collect();
+    let results = eval(&op, &ins, &outs).unwrap_or_else(|e| panic!("{op:?}: {e}"));
+    results.into_iter().flatten().collect()
+}
+
+/// The outputs of `op` must be `wanted` within `tolerance` (absolute).
+pub(super) fn check(op: Op, ins: &[Tensor], wanted: &[Tensor], tolerance: f64) {
+    let shapes: Vec<&[usize]> = wanted.iter().map(|t| &t.shape[..]).collect();
+    for (i, (got, wanted)) in run(op, ins, &shapes).iter().zip(wanted).enumerate() {
+        for (g, w) in floats(got).iter().zip(floats(wanted)) {
+            let error = (f64::from(*g) - f64::from(*w)).abs();
+            let same = g.to_bits() == w.to_bits() || (g.is_nan() && w.is_nan());
+            assert!(same || error <= tolerance, "{op:?} output {i}: {got:?}, not {wanted:?}");
+        }
+    }
+}
+
+/// `n` floats in -1..1 that look random, the same for the same seed (splitmix64, Steele et al. 2014).
+pub(super) fn noise(seed: u64, n: usize) -> Vec<f32> {
+    let mut state = seed;
+    let next = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    std::iter::repeat_with(next).take(n).collect()
+}
+
+/// A matrix or vector of noise.
+pub(super) fn random(seed: u64, shape: &[usize]) -> Tensor {
+    Tensor::f32(shape, noise(seed, shape.iter().product()))
+}
+
+/// `grad` must be the gradient of `sum dy . y` by input `input`, y being output 0 of `op`, by central
+/// differences of h = 1e-3: they carry eps(f32) / h = 1e-4 of rounding and h^2 = 1e-6 of truncation, so the
+/// tolerance is 5e-4 (relative where the gradient is above 1).
+pub(super) fn check_gradient(
+    op: Op,
+    ins: &[Tensor],
+    input: usize,
+    dy: &Tensor,
+    grad: &Tensor,
+    outs: &[&[usize]],
+) {
+    let loss = |x: Vec<f32>| -> f64 {
+        let mut moved = ins.to_vec();
+        moved[input] = Tensor::f32(&ins[input].shape, x);
+        super::dot(floats(&run(op, &moved, outs)[0]), floats(dy))
+    };
+    assert_eq!(grad.shape, ins[input].shape);
+    let x = floats(&ins[input]);
+    for i in 0..x.len() {
+        let (mut above, mut below) = (x.to_vec(), x.to_vec());
+        above[i] += 1e-3;
+        below[i] -= 1e-3;
+        let step = f64::from(above[i]) - f64::from(below[i]);
+        let wanted = (loss(above) - loss(below)) / step;
+        let got = f64::from(floats(grad)[i]);
+        assert!(
+            (got - wanted).abs() <= 5e-4 * wanted.abs().max(1.0),
+            "{op:?}: d/dx[{i}] = {got}, not {wanted}"
+        );
+    }
+}
+
+pub(super) fn floats(tensor: &Tensor) -> &[f32] {
+    tensor.floats().expect("floats")
+}

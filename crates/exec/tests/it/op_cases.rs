@@ -1,0 +1,247 @@
+//! The op-case suite as data: every op on shapes that make kernels stumble (single rows, ragged columns,
+//! tails of panels, sequences of one token, batches below their bounds). The same cases run on every device
+//! and are compared with `plimsoll_exec::reference`.
+//!
+//! Invariant: a case is a pure function of its name; its tolerance is c * eps(f32) * sqrt(K), c and K stated
+//! where the case is built.
+
+mod attention;
+mod linear;
+mod rows;
+mod sequences;
+
+use graph::{Bounds, Builder, Counts, DType, Dim, Graph, Op, Role, TensorSpec};
+use plimsoll_exec::reference::{Data, Tensor, eval};
+
+/// Numbers of rows around the heights of row panels.
+pub const ROWS: [u64; 7] = [1, 2, 13, 31, 32, 33, 70];
+
+/// Lengths of the sequences of a batch.
+pub const BATCHES: [&[u64]; 7] = [&[1], &[2], &[50], &[1, 2, 50], &[170], &[300, 33], &[2, 170, 1, 50]];
+
+/// One launch of one op.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// Unique; the seed of its numbers.
+    pub name: String,
+    /// What runs.
+    pub op: Op,
+    /// The most that its plan holds.
+    pub bounds: Bounds,
+    /// What this launch holds.
+    pub counts: Counts,
+    /// Its operands.
+    pub ins: Vec<Operand>,
+    /// How far a device may be from the reference.
+    pub tolerance: Tolerance,
+}
+
+/// An input of a [`Case`].
+#[derive(Clone, Debug)]
+pub struct Operand {
+    /// Its type, row-major.
+    pub spec: TensorSpec,
+    /// Its elements at the case's counts, in C order.
+    pub data: Data,
+    /// Whether it is a parameter in a model: a device may pack it when it is loaded.
+    pub weight: bool,
+}
+
+/// `c * eps(f32) * sqrt(k) * max(scale, largest |wanted|)`, absolute, for every element of an output.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tolerance {
+    /// The factor of the op; 0 where bits are copied.
+    pub c: f32,
+    /// Terms of the longest sum.
+    pub k: u64,
+    /// Magnitude of the terms, where they are larger than their sum.
+    pub scale: f32,
+}
+
+/// Numbers `offset + amplitude u`, u in -1..1.
+#[derive(Clone, Copy, Debug)]
+pub struct Noise {
+    /// The middle.
+    pub offset: f32,
+    /// The largest distance from it.
+    pub amplitude: f32,
+}
+
+/// Noise in -1..1.
+pub const UNIT: Noise = Noise { offset: 0.0, amplitude: 1.0 };
+
+/// All cases, in a fixed order.
+pub fn cases() -> Vec<Case> {
+    [rows::cases(), linear::cases(), attention::cases(), sequences::cases()].concat()
+}
+
+impl Tolerance {
+    /// For sums of `k` terms of magnitude 1.
+    pub fn sum(c: f32, k: u64) -> Self {
+        Self { c, k, scale: 1.0 }
+    }
+
+    /// The largest error allowed in an output that should be `wanted`.
+    pub fn limit(&self, wanted: &[f32]) -> f32 {
+        let largest = wanted.iter().fold(self.scale, |m, w| m.max(w.abs()));
+        self.c * f32::EPSILON * (self.k as f32).sqrt() * largest
+    }
+}
+
+impl Case {
+    /// A case without operands: sequences of `lengths`, each bound `slack` above what they need.
+    pub fn new(name: String, op: Op, lengths: &[u64], slack: u64, tolerance: Tolerance) -> Self {
+        let counts = Counts { tokens: lengths.iter().sum(), sequences: lengths.len() as u64 };
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        let bounds = Bounds {
+            tokens: counts.tokens + slack,
+            sequences: counts.sequences + slack,
+            longest: longest + slack,
+        };
+        Self { name, op, bounds, counts, ins: vec![], tolerance }
+    }
+
+    /// With an activation of noise.
+    pub fn noise(self, shape: &[Dim], noise: Noise) -> Self {
+        let data = self.numbers(shape, noise);
+        self.operand(shape, Data::F32(data), false)
+    }
+
+    /// With a parameter of noise.
+    pub fn weight(self, shape: &[u64], noise: Noise) -> Self {
+        let shape: Vec<Dim> = shape.iter().copied().map(Dim::Fixed).collect();
+        let data = self.numbers(&shape, noise);
+        self.operand(&shape, Data::F32(data), true)
+    }
+
+    /// With these integers.
+    pub fn integers(self, shape: &[Dim], data: Vec<i32>) -> Self {
+        self.operand(shape, Data::I32(data), false)
+    }
+
+    /// With the (start, end) of sequences of `lengths`, packed one behind the other.
+    pub fn spans(self, lengths: &[u64]) -> Self {
+        let mut end = 0;
+        let pair = |&n: &u64| {
+            end += n as i32;
+            [end - n as i32, end]
+        };
+        let data = lengths.iter().flat_map(pair).collect();
+        self.integers(&[Dim::Sequences(1), Dim::Fixed(2)], data)
+    }
+
+    /// With this operand.
+    pub fn operand(mut self, shape: &[Dim], data: Data, weight: bool) -> Self {
+        let dtype = match data {
+            Data::F32(_) => DType::F32,
+            Data::I32(_) => DType::I32,
+        };
+        let spec = TensorSpec::activation(shape, dtype).with_role(Role::Input);
+        self.ins.push(Operand { spec, data, weight });
+        self
+    }
+
+    /// The operands as the reference kernels take them.
+    pub fn tensors(&self) -> Vec<Tensor> {
+        let tensor = |o: &Operand| Tensor { shape: self.shape(&o.spec), data: o.data.clone() };
+        self.ins.iter().map(tensor).collect()
+    }
+
+    /// Shapes of the outputs in this launch.
+    pub fn out_shapes(&self) -> Vec<Vec<usize>> {
+        let specs: Vec<&TensorSpec> = self.ins.iter().map(|o| &o.spec).collect();
+        let outs = self.op.rules().infer(&specs, &self.bounds);
+        let outs = outs.unwrap_or_else(|rule| panic!("{}: {rule}", self.name));
+        outs.iter().map(|spec| self.shape(spec)).collect()
+    }
+
+    /// What the reference kernels give: every output.
+    pub fn reference(&self) -> Vec<Tensor> {
+        let tensors = self.tensors();
+        let outs: Vec<_> = self.out_shapes().into_iter().map(Some).collect();
+        let results = eval(&self.op, &tensors.iter().collect::<Vec<_>>(), &outs);
+        let results = results.unwrap_or_else(|error| panic!("{}: {error}", self.name));
+        results.into_iter().flatten().collect()
+    }
+
+    /// The op alone in a graph: input or parameter `in{i}` for operand i, output `out{i}` for output i.
+    pub fn graph(&self) -> Graph {
+        let mut builder = Builder::new(self.bounds);
+        let mut values = Vec::new();
+        for (i, operand) in self.ins.iter().enumerate() {
+            let name = format!("in{i}");
+            values.push(if operand.weight {
+                let shape: Vec<u64> = operand.spec.shape.iter().filter_map(|d| d.fixed()).collect();
+                builder.param(&name, &shape)
+            } else {
+                builder.input(&name, &operand.spec.shape, operand.spec.dtype)
+            });
+        }
+        for (i, out) in builder.node(self.op, &values).into_iter().enumerate() {
+            builder.output(&format!("out{i}"), out);
+        }
+        builder.finish().unwrap_or_else(|error| panic!("{}: {error}", self.name))
+    }
+
+    fn shape(&self, spec: &TensorSpec) -> Vec<usize> {
+        spec.shape.iter().map(|d| d.at(self.counts) as usize).collect()
+    }
+
+    fn numbers(&self, shape: &[Dim], noise: Noise) -> Vec<f32> {
+        let elements = shape.iter().map(|d| d.at(self.counts)).product();
+        let numbers = self.random(elements).map(|bits| (bits >> 40) as f32 / (1 << 23) as f32 - 1.0);
+        numbers.map(|u| noise.offset + noise.amplitude * u).collect()
+    }
+
+    /// `n` random numbers for the next operand: splitmix64 (Steele, Lea and Flood 2014), seeded by the FNV-1a
+    /// hash of the case's name and the operand's position.
+    pub fn random(&self, n: u64) -> impl Iterator<Item = u64> + use<> {
+        let seed = self
+            .name
+            .bytes()
+            .chain([self.ins.len() as u8])
+            .fold(0xcbf2_9ce4_8422_2325, |h: u64, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+        (1..=n).map(move |i| {
+            let z = seed.wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            z ^ (z >> 31)
+        })
+    }
+}
+
+#[test]
+fn every_op_has_a_case() {
+    let cases = cases();
+    for name in Op::NAMES {
+        assert!(cases.iter().any(|case| case.op.name() == *name), "{name} has no case");
+    }
+    let mut names: Vec<&str> = cases.iter().map(|case| &case.name[..]).collect();
+    names.sort_unstable();
+    assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "names are seeds and must differ");
+}
+
+#[test]
+fn cases_are_graphs_inside_their_bounds() {
+    for case in cases() {
+        assert!(case.bounds.admits(case.counts), "{}", case.name);
+        for operand in &case.ins {
+            assert_eq!(operand.spec.elements_at(case.counts), operand.data.len() as u64, "{}", case.name);
+        }
+        let graph = case.graph();
+        assert_eq!((graph.nodes.len(), graph.outputs.len()), (1, case.out_shapes().len()), "{}", case.name);
+    }
+}
+
+#[test]
+fn the_reference_runs_every_case() {
+    for case in cases() {
+        for out in case.reference() {
+            let values = out.floats().expect("every op gives floats");
+            assert!(values.iter().all(|x| x.is_finite()), "{}: {values:?}", case.name);
+            // A tolerance that admits the fourth digit tests nothing.
+            let largest = values.iter().fold(case.tolerance.scale, |m, x| m.max(x.abs()));
+            assert!(case.tolerance.limit(values) <= 5e-5 * largest, "{}", case.name);
+        }
+    }
+}

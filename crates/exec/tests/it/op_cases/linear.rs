@@ -1,0 +1,73 @@
+//! Cases of the affine map and its gradients. Invariant: weights are scaled so that outputs are of order 1.
+
+use super::{Case, Noise, ROWS, Tolerance, UNIT};
+use graph::ops::*;
+use graph::{Dim, Op};
+
+/// (N, K): whole panels, ragged ones, one class, the widest K of the suite.
+const SIZES: [(u64, u64); 9] =
+    [(8, 8), (24, 40), (33, 24), (40, 33), (160, 160), (1, 8), (2, 512), (64, 320), (320, 1)];
+
+/// c of all three; K: the terms of a sum.
+const C: f32 = 2.0;
+
+/// All cases of this file.
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, &rows) in ROWS.iter().enumerate() {
+        for (j, &(n, k)) in SIZES.iter().enumerate() {
+            cases.push(linear(rows, Dim::Tokens(1), n, k, form(i + j)));
+            cases.push(input_grad(rows, n, k));
+            cases.push(weight_grad(rows, n, k, (i + j) % 2 == 0));
+        }
+    }
+    // Every form at one ragged size, and the head of the pipeline: rows are sequences.
+    for i in 0..6 {
+        cases.push(linear(37, Dim::Tokens(1), 41, 39, form(i)));
+        cases.push(linear(5, Dim::Sequences(1), 24, 33, form(i)));
+        cases.push(linear(3, Dim::Fixed(3), 40, 24, form(i)));
+    }
+    cases
+}
+
+/// The six forms in turn.
+fn form(i: usize) -> Linear {
+    let epilogue = [Epilogue::None, Epilogue::Gelu, Epilogue::Residual][i % 3];
+    Linear { bias: i % 6 < 3, epilogue }
+}
+
+/// Noise whose sums of `k` products with unit noise are of order 1.
+fn scaled(k: u64) -> Noise {
+    Noise { offset: 0.0, amplitude: 3.0 / (k as f32).sqrt() }
+}
+
+fn linear(rows: u64, dim: Dim, n: u64, k: u64, op: Linear) -> Case {
+    let name = format!("linear {rows} rows of {dim}, {n} x {k}, bias {}, {:?}", op.bias, op.epilogue);
+    let lengths: &[u64] = match dim {
+        Dim::Sequences(_) => &vec![2; rows as usize],
+        Dim::Tokens(_) | Dim::Fixed(_) => &[rows],
+    };
+    let case = Case::new(name, Op::Linear(op), lengths, rows % 2 * 3, Tolerance::sum(C, k));
+    let mut case = case.noise(&[dim, Dim::Fixed(k)], UNIT).weight(&[n, k], scaled(k));
+    if op.bias {
+        case = case.weight(&[n], UNIT);
+    }
+    match op.epilogue {
+        Epilogue::Residual => case.noise(&[dim, Dim::Fixed(n)], UNIT),
+        Epilogue::None | Epilogue::Gelu => case,
+    }
+}
+
+fn input_grad(rows: u64, n: u64, k: u64) -> Case {
+    let name = format!("linear_input_grad {rows} rows, {n} x {k}");
+    let op = Op::LinearInputGrad(LinearInputGrad {});
+    let case = Case::new(name, op, &[rows], rows % 2 * 3, Tolerance::sum(C, n));
+    case.noise(&[Dim::Tokens(1), Dim::Fixed(n)], UNIT).weight(&[n, k], scaled(n))
+}
+
+fn weight_grad(rows: u64, n: u64, k: u64, bias: bool) -> Case {
+    let name = format!("linear_weight_grad {rows} rows, {n} x {k}, bias {bias}");
+    let op = Op::LinearWeightGrad(LinearWeightGrad { bias });
+    let case = Case::new(name, op, &[rows], rows % 2 * 3, Tolerance::sum(C, rows));
+    case.noise(&[Dim::Tokens(1), Dim::Fixed(n)], UNIT).noise(&[Dim::Tokens(1), Dim::Fixed(k)], UNIT)
+}

@@ -1,0 +1,101 @@
+//! Cases of the ops that treat every row alike. Invariant: each runs on every number of rows and of columns.
+
+use super::{Case, Noise, ROWS, Tolerance, UNIT};
+use graph::ops::*;
+use graph::{Dim, Op};
+
+/// Numbers of columns: whole vectors, tails, and a single one.
+const COLUMNS: [u64; 7] = [8, 24, 33, 40, 160, 320, 1];
+
+/// Positive numbers: variances and reciprocal deviations.
+const POSITIVE: Noise = Noise { offset: 1.0, amplitude: 0.9 };
+
+/// All cases of this file.
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (rows, columns) in shapes() {
+        cases.extend(elementwise(rows, columns));
+        cases.extend(norms(rows, columns, UNIT));
+        cases.push(softmax(rows, columns, UNIT));
+        cases.push(concat(rows, Dim::Tokens(1), &[columns, 8, 33]));
+    }
+    // A mean far from zero, where E[x^2] - E[x]^2 loses its digits.
+    cases.extend(norms(13, 160, Noise { offset: 100.0, amplitude: 1.0 }));
+    cases.push(softmax(33, 40, Noise { offset: 500.0, amplitude: 100.0 }));
+    cases.push(softmax(5, 2, UNIT));
+    cases.push(concat(3, Dim::Sequences(1), &[33]));
+    cases.push(concat(70, Dim::Sequences(1), &[768, 320]));
+    cases.push(concat(13, Dim::Fixed(13), &[1, 1, 1, 1]));
+    cases
+}
+
+fn shapes() -> impl Iterator<Item = (u64, u64)> {
+    ROWS.into_iter().zip(COLUMNS).chain(COLUMNS.map(|columns| (5, columns)))
+}
+
+/// A case of `rows` tokens; odd ones are below their bounds.
+fn case(op: Op, rows: u64, columns: u64, noise: Noise, tolerance: Tolerance) -> Case {
+    let name = format!("{} {rows} x {columns} around {}", op.name(), noise.offset);
+    Case::new(name, op, &[rows], rows % 2 * 3, tolerance)
+}
+
+/// c: 1 for one exactly rounded operation; 0 for none; 4 where erf is approximated.
+fn elementwise(rows: u64, columns: u64) -> [Case; 5] {
+    let x = [Dim::Tokens(1), Dim::Fixed(columns)];
+    let halves = [Dim::Tokens(1), Dim::Fixed(2 * columns)];
+    // Both tails of erf.
+    let wide = Noise { offset: 0.0, amplitude: 6.0 };
+    let of = |op, c| case(op, rows, columns, UNIT, Tolerance::sum(c, 1));
+    [
+        of(Op::Add(Add {}), 1.0).noise(&x, UNIT).noise(&x, UNIT),
+        of(Op::Relu(Relu {}), 0.0).noise(&x, UNIT),
+        of(Op::Gelu(Gelu {}), 4.0).noise(&x, wide),
+        of(Op::GeluGrad(GeluGrad {}), 4.0).noise(&x, UNIT).noise(&x, wide),
+        of(Op::Glu(Glu {}), 4.0).noise(&halves, wide),
+    ]
+}
+
+/// c = 2; 4 for the gradient with its three sums and for batch norm, which a kernel may fold into x s + t.
+/// K: the columns and, for sums over rows, the rows; 1 for batch norm.
+fn norms(rows: u64, columns: u64, noise: Noise) -> [Case; 3] {
+    let x = [Dim::Tokens(1), Dim::Fixed(columns)];
+    let scale = noise.offset.abs() + noise.amplitude;
+    let tolerance = |c, k| Tolerance { c, k, scale };
+    let of = |op, tolerance| case(op, rows, columns, noise, tolerance);
+    let norm = of(Op::LayerNorm(LayerNorm { eps: 1e-5 }), tolerance(2.0, columns));
+    let grad = of(Op::LayerNormGrad(LayerNormGrad {}), tolerance(4.0, columns.max(rows)));
+    let batch = of(Op::BatchNorm(BatchNorm { eps: 1e-5 }), tolerance(4.0, 1));
+    let statistic = [Dim::Tokens(1)];
+    [
+        norm.noise(&x, noise).weight(&[columns], UNIT).weight(&[columns], UNIT),
+        grad.noise(&x, UNIT)
+            .noise(&x, noise)
+            .noise(&statistic, Noise { amplitude: 0.1, ..noise })
+            .noise(&statistic, POSITIVE)
+            .weight(&[columns], UNIT),
+        batch
+            .noise(&x, noise)
+            .weight(&[columns], UNIT)
+            .weight(&[columns], UNIT)
+            .weight(&[columns], Noise { amplitude: 0.1, ..noise })
+            .weight(&[columns], POSITIVE),
+    ]
+}
+
+/// c = 2, K: the columns. The scores are subtracted exactly, so their size does not matter.
+fn softmax(rows: u64, columns: u64, noise: Noise) -> Case {
+    let op = Op::Softmax(Softmax {});
+    case(op, rows, columns, noise, Tolerance::sum(2.0, columns))
+        .noise(&[Dim::Tokens(1), Dim::Fixed(columns)], noise)
+}
+
+/// Bits are copied.
+fn concat(rows: u64, dim: Dim, columns: &[u64]) -> Case {
+    let name = format!("concat {rows} rows of {dim} x {columns:?}");
+    let lengths: &[u64] = match dim {
+        Dim::Sequences(_) => &vec![1; rows as usize],
+        Dim::Tokens(_) | Dim::Fixed(_) => &[rows],
+    };
+    let case = Case::new(name, Op::Concat(Concat {}), lengths, rows % 2 * 3, Tolerance::sum(0.0, 1));
+    columns.iter().fold(case, |case, &c| case.noise(&[dim, Dim::Fixed(c)], UNIT))
+}

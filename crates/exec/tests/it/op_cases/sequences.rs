@@ -1,0 +1,107 @@
+//! Cases of the ops that know of sequences and indices: embedding, rotary tables, pooling, chosen rows.
+//! Invariant: indices are inside; the first and the last one occur.
+
+use super::{BATCHES, Case, Tolerance, UNIT};
+use graph::ops::*;
+use graph::{Dim, Op};
+use plimsoll_exec::reference::Data;
+
+const COLUMNS: [u64; 4] = [8, 24, 33, 320];
+
+/// Tokens of the vocabulary; the last one is `<mask>`.
+const VOCABULARY: u64 = 33;
+
+/// All cases of this file.
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, lengths) in BATCHES.into_iter().enumerate() {
+        for (j, masked, row, dropout) in [
+            (0, false, false, false),
+            (1, false, true, false),
+            (2, false, false, true),
+            (3, true, false, true),
+            (4, true, true, true),
+        ] {
+            cases.push(embed(lengths, COLUMNS[(i + j) % 4], masked, row, dropout));
+        }
+        for (j, skips) in [(0, 0), (1, 1), (0, 1), (3, 60)].into_iter().enumerate() {
+            cases.push(segment_mean(lengths, COLUMNS[(i + j) % 4], skips));
+        }
+        cases.extend(select_rows(lengths, COLUMNS[i % 4]));
+    }
+    for half in [1, 4, 8, 12, 16, 32, 64] {
+        for longest in [1, 2, 170, 1026] {
+            cases.push(rotary_table(half, longest));
+        }
+    }
+    cases
+}
+
+/// c = 2, K = 1: the added row and the scale.
+fn embed(lengths: &[u64], columns: u64, masked: bool, row: bool, dropout: bool) -> Case {
+    let mask_id = VOCABULARY as i32 - 1;
+    let token_dropout = dropout.then_some(TokenDropout { mask_id, keep: 0.88 });
+    let name = format!("embed {lengths:?} x {columns}, masks {masked}, row {row}, dropout {dropout}");
+    let op = Op::Embed(Embed { token_dropout, row });
+    let case = Case::new(name, op, lengths, columns % 2 * 3, Tolerance::sum(2.0, 1));
+    let ids = ids(&case, lengths, masked);
+    let mut case = case.integers(&[Dim::Tokens(1)], ids).weight(&[VOCABULARY, columns], UNIT);
+    if row {
+        case = case.weight(&[1, columns], UNIT);
+    }
+    if dropout { case.spans(lengths) } else { case }
+}
+
+/// Sequences that begin with token 0; the others are any but `<mask>`, and with `masked` every third is it.
+fn ids(case: &Case, lengths: &[u64], masked: bool) -> Vec<i32> {
+    let mut random = case.random(case.counts.tokens);
+    let positions = lengths.iter().flat_map(|&n| 0..n);
+    let id = |(t, bits): (u64, u64)| match t {
+        0 => 0,
+        _ if masked && t % 3 == 1 => VOCABULARY as i32 - 1,
+        _ => (bits % (VOCABULARY - 1)) as i32,
+    };
+    positions.zip(&mut random).map(id).collect()
+}
+
+/// c = 1, K: the rows of the longest sequence.
+fn segment_mean(lengths: &[u64], columns: u64, (skip_first, skip_last): (u32, u32)) -> Case {
+    let name = format!("segment_mean {lengths:?} x {columns}, skip {skip_first} and {skip_last}");
+    let op = Op::SegmentMean(SegmentMean { skip_first, skip_last });
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    let case = Case::new(name, op, lengths, columns % 2 * 3, Tolerance::sum(1.0, longest));
+    case.noise(&[Dim::Tokens(1), Dim::Fixed(columns)], UNIT).spans(lengths)
+}
+
+/// Bits are copied: the first token of every sequence, any five rows, all rows backwards.
+fn select_rows(lengths: &[u64], columns: u64) -> [Case; 3] {
+    let of = |what: &str, dim: Dim| {
+        let name = format!("select_rows {what} of {lengths:?} x {columns}");
+        let op = Op::SelectRows(SelectRows {});
+        let case = Case::new(name, op, lengths, columns % 2 * 3, Tolerance::sum(0.0, 1));
+        (case.noise(&[Dim::Tokens(1), Dim::Fixed(columns)], UNIT), [dim])
+    };
+    let (first, sequences) = of("the first token", Dim::Sequences(1));
+    let (some, five) = of("five", Dim::Fixed(5));
+    let (all, tokens) = of("all", Dim::Tokens(1));
+    let count = all.counts.tokens;
+    let starts = lengths.iter().scan(0, |start, &n| {
+        *start += n as i32;
+        Some(*start - n as i32)
+    });
+    let any = some.random(5).map(|bits| (bits % count) as i32).collect();
+    [
+        first.integers(&sequences, starts.collect()),
+        some.integers(&five, any),
+        all.integers(&tokens, (0..count as i32).rev().collect()),
+    ]
+}
+
+/// c = 2, K = 1: cosines and sines of the same f32 angle.
+fn rotary_table(half: u32, longest: u64) -> Case {
+    let op = Op::RotaryTable(RotaryTable {});
+    let name = format!("rotary_table {longest} x {half}");
+    let case = Case::new(name, op, &[longest], 0, Tolerance::sum(2.0, 1));
+    let frequency = |j: u32| 10_000_f64.powf(-f64::from(j) / f64::from(half)) as f32;
+    case.operand(&[Dim::Fixed(u64::from(half))], Data::F32((0..half).map(frequency).collect()), true)
+}

@@ -1,0 +1,206 @@
+//! The floors: which crate may depend on which of ours, and a reason beside every other
+//! dependency. Read from the manifests' text, since the reason is a comment.
+
+use super::{Hit, hit};
+use crate::source::File;
+
+/// One crate of ours.
+struct Row {
+    name: &'static str,
+    /// Tests may look at any crate on this floor or below.
+    floor: u8,
+    /// What the crate itself may depend on.
+    may: &'static [&'static str],
+}
+
+/// The table of ARCHITECTURE.md. A crate that is not in it is an error.
+const TABLE: &[Row] = &[
+    Row { name: "graph", floor: 0, may: &[] },
+    Row { name: "data", floor: 0, may: &[] },
+    Row { name: "plan", floor: 1, may: &["graph"] },
+    Row { name: "models", floor: 1, may: &["graph"] },
+    Row { name: "exec", floor: 2, may: &["graph", "plan"] },
+    Row { name: "cuda", floor: 2, may: &["graph", "plan", "exec"] },
+    Row { name: "run", floor: 3, may: &["graph", "plan", "exec", "models", "data"] },
+    Row { name: "cli", floor: 4, may: &["run", "cuda"] },
+];
+
+/// A manifest of `crates/` depends on our own crates as the table allows.
+pub fn floors(file: &File) -> Vec<Hit> {
+    if !file.path.starts_with("crates/") || !file.path.ends_with("/Cargo.toml") {
+        return Vec::new();
+    }
+    let Some(row) = row(file.crate_name()) else {
+        return vec![hit(1, format!("`{}` has no row in the table of floors", file.crate_name()))];
+    };
+    let mut hits = Vec::new();
+    for entry in entries(&file.text) {
+        let Some(on) = entry.own() else { continue };
+        if !allowed(row, on, entry.table) {
+            let what = format!("`{}` may not have `{on}` in [{}]", row.name, entry.table);
+            hits.push(hit(entry.line, what));
+        }
+    }
+    hits
+}
+
+/// Every dependency on someone else's crate has its reason as a comment beside or above it.
+/// One taken over from the workspace has it there.
+pub fn reason(file: &File) -> Vec<Hit> {
+    if !file.path.ends_with("Cargo.toml") {
+        return Vec::new();
+    }
+    let bare = entries(&file.text)
+        .into_iter()
+        .filter(|entry| entry.own().is_none() && !entry.text.contains("workspace = true") && !entry.has_reason);
+    bare.map(|entry| hit(entry.line, format!("no comment says why `{}` is needed", entry.name))).collect()
+}
+
+fn row(name: &str) -> Option<&'static Row> {
+    TABLE.iter().find(|row| row.name == name)
+}
+
+fn allowed(row: &Row, on: &str, table: &str) -> bool {
+    let listed = row.may.contains(&on);
+    if !table.contains("dev-dependencies") {
+        return listed;
+    }
+    // Nothing but `cli` ever sees `cuda`, and no crate tests itself from outside.
+    let below = self::row(on).is_some_and(|on| on.floor <= row.floor);
+    listed || (below && on != "cuda" && on != row.name)
+}
+
+/// One dependency of a manifest.
+struct Entry<'a> {
+    line: usize,
+    table: &'a str,
+    name: &'a str,
+    /// The whole entry, all its lines.
+    text: String,
+    has_reason: bool,
+}
+
+impl Entry<'_> {
+    /// Which crate of ours this is, by its name, its package or its path.
+    fn own(&self) -> Option<&str> {
+        let package = quoted(&self.text, "package").unwrap_or(self.name);
+        let package = package.strip_prefix("plimsoll-").unwrap_or(package);
+        let folder = quoted(&self.text, "path").and_then(|path| path.rsplit('/').next());
+        let own = |name: &&str| row(name).is_some();
+        Some(package).filter(own).or(folder)
+    }
+}
+
+/// The text between the quotes after `key =`.
+fn quoted<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    let (_, after) = text.split_once(&format!("{key} ="))?;
+    after.split('"').nth(1)
+}
+
+/// The dependencies of a manifest, in every table of them.
+fn entries(text: &str) -> Vec<Entry<'_>> {
+    let mut found: Vec<Entry> = Vec::new();
+    let (mut table, mut above, mut open) = ("", false, false);
+    for (index, line) in text.lines().enumerate() {
+        let (code, comment) = line.split_once('#').map_or((line, false), |(code, _)| (code, true));
+        let code = code.trim();
+        if let Some(entry) = found.last_mut().filter(|_| open) {
+            entry.text.push_str(code);
+            entry.has_reason |= comment;
+            open = !balanced(&entry.text);
+        } else if code.starts_with('[') {
+            table = code.trim_matches(['[', ']']);
+            // `[dependencies.name]` spreads one entry over a table: its lines follow.
+            if let Some((_, name)) = table.split_once("dependencies.") {
+                let has_reason = above || comment;
+                found.push(Entry { line: index + 1, table, name, text: String::new(), has_reason });
+            }
+        } else if table.contains("dependencies.") && !code.is_empty() {
+            found.last_mut().into_iter().for_each(|entry| entry.text.push_str(code));
+        } else if let Some((key, _)) = code.split_once('=').filter(|_| lists_dependencies(table)) {
+            let name = key.split('.').next().unwrap_or(key).trim().trim_matches('"');
+            let (text, has_reason) = (code.to_owned(), above || comment);
+            open = !balanced(&text);
+            found.push(Entry { line: index + 1, table, name, text, has_reason });
+        }
+        above = comment && code.is_empty();
+    }
+    found
+}
+
+/// `[dependencies]`, `[dev-dependencies]`, `[workspace.dependencies]`, `[target.*.dependencies]`.
+fn lists_dependencies(table: &str) -> bool {
+    table.ends_with("dependencies")
+}
+
+fn balanced(text: &str) -> bool {
+    let count = |bracket| text.matches(bracket).count();
+    count('{') == count('}') && count('[') == count(']')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::check;
+    use super::*;
+
+    #[test]
+    fn floors_point_down() {
+        let check = |name: &str, text: &str, lines: &[usize]| {
+            check(floors, &format!("crates/{name}/Cargo.toml"), text, lines);
+        };
+        check("plan", "[dependencies]\ngraph.workspace = true\n", &[]);
+        check("plan", "[dependencies]\nexec.workspace = true\n", &[2]);
+        check("models", "[dependencies]\nplan = { workspace = true }\n", &[2]);
+        check("models", "[dependencies]\np = { path = \"../plan\" }\n", &[2]);
+        check("models", "[dependencies]\np = { package = \"plimsoll-plan\", path = \"x\" }\n", &[2]);
+        check("models", "[dependencies.plan]\npath = \"../plan\"\n", &[1]);
+        check("graph", "[target.'cfg(unix)'.dependencies]\ndata.workspace = true\n", &[2]);
+        check("graph", "[build-dependencies]\ndata.workspace = true\n", &[2]);
+        check("cli", "[dependencies]\nrun.workspace = true\ndata.workspace = true\n", &[3]);
+        check("run", "[dependencies]\ncuda.workspace = true\n", &[2]);
+        check("extra", "[dependencies]\n", &[1]);
+    }
+
+    #[test]
+    fn tests_may_look_down_but_not_up() {
+        let check = |name: &str, dev: &str, lines: &[usize]| {
+            let text = format!("[dev-dependencies]\n{dev}.workspace = true\n");
+            check(floors, &format!("crates/{name}/Cargo.toml"), &text, lines);
+        };
+        check("exec", "models", &[]);
+        check("cli", "plan", &[]);
+        check("plan", "exec", &[2]);
+        check("graph", "plan", &[2]);
+        check("run", "cuda", &[2]);
+        check("plan", "plan", &[2]);
+    }
+
+    #[test]
+    fn dependencies_have_reasons() {
+        let check = |text: &str, lines: &[usize]| {
+            check(reason, "crates/data/Cargo.toml", &format!("[dependencies]\n{text}"), lines);
+        };
+        check("flate2 = \"1\" # gzip\n", &[]);
+        check("# gzip\nflate2 = \"1\"\n", &[]);
+        check("flate2 = \"1\"\n", &[2]);
+        check("# gzip\nflate2 = \"1\"\nsha2 = \"1\"\n", &[4]);
+        check("# of nothing\n\nflate2 = \"1\"\n", &[4]);
+        check("flate2 = { version = \"1\", features = [\n  \"a\", # pure Rust\n] }\n", &[]);
+        check("flate2 = { version = \"1\", features = [\n  \"a\",\n] }\n", &[2]);
+        check("flate2.workspace = true\ngraph.workspace = true\n", &[]);
+        check("[dependencies.flate2]\nversion = \"1\"\n", &[2]);
+        check("# gzip\n[dependencies.flate2]\nversion = \"1\"\nfeatures = []\n", &[]);
+        check("[features]\nfast = []\n", &[]);
+    }
+
+    #[test]
+    fn the_table_points_down() {
+        for crate_row in TABLE {
+            for on in crate_row.may {
+                let below = row(on).expect("a crate of the table");
+                let beside = crate_row.name == "cuda" && *on == "exec";
+                assert!(below.floor < crate_row.floor || beside, "{} -> {on}", crate_row.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! No catch-all in a match on the closed enums: when a variant is added, the compiler names
+//! every place that has to decide about it. A heuristic on text, not on types: it looks at
+//! matches whose patterns name such an enum.
+
+use super::{Hit, hit};
+use crate::source::{File, in_word};
+
+/// The enums every match must spell out.
+const CLOSED: &[&str] = &["Op", "Role", "DType", "MemorySpace"];
+/// The crates that see them (`data` has element types of its own).
+const CRATES: &[&str] = &["graph", "plan", "exec", "models", "cuda", "run"];
+
+/// Catch-all arms beside arms of a closed enum.
+pub fn catch_all(file: &File) -> Vec<Hit> {
+    if !file.is_rust() || !CRATES.contains(&file.crate_name()) {
+        return Vec::new();
+    }
+    file.words("match").flat_map(|at| catch_alls(file, at)).collect()
+}
+
+fn catch_alls(file: &File, at: usize) -> Vec<Hit> {
+    let arms = arms(file, at);
+    let own = enclosing_type(&file.code[..at]);
+    let Some(closed) = CLOSED.iter().find(|name| {
+        let by_self = own == **name && arms.iter().any(|(_, arm)| arm.contains("Self::"));
+        by_self || arms.iter().any(|(_, arm)| names(arm, name))
+    }) else {
+        return Vec::new();
+    };
+    let all = arms.iter().filter(|(_, arm)| catches_all(arm));
+    all.map(|(at, arm)| hit(file.line(*at), format!("`{arm} =>` in a match on `{closed}`"))).collect()
+}
+
+/// The patterns of the match at `at`, each with its offset.
+fn arms(file: &File, at: usize) -> Vec<(usize, &str)> {
+    let Some(body) = file.body(at) else {
+        return Vec::new();
+    };
+    let bytes = file.code.as_bytes();
+    let (mut arms, mut start, mut i) = (Vec::new(), body.start + 1, body.start + 1);
+    while i < body.end {
+        match bytes[i] {
+            b'(' | b'[' | b'{' => i = file.close(i).unwrap_or(body.end),
+            b',' => start = i + 1,
+            b'=' if bytes[i + 1] == b'>' => {
+                arms.push(pattern(&file.code, start, i));
+                i = block_end(file, i + 2).unwrap_or(i + 1);
+                start = i + 1;
+            }
+            _ => {}
+        }
+        i += 1;
+    }
+    arms
+}
+
+/// The text between two offsets without blanks and attributes around it.
+fn pattern(code: &str, start: usize, end: usize) -> (usize, &str) {
+    let mut text = code[start..end].trim();
+    while let Some((_, rest)) = text.strip_prefix("#[").and_then(|text| text.split_once(']')) {
+        text = rest.trim_start();
+    }
+    (start + code[start..end].rfind(text).unwrap_or(0), text)
+}
+
+/// The closing brace of an arm that is a block: such an arm needs no comma.
+fn block_end(file: &File, from: usize) -> Option<usize> {
+    let rest = file.code[from..].trim_start();
+    let rest = rest.strip_prefix("unsafe").unwrap_or(rest).trim_start();
+    rest.starts_with('{').then(|| file.close(file.code.len() - rest.len()))?
+}
+
+/// Whether a pattern takes whatever is left: `_`, a plain name, or a tuple of them.
+fn catches_all(pattern: &str) -> bool {
+    let parts = pattern.trim_start_matches('(').trim_end_matches(')').split(',');
+    parts.map(str::trim).filter(|part| !part.is_empty()).all(|part| {
+        let word = part.bytes().all(in_word);
+        let name = word && part.bytes().next().is_some_and(|b| b == b'_' || b.is_ascii_lowercase());
+        name && part != "true" && part != "false"
+    })
+}
+
+/// Whether a pattern has `name::` in it, as a whole word.
+fn names(pattern: &str, name: &str) -> bool {
+    let path = format!("{name}::");
+    let mut places = pattern.match_indices(&path);
+    places.any(|(at, _)| at == 0 || !in_word(pattern.as_bytes()[at - 1]))
+}
+
+/// The type of the last `impl` before this point, so that `Self::` can be read.
+fn enclosing_type(before: &str) -> &str {
+    let header = before.rfind("\nimpl").map_or("", |at| &before[at + 1..]);
+    let header = header.split('{').next().unwrap_or("").trim_end();
+    header.rsplit([' ', ':']).next().unwrap_or("")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::check;
+    use super::*;
+
+    const PATH: &str = "crates/plan/src/fuse.rs";
+
+    #[test]
+    fn catch_alls_are_found() {
+        let check = |text: &str, lines: &[usize]| check(catch_all, PATH, text, lines);
+        check("match op {\n Op::Add => 1,\n _ => 2,\n}", &[3]);
+        check("match op {\n Op::Add(a) => { f(a) }\n _ => {}\n}", &[3]);
+        check("match op {\n Op::Add(a) => unsafe { f(a) }\n other => {}\n}", &[3]);
+        check("match x {\n Some(graph::DType::F32) => 1,\n _ => 2,\n}", &[3]);
+        check("match (a, b) {\n (Role::Grad, Role::Grad) => 1,\n (_, _) => 2,\n}", &[3]);
+        check("match op {\n Op::Add { a, .. } | Op::Sub { a } => f::<A, B>(a),\n _ => 2,\n}", &[3]);
+        check("match op {\n Op::Add => 1,\n #[cfg(test)]\n _ => 2,\n}", &[4]);
+        check("x\nimpl Kind for Op {\n fn f(&self) { match self { Self::Add => 1,\n _ => 2 } } }", &[4]);
+        check("match a {\n 1 => match op {\n Op::Add => 1,\n _ => 2,\n },\n _ => 3,\n}", &[4]);
+    }
+
+    #[test]
+    fn spelled_out_matches_pass() {
+        let check = |text: &str| check(catch_all, PATH, text, &[]);
+        check("match op { Op::Add => 1, Op::Sub => 2 }");
+        check("match n { 1 => Op::Add, _ => Op::Sub }");
+        check("match op { MyOp::Add => 1, _ => 2 }");
+        check("match a { 1 => match op { Op::Add => 1, Op::Sub => 2 }, _ => 3 }");
+        check("match (a, b) { (Role::Grad, _) => 1, (Role::State, true) => 2 }");
+        check("// match op { Op::Add => 1, _ => 2 }");
+    }
+
+    #[test]
+    fn other_crates_are_left_alone() {
+        let text = "match t { DType::F32 => 1, _ => 2 }";
+        super::super::tests::check(catch_all, "crates/data/src/weights/zip.rs", text, &[]);
+    }
+}

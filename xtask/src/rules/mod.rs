@@ -1,0 +1,118 @@
+//! The house rules, one row each. A rule is a pure function from a file to what is wrong in it;
+//! the rules over the whole tree are in `whole`. Every rule has a test that plants a violation.
+
+use std::fmt;
+
+use crate::source::File;
+
+mod floors;
+mod lines;
+mod matches;
+mod safety;
+mod text;
+mod whole;
+
+/// What a rule found in one file.
+#[derive(Debug, PartialEq)]
+pub struct Hit {
+    /// 1-based.
+    pub line: usize,
+    /// What is wrong there, and where it helps, what to do.
+    pub what: String,
+}
+
+/// A hit with its file and rule; prints as `path:line: rule: what`.
+pub struct Finding {
+    path: String,
+    rule: &'static str,
+    hit: Hit,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Finding { path, rule, hit } = self;
+        write!(f, "{path}:{}: {rule}: {}", hit.line, hit.what)
+    }
+}
+
+type FileRule = fn(&File) -> Vec<Hit>;
+type TreeRule = fn(&[File]) -> Vec<(String, Hit)>;
+
+/// Rules that look at one file. Each decides itself which files concern it.
+const FILE_RULES: &[(&str, FileRule)] = &[
+    ("floors", floors::floors),
+    ("reason", floors::reason),
+    ("opening", lines::opening),
+    ("file-length", lines::file_length),
+    ("fn-length", lines::fn_length),
+    ("unsafe-home", safety::home),
+    ("unsafe-why", safety::why),
+    ("unsafe-forbidden", safety::forbidden),
+    ("catch-all", matches::catch_all),
+    ("unfinished", text::unfinished),
+    ("file-name", text::file_name),
+    ("macro", text::macros),
+    ("test-binary", text::test_binary),
+    ("machine-path", text::machine_paths),
+];
+
+/// Rules that need the whole tree.
+const TREE_RULES: &[(&str, TreeRule)] = &[("lock", whole::lock), ("workspace-size", whole::workspace_size)];
+
+/// Everything that breaks a rule, by path and line.
+pub fn check(files: &[File]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in files {
+        for &(rule, check) in FILE_RULES {
+            let hits = check(file).into_iter();
+            findings.extend(hits.map(|hit| Finding { path: file.path.clone(), rule, hit }));
+        }
+    }
+    for &(rule, check) in TREE_RULES {
+        let hits = check(files).into_iter();
+        findings.extend(hits.map(|(path, hit)| Finding { path, rule, hit }));
+    }
+    findings.sort_by(|a, b| (&a.path, a.hit.line, a.rule).cmp(&(&b.path, b.hit.line, b.rule)));
+    findings
+}
+
+/// The rules' names.
+pub fn names() -> Vec<&'static str> {
+    let file_rules = FILE_RULES.iter().map(|(name, _)| *name);
+    file_rules.chain(TREE_RULES.iter().map(|(name, _)| *name)).collect()
+}
+
+fn hit(line: usize, what: impl Into<String>) -> Hit {
+    Hit { line, what: what.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs `rule` on a planted file and compares the lines it names.
+    pub fn check(rule: FileRule, path: &str, text: &str, lines: &[usize]) {
+        let hits = rule(&File::new(path, text));
+        let found: Vec<usize> = hits.iter().map(|hit| hit.line).collect();
+        assert_eq!(found, lines, "{path}:\n{text}\n{hits:?}");
+    }
+
+    #[test]
+    fn findings_are_sorted_and_printed_with_place_and_rule() {
+        let late = File::new("xtask/src/b.rs", "//! B.\nfn f() { todo!() }\n");
+        let early = File::new("xtask/src/a.rs", "fn f() {}\n");
+        let lock = File::new("Cargo.lock", "");
+        let found: Vec<String> = super::check(&[late, early, lock]).iter().map(ToString::to_string).collect();
+        assert_eq!(found[0], "xtask/src/a.rs:1: opening: the file does not open with `//!`");
+        assert!(found[1].starts_with("xtask/src/b.rs:2: unfinished: `todo!`"), "{found:?}");
+        assert_eq!(found.len(), 2);
+    }
+
+    #[test]
+    fn names_are_distinct() {
+        let mut names = names();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), FILE_RULES.len() + TREE_RULES.len());
+    }
+}

@@ -1,0 +1,139 @@
+//! Rules on words and names: nothing unfinished, no drawer files, no trace of one machine.
+
+use super::{Hit, hit};
+use crate::source::{File, in_word};
+
+/// What unfinished work looks like, and what to do instead.
+const UNFINISHED: &[(&str, &str)] = &[
+    ("todo!", "build it, or leave room for it without a stub"),
+    ("unimplemented!", "build it, or refuse with an error that names what is missing"),
+    ("dbg!", "remove it"),
+    ("#[ignore", "a test runs, or prints why it skips"),
+];
+
+/// Names of files and folders that say nothing about what is in them.
+const DRAWERS: &[&str] = &["util", "utils", "prelude", "misc", "helpers"];
+
+/// Files that may hold `macro_rules!`: the tables of ids and ops.
+const MACRO_HOMES: &[&str] = &["crates/graph/src/id.rs", "crates/graph/src/op.rs"];
+
+/// Machine paths and package hosts. In two pieces, so that this table does not find itself.
+const MACHINES: &[&str] = &[
+    concat!("/ro", "ot/"),
+    concat!("/wo", "rk/"),
+    concat!("/ho", "me/"),
+    concat!("/Us", "ers/"),
+    concat!("index.", "crates.io"),
+    concat!("static.", "crates.io"),
+    concat!("pypi.", "org"),
+    concat!("python", "hosted.org"),
+    concat!("download.", "pytorch.org"),
+    concat!("artif", "actory"),
+];
+
+/// No unfinished work in code.
+pub fn unfinished(file: &File) -> Vec<Hit> {
+    let mut hits = Vec::new();
+    for &(word, instead) in UNFINISHED.iter().filter(|_| file.is_rust()) {
+        for at in whole(&file.code, word) {
+            hits.push(hit(file.line(at), format!("`{word}`: {instead}")));
+        }
+    }
+    hits
+}
+
+/// No file or folder is a drawer.
+pub fn file_name(file: &File) -> Vec<Hit> {
+    let stems = file.path.split('/').map(|part| part.split('.').next().unwrap_or(part));
+    let drawers = stems.filter(|stem| file.is_rust() && DRAWERS.contains(stem));
+    drawers.map(|stem| hit(1, format!("`{stem}` says nothing: name the file for what it does"))).collect()
+}
+
+/// No macro beyond the id and op tables.
+pub fn macros(file: &File) -> Vec<Hit> {
+    if !file.is_rust() || MACRO_HOMES.contains(&file.path.as_str()) {
+        return Vec::new();
+    }
+    let places = whole(&file.code, "macro_rules!").map(|at| file.line(at));
+    places.map(|line| hit(line, format!("macros stand only in {}", MACRO_HOMES.join(", ")))).collect()
+}
+
+/// One integration-test binary per crate: `tests/it/main.rs`.
+pub fn test_binary(file: &File) -> Vec<Hit> {
+    let folder = format!("crates/{}/tests/", file.crate_name());
+    let Some(inside) = file.path.strip_prefix(&folder).filter(|_| file.is_rust()) else {
+        return Vec::new();
+    };
+    let binary = !inside.contains('/') || (inside.ends_with("/main.rs") && inside != "it/main.rs");
+    binary.then(|| hit(1, "a second test binary: make it a module of tests/it/main.rs")).into_iter().collect()
+}
+
+/// No path of one machine and no host of a package registry.
+pub fn machine_paths(file: &File) -> Vec<Hit> {
+    // The lock file must name its sources; the `lock` rule looks at them.
+    if file.path == "Cargo.lock" {
+        return Vec::new();
+    }
+    let mut hits = Vec::new();
+    for (index, line) in file.text.lines().enumerate() {
+        for needle in MACHINES.iter().filter(|needle| whole(line, needle).next().is_some()) {
+            hits.push(hit(index + 1, format!("`{needle}` belongs to one machine, not to the project")));
+        }
+    }
+    hits
+}
+
+/// Where `needle` begins in `text` without a part of a name or path before it.
+fn whole<'a>(text: &'a str, needle: &'a str) -> impl Iterator<Item = usize> + 'a {
+    let places = text.match_indices(needle).map(|(at, _)| at);
+    places.filter(move |&at| {
+        let before = at.checked_sub(1).map(|i| text.as_bytes()[i]);
+        !before.is_some_and(|b| in_word(b) || b == b'.' || b == b'-')
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::check;
+    use super::*;
+
+    #[test]
+    fn unfinished_work() {
+        for (word, _) in UNFINISHED {
+            check(unfinished, "a.rs", &format!("fn f() {{\n    {word}() }}\n"), &[2]);
+            check(unfinished, "a.rs", &format!("// {word}\n\"{word}\"\n"), &[]);
+        }
+        check(unfinished, "a.rs", "fn f() { my_todo!() }\n", &[]);
+    }
+
+    #[test]
+    fn drawers() {
+        check(file_name, "crates/run/src/utils.rs", "", &[1]);
+        check(file_name, "crates/run/src/helpers/names.rs", "", &[1]);
+        check(file_name, "crates/run/src/monitor.rs", "", &[]);
+    }
+
+    #[test]
+    fn macros_have_a_home() {
+        check(macros, "crates/graph/src/id.rs", "macro_rules! id {}\n", &[]);
+        check(macros, "crates/plan/src/id.rs", "\nmacro_rules! id {}\n", &[2]);
+    }
+
+    #[test]
+    fn one_test_binary() {
+        check(test_binary, "crates/run/tests/it/main.rs", "", &[]);
+        check(test_binary, "crates/run/tests/it/predict.rs", "", &[]);
+        check(test_binary, "crates/run/src/predict/tests/mod.rs", "", &[]);
+        check(test_binary, "crates/run/tests/predict.rs", "", &[1]);
+        check(test_binary, "crates/run/tests/other/main.rs", "", &[1]);
+    }
+
+    #[test]
+    fn machine_text() {
+        for needle in MACHINES {
+            check(machine_paths, "README.md", &format!("fine\nsee {needle}x\n"), &[2]);
+        }
+        check(machine_paths, "README.md", concat!("../net/wo", "rk/x\n"), &[]);
+        check(machine_paths, "Cargo.lock", MACHINES[4], &[]);
+    }
+}

@@ -1,0 +1,58 @@
+//! Reads the workspace's text files. The list is sorted and its paths are relative with `/`, so
+//! every report is the same on every machine. Build outputs, results and fixtures are not read.
+
+use std::fs;
+use std::path::Path;
+
+use crate::source::File;
+
+/// Folders that hold no text of ours: version control, builds, test data, the neighbours' data.
+const SKIPPED: &[&str] = &[".git", "fixtures", "shared", "__pycache__", "node_modules"];
+
+/// Every text file under `root`; files that are not UTF-8 are passed over.
+///
+/// # Errors
+/// A folder or file that cannot be read, by name.
+pub fn read(root: &Path) -> Result<Vec<File>, String> {
+    let mut files = Vec::new();
+    walk(root, "", &mut files)?;
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(files)
+}
+
+fn walk(folder: &Path, prefix: &str, files: &mut Vec<File>) -> Result<(), String> {
+    let entries = fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    for entry in entries {
+        let entry = entry.map_err(|e| format!("{}: {e}", folder.display()))?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let path = format!("{prefix}{name}");
+        let kind = entry.file_type().map_err(|e| format!("{path}: {e}"))?;
+        if kind.is_dir() && !skipped(&name) {
+            walk(&entry.path(), &format!("{path}/"), files)?;
+        } else if kind.is_file() {
+            let bytes = fs::read(entry.path()).map_err(|e| format!("{path}: {e}"))?;
+            files.extend(String::from_utf8(bytes).ok().map(|text| File::new(path, text)));
+        }
+    }
+    Ok(())
+}
+
+fn skipped(folder: &str) -> bool {
+    let build = folder == "target" || folder.starts_with("target-");
+    build || folder.ends_with("_plimsoll") || SKIPPED.contains(&folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn builds_results_and_fixtures_are_skipped() {
+        for folder in ["target", "target-ci", "reads_plimsoll", ".git", "fixtures"] {
+            assert!(skipped(folder), "{folder}");
+        }
+        for folder in ["crates", "src", ".ci", "targets", "bench"] {
+            assert!(!skipped(folder), "{folder}");
+        }
+    }
+}
