@@ -91,7 +91,9 @@ fn values(name: &str, shape: &[u64]) -> Vec<f32> {
         return vec![if scale { 1.0 } else { 0.0 }; n as usize];
     }
     let deviation = 1.0 / (shape[1] as f64).sqrt();
-    let mut random = Random(name.bytes().fold(0x9E37_79B9_7F4A_7C15, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01B3)));
+    let mut random = Random(
+        name.bytes().fold(0x9E37_79B9_7F4A_7C15, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01B3)),
+    );
     (0..n).map(|_| (random.normal() * deviation) as f32).collect()
 }
 

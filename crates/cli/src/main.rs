@@ -1,2 +1,75 @@
-//! cli
-fn main() {}
+//! The command line: words to options of `run`, and back. Invariant: no logic; what a command does is in
+//! `run`, and every flag is read in one place, its file in `flags`.
+//!
+//! Exit codes: 0 success; 1 failure, bad usage, bad input; 2 partial (some sequences failed);
+//! 4 does not fit in memory.
+#![forbid(unsafe_code)]
+
+mod flags;
+mod report;
+mod terminal;
+
+use clap::{Parser, Subcommand};
+use run::RunError;
+use std::error::Error;
+use std::process::ExitCode;
+
+/// Finds viruses among DNA sequences and embeds DNA and proteins, under a memory line that is known before
+/// the run starts.
+#[derive(Debug, Parser)]
+#[command(name = "plimsoll", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Predict(Box<flags::predict::Predict>),
+    Embed(flags::embed::Embed),
+    Plan(flags::plan::Plan),
+    Doctor(flags::doctor::Doctor),
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Nothing can be done where neither stream can be written.
+            let _ = error.print();
+            return ExitCode::from(u8::from(error.use_stderr()));
+        }
+    };
+    let done = match cli.command {
+        Command::Predict(command) => command.run(),
+        Command::Embed(command) => command.run(),
+        Command::Plan(command) => command.run(),
+        Command::Doctor(command) => command.run(),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("{}", chain(&error));
+        ExitCode::from(error.exit_code())
+    })
+}
+
+/// An error with its causes, a line each.
+fn chain(error: &RunError) -> String {
+    let mut text = format!("error: {error}");
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!("\ncaused by: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn flags_are_consistent() {
+        Cli::command().debug_assert();
+    }
+}

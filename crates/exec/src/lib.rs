@@ -1,1 +1,14 @@
-//! See Cargo.toml.
+//! Runs plans: devices, the executor, the CPU's kernels and the reference kernels that define every op.
+//!
+//! Invariant of the crate: whoever is here only follows a plan. Nothing is allocated during a step, and the
+//! bits of a sequence do not depend on its neighbours, on their order, or on the number of threads.
+
+mod arena;
+pub mod cpu;
+mod device;
+mod executor;
+pub mod reference;
+
+pub use device::{Device, DeviceError, Launch, Operand};
+pub use executor::{Executor, ReadParam};
+pub use graph::Param;

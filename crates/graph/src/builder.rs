@@ -6,6 +6,7 @@ use crate::{
     Bounds, DType, Def, Dim, Graph, Layout, Node, NodeId, Op, Param, ParamId, Phase, Piece, Placement, Role,
     TensorSpec, Value, ValueId, VerifyError,
 };
+use std::collections::BTreeMap;
 
 /// A graph under construction.
 #[derive(Debug)]
@@ -15,6 +16,8 @@ pub struct Builder {
     layer: Option<u32>,
     phase: Phase,
     error: Option<VerifyError>,
+    /// By the first tensor: the parameters that start with it.
+    params: BTreeMap<String, Vec<ValueId>>,
 }
 
 impl Builder {
@@ -25,7 +28,11 @@ impl Builder {
 
     /// Continues a graph; new nodes belong to `phase`.
     pub fn from_graph(graph: Graph, phase: Phase) -> Self {
-        Self { graph, prefix: String::new(), layer: None, phase, error: None }
+        let mut params: BTreeMap<String, Vec<ValueId>> = BTreeMap::new();
+        for (v, _, param) in graph.param_values() {
+            params.entry(first_tensor(param)).or_default().push(v);
+        }
+        Self { graph, prefix: String::new(), layer: None, phase, error: None, params }
     }
 
     /// The graph so far.
@@ -66,9 +73,15 @@ impl Builder {
 
     /// A parameter read from `param.pieces`, put under each other.
     pub fn param_of(&mut self, param: Param, dtype: DType) -> ValueId {
-        let known = self.graph.param_values().find(|(.., p)| p.pieces == param.pieces);
-        if let Some((value, ..)) = known {
-            return value;
+        let first = first_tensor(&param);
+        let same = |v: &&ValueId| match self.graph.spec(**v).role {
+            Role::Param(p) => {
+                self.graph.params[p.index()].pieces == param.pieces && self.graph.spec(**v).dtype == dtype
+            }
+            Role::Input | Role::Activation | Role::Grad | Role::State | Role::Scratch => false,
+        };
+        if let Some(&known) = self.params.get(&first).and_then(|values| values.iter().find(same)) {
+            return known;
         }
         let rows: u64 = param.pieces.iter().map(|p| p.rows.1 - p.rows.0).sum();
         let tail = param.pieces.first().map_or(&[][..], |p| p.shape.get(1..).unwrap_or(&[]));
@@ -76,7 +89,9 @@ impl Builder {
         let id = ParamId::at(self.graph.params.len());
         let spec = TensorSpec::activation(shape.collect::<Vec<_>>(), dtype).with_role(Role::Param(id));
         self.graph.params.push(param);
-        self.source(spec)
+        let value = self.source(spec);
+        self.params.entry(first).or_default().push(value);
+        value
     }
 
     /// Names a result of the graph.
@@ -175,4 +190,8 @@ impl Builder {
         self.graph.values.push(value);
         id
     }
+}
+
+fn first_tensor(param: &Param) -> String {
+    param.pieces.first().map_or_else(String::new, |p| p.tensor.clone())
 }

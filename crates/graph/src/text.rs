@@ -33,6 +33,9 @@ impl fmt::Display for Graph {
             }
             writeln!(f)?;
         }
+        for (v, value) in self.values().filter(|(_, value)| value.spec.role == Role::State) {
+            writeln!(f, "  {v}: {} = state", value.spec)?;
+        }
         for (id, _) in self.nodes() {
             writeln!(f, "  {}", node_line(self, id)?)?;
         }
@@ -54,9 +57,9 @@ fn node_line(graph: &Graph, id: NodeId) -> Result<String, fmt::Error> {
         .map(|o| o.map_or_else(|| "_".to_owned(), |v| format!("{v}: {}", graph.spec(v))))
         .collect();
     let ins: Vec<String> = node.inputs.iter().map(ValueId::to_string).collect();
-    // {"add": {}} -> {}: the attributes as JSON; the name stands before them.
-    let json = serde_json::to_value(node.op).map_err(|_| fmt::Error)?;
-    let attributes = json.get(node.op.name()).map(|a| a.to_string()).filter(|a| a != "{}");
+    // {"gelu":{}} -> {}: the attributes as JSON; the name stands before them.
+    let json = serde_json::to_string(&node.op).map_err(|_| fmt::Error)?;
+    let attributes = json.split_once(':').and_then(|(_, a)| a.strip_suffix('}')).filter(|a| *a != "{}");
     let mut line = format!("{} = {}", outs.join(", "), node.op.name());
     if let Some(attributes) = attributes {
         line = format!("{line} {attributes}");

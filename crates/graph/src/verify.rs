@@ -123,13 +123,23 @@ impl Graph {
             }
             targets.push(state);
         }
-        Ok(())
+        // Updates are copies at the end of the step, one after the other, and outputs are fetched after them.
+        let news = self.updates.iter().map(|&(state, new)| (format!("the update of {state}"), new));
+        let outputs = self.outputs.iter().map(|(name, v)| (format!("output {name}"), *v));
+        match news.chain(outputs).find(|(_, v)| targets.contains(v)) {
+            Some((what, v)) => Err(VerifyError::graph(format!("{what} reads {v} after its own update"))),
+            None => Ok(()),
+        }
     }
 }
 
 fn malformed(spec: &TensorSpec) -> Option<&'static str> {
     if spec.shape.iter().skip(1).any(|d| d.fixed().is_none()) {
         return Some("only dimension 0 may be dynamic");
+    }
+    let survives = matches!(spec.role, Role::Param(_) | Role::State);
+    if survives && spec.shape.iter().any(|d| d.fixed().is_none()) {
+        return Some("what survives the step may not depend on its bounds");
     }
     match spec.layout {
         Layout::RowMajor => None,

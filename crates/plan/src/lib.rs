@@ -1,1 +1,34 @@
-//! See Cargo.toml.
+//! How and where a graph runs: passes, schedule, addresses, ledger, bill.
+//!
+//! Invariant of the crate: it is pure and deterministic. No I/O, no device, no clock, no hash order, no
+//! randomness: every machine computes the same plan from the same graph, policy and target.
+#![forbid(unsafe_code)]
+
+mod bill;
+mod check;
+mod compile;
+mod cost;
+mod error;
+mod ledger;
+mod liveness;
+mod memory;
+pub mod pack;
+pub mod passes;
+mod policy;
+mod program;
+mod schedule;
+mod search;
+mod target;
+
+pub use bill::{Bill, Remedy};
+pub use check::{CheckError, check};
+pub use compile::{Dump, Plan, compile, compile_with};
+pub use cost::step_seconds;
+pub use error::PlanError;
+pub use ledger::{Entry, Ledger};
+pub use memory::{MemoryPlan, Region, Slice};
+pub use policy::{AutodiffPolicy, Policy};
+pub use program::{Program, Staging};
+pub use schedule::{Instr, Schedule};
+pub use search::{Search, largest};
+pub use target::{KernelRow, Rates, Reserved, Target, Workspace};

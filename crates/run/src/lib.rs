@@ -1,1 +1,39 @@
-//! See Cargo.toml.
+//! The user stories: predict, embed, plan, doctor. Each is readable from top to bottom.
+//!
+//! Invariant of the crate: it decides nothing about numbers or addresses (that is below) and nothing about
+//! words or flags (that is above); what it reports it has measured or read from the plan.
+//!
+//! A library user asks the plan what the command line asks:
+//! ```
+//! use plan::{Search, Target};
+//! use plimsoll_run::{machine, price};
+//!
+//! # fn main() -> Result<(), plimsoll_run::RunError> {
+//! let target = Target::named("cpu")?;
+//! let request = price::Request { tokens: Some(4096), budget: None, target };
+//! let program = price::program("facebook/esm2_t6_8M_UR50D", &request)?;
+//! assert_eq!(program.ledger().total(), program.peak());
+//!
+//! let mut tracker = machine::Tracker::new();
+//! tracker.track("planned");
+//! println!("{} free, peak {}", machine::available().free, program.peak());
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod bundle;
+pub mod doctor;
+pub mod embed;
+mod error;
+pub mod machine;
+mod model;
+mod observer;
+pub mod predict;
+pub mod price;
+mod session;
+
+pub use error::RunError;
+pub use model::{EncoderModel, HeadModel, Tokenizer};
+pub use observer::{Level, Observer, Progress, Silent};
+pub use session::{Device, Settings};

@@ -2,4 +2,9 @@
 //! in the fixtures.
 #![forbid(unsafe_code)]
 
+mod autodiff;
+mod devices;
+mod executor;
+mod goldens;
 mod op_cases;
+mod rig;

@@ -1,0 +1,111 @@
+//! `plimsoll embed`: the flags.
+
+use super::machine::Machine;
+use super::voice::Voice;
+use super::{at_least_one, print};
+use crate::report;
+use clap::{Args, ValueEnum};
+use run::RunError;
+use run::embed::{Options, Pool, embed};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Turn every DNA sequence or protein into the numbers that a model sees in it
+///
+/// Writes one row for each sequence, in the order of the input.
+#[derive(Debug, Args)]
+pub struct Embed {
+    /// Sequence files, FASTA or FASTQ, plain or gzip; - is standard input
+    #[arg(required = true, value_name = "INPUT")]
+    inputs: Vec<PathBuf>,
+
+    /// The model, a folder or a hub id such as facebook/esm2_t33_650M_UR50D or zhihan1996/DNABERT-S
+    #[arg(long, value_name = "PATH|HUB_ID")]
+    model: String,
+
+    /// The result, OUT.npy (with OUT.ids.txt beside it) or OUT.safetensors
+    #[arg(short, long, value_name = "OUT")]
+    output: PathBuf,
+
+    /// Replace a result that is there
+    #[arg(long)]
+    force: bool,
+
+    /// What is written of a sequence
+    #[arg(long, value_enum, default_value_t = PoolName::Mean)]
+    pool: PoolName,
+
+    /// Letters of the longest sequence [default: 1022 residues for ESM-2, no limit for DNABERT-S]
+    #[arg(long, value_name = "N", value_parser = letters)]
+    max_length: Option<u64>,
+
+    /// Cut longer sequences there; without this, a longer one is an error
+    #[arg(long)]
+    truncate: bool,
+
+    #[command(flatten)]
+    machine: Machine,
+
+    /// Batches of input that are prepared ahead
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = prefetch, help_heading = "Machine")]
+    prefetch: u64,
+
+    #[command(flatten)]
+    voice: Voice,
+}
+
+/// What is written of a sequence.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PoolName {
+    /// The mean over residues (ESM-2) or over all tokens (DNABERT-S)
+    Mean,
+    /// The first token's row (CLS)
+    Cls,
+    /// A row for each residue (ESM-2, without BOS and EOS) or each token (DNABERT-S); needs .safetensors
+    Tokens,
+}
+
+fn letters(text: &str) -> Result<u64, String> {
+    let number = at_least_one(text).ok().filter(|&n| n <= 1 << 30);
+    number.ok_or_else(|| "give the letters of the longest sequence, from 1 on".to_owned())
+}
+
+fn prefetch(text: &str) -> Result<u64, String> {
+    let number = at_least_one(text).ok().filter(|&n| n <= 1024);
+    number.ok_or_else(|| "give a number of batches from 1 to 1024".to_owned())
+}
+
+impl Embed {
+    /// Runs the command.
+    pub fn run(self) -> Result<ExitCode, RunError> {
+        let mut terminal = self.voice.terminal()?;
+        let options = self.options()?;
+        let done = embed(&options, &mut terminal);
+        terminal.finish();
+        let report = done.inspect_err(|error| terminal.log(&crate::chain(error)))?;
+        if self.voice.json() {
+            print(&format!("{:#}", report.to_json()))?;
+        } else if !self.voice.quiet() {
+            print(&report::embedded(&report))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn options(&self) -> Result<Options, RunError> {
+        Ok(Options {
+            model: self.model.clone(),
+            inputs: self.inputs.clone(),
+            output: self.output.clone(),
+            force: self.force,
+            pool: match self.pool {
+                PoolName::Mean => Pool::Mean,
+                PoolName::Cls => Pool::Cls,
+                PoolName::Tokens => Pool::Tokens,
+            },
+            max_length: self.max_length.map(|n| n as usize),
+            truncate: self.truncate,
+            prefetch: self.prefetch as usize,
+            settings: self.machine.settings()?,
+        })
+    }
+}

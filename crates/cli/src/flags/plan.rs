@@ -1,0 +1,79 @@
+//! `plimsoll plan`: the flags.
+
+use super::{at_least_one, print};
+use clap::builder::PossibleValuesParser;
+use clap::{Args, ValueEnum};
+use run::price::{self, Request};
+use run::{RunError, Target, machine};
+use std::process::ExitCode;
+
+/// Show what a model would take of a machine's memory, to the byte, from its configuration alone
+///
+/// Neither the machine nor the weights need to be there.
+#[derive(Debug, Args)]
+pub struct Plan {
+    /// The model: a hub id such as facebook/esm2_t36_3B_UR50D, a folder, or a config.json
+    #[arg(long, value_name = "PATH|HUB_ID")]
+    model: String,
+
+    /// Tokens computed in one step [default: the most that fit the budget and bring speed]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    tokens: Option<u64>,
+
+    /// The most memory it may take, like 24GiB [default: the target's memory; of this machine 80% of what is free]
+    #[arg(long, value_name = "SIZE")]
+    budget: Option<String>,
+
+    /// The machine
+    #[arg(long, default_value = "cpu", value_name = "NAME", value_parser = PossibleValuesParser::new(Target::names()))]
+    target: String,
+
+    /// How to print the plan
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+
+    /// Print the graph as it is after this pass instead; a wrong name lists them
+    #[arg(long, value_name = "PASS")]
+    dump_after: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+}
+
+impl Plan {
+    /// Runs the command.
+    pub fn run(self) -> Result<ExitCode, RunError> {
+        let target = Target::named(&self.target)?;
+        let free = machine::available().free;
+        let budget = self.budget.as_deref().map(|text| machine::parse_budget(text, free)).transpose()?;
+        let request = Request { tokens: self.tokens, budget, target };
+        let text = match (&self.dump_after, self.format) {
+            (Some(pass), _) => self.dump(pass, request)?,
+            (None, Format::Text) => price::to_text(&self.model, &price::program(&self.model, &request)?)?,
+            (None, Format::Json) => format!("{:#}", price::to_json(&price::program(&self.model, &request)?)?),
+        };
+        print(text.trim_end())?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// The graph after a pass, of the plan that the other formats print.
+    fn dump(&self, pass: &str, mut request: Request) -> Result<String, RunError> {
+        let program = price::program(&self.model, &request)?;
+        // The search for the tokens builds graphs of other sizes too; asked for this size, there is one.
+        request.tokens = program.plans().first().map(|(_, plan)| plan.graph.bounds.tokens);
+        let (mut passes, mut text) = (vec![], None);
+        price::program_with(&self.model, &request, &mut |name, graph| {
+            passes.push(name);
+            if name == pass {
+                text = Some(graph.to_string());
+            }
+        })?;
+        text.ok_or_else(|| {
+            let passes = passes.join(", ");
+            RunError::Refused(format!("--dump-after {pass}: there is no such pass here; there are {passes}"))
+        })
+    }
+}

@@ -1,0 +1,245 @@
+//! `plimsoll predict`: the flags.
+
+use super::machine::Machine;
+use super::voice::Voice;
+use super::{at_least, at_least_one, print};
+use crate::report;
+use clap::{Args, ValueEnum};
+use run::predict::output::EmbeddingFormat;
+use run::predict::{Models, Options, predict};
+use run::{Level, Observer, RunError, machine};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Tell for every sequence whether it comes from a virus (VirNucPro's method)
+///
+/// Reads FASTA or FASTQ, plain or gzip, cuts every sequence into windows, translates each in six frames,
+/// and scores every open reading frame with a DNA model and a protein model.
+#[derive(Debug, Args)]
+pub struct Predict {
+    /// Sequence files, FASTA or FASTQ, plain or gzip; - is standard input
+    #[arg(required = true, value_name = "INPUT")]
+    inputs: Vec<PathBuf>,
+
+    /// Folder of results [default: the first input's name with _plimsoll, in the current folder]
+    #[arg(short, long, value_name = "DIR")]
+    output_dir: Option<PathBuf>,
+
+    /// Replace the results of another run in that folder
+    #[arg(long)]
+    force: bool,
+
+    /// Bases of a window; the head must have been trained for it
+    #[arg(long, alias = "expected-length", default_value_t = 500, value_name = "BASES", value_parser = length)]
+    length: u64,
+
+    /// A sequence is called virus when its score, 0 to 1, is at least this
+    #[arg(long, default_value_t = 0.5, value_name = "SCORE", value_parser = threshold)]
+    threshold: f32,
+
+    /// Also write the windows and open reading frames: chunked.fa, nucleotide.fa, protein.faa
+    #[arg(long)]
+    keep_intermediate: bool,
+
+    /// Also write the embedding of every open reading frame
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    save_embeddings: Option<Format>,
+
+    /// Stop with an error at anything odd in the input, such as empty or repeated sequences
+    #[arg(long)]
+    strict: bool,
+
+    #[command(flatten)]
+    models: ModelFlags,
+
+    #[command(flatten)]
+    machine: Machine,
+
+    /// Threads that read and translate the input [default: the number of cores, at most 8]
+    #[arg(long, value_name = "N", value_parser = workers, help_heading = "Machine")]
+    dataloader_workers: Option<u64>,
+
+    /// Pieces of input that each of them prepares ahead
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = prefetch, help_heading = "Machine")]
+    prefetch: u64,
+
+    #[command(flatten)]
+    voice: Voice,
+}
+
+/// Which models; with none of these flags, the small built-in ones.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Models (without any: small built-in ones, which are untrained)")]
+struct ModelFlags {
+    /// Folder with all models: dnabert_s/, esm2/, and head.pth or head.safetensors
+    #[arg(long, value_name = "DIR")]
+    weights: Option<PathBuf>,
+
+    /// DNA model, a folder or a hub id; VirNucPro's is zhihan1996/DNABERT-S
+    #[arg(long, value_name = "PATH|HUB_ID")]
+    dna_model: Option<String>,
+
+    /// Protein model, a folder or a hub id; VirNucPro's is facebook/esm2_t36_3B_UR50D
+    #[arg(long, value_name = "PATH|HUB_ID")]
+    protein_model: Option<String>,
+
+    /// VirNucPro's classifier, such as 500_model.pth
+    #[arg(long, value_name = "PATH")]
+    head: Option<PathBuf>,
+}
+
+/// How embeddings are saved.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Format {
+    Npy,
+    Safetensors,
+}
+
+fn length(text: &str) -> Result<u64, String> {
+    let number = at_least(3, text).ok().filter(|&n| n <= 1 << 20);
+    number.ok_or_else(|| "give the bases of a window, a codon (3) to 1048576".to_owned())
+}
+
+fn threshold(text: &str) -> Result<f32, String> {
+    let number = text.parse::<f32>().ok().filter(|t| (0.0..=1.0).contains(t));
+    number.ok_or_else(|| "give a score between 0 and 1, such as 0.5".to_owned())
+}
+
+fn workers(text: &str) -> Result<u64, String> {
+    let number = at_least_one(text).ok().filter(|&n| n <= 256);
+    number.ok_or_else(|| "give a number of threads from 1 to 256".to_owned())
+}
+
+fn prefetch(text: &str) -> Result<u64, String> {
+    let number = at_least_one(text).ok().filter(|&n| n <= 1024);
+    number.ok_or_else(|| "give a number of pieces from 1 to 1024".to_owned())
+}
+
+impl Predict {
+    /// Runs the command.
+    pub fn run(self) -> Result<ExitCode, RunError> {
+        let mut terminal = self.voice.terminal()?;
+        let options = self.options()?;
+        let done = predict(&options, &mut terminal);
+        terminal.finish();
+        let report = done.inspect_err(|error| terminal.log(&crate::chain(error)))?;
+        if report.already_complete {
+            let text = format!("the result in {} is already there and complete", report.output_dir.display());
+            terminal.say(Level::Info, &text);
+        }
+        if self.voice.json() {
+            print(&format!("{:#}", report.run_record))?;
+        } else if !self.voice.quiet() && !report.already_complete {
+            print(&report::predicted(&report))?;
+        }
+        Ok(ExitCode::from(if report.failed > 0 { 2 } else { 0 }))
+    }
+
+    fn options(&self) -> Result<Options, RunError> {
+        let workers = self.dataloader_workers.map_or_else(|| machine::cores().min(8), |n| n as usize);
+        Ok(Options {
+            inputs: self.inputs.clone(),
+            output_dir: self.output_dir.clone().unwrap_or_else(|| default_folder(&self.inputs)),
+            force: self.force,
+            models: self.models.models()?,
+            length: self.length as usize,
+            threshold: self.threshold,
+            keep_intermediate: self.keep_intermediate,
+            save_embeddings: self.save_embeddings.map(|format| match format {
+                Format::Npy => EmbeddingFormat::Npy,
+                Format::Safetensors => EmbeddingFormat::Safetensors,
+            }),
+            strict: self.strict,
+            workers,
+            prefetch: self.prefetch as usize,
+            settings: self.machine.settings()?,
+        })
+    }
+}
+
+impl ModelFlags {
+    /// As `run` takes them: each flag by itself wins over the bundle.
+    fn models(&self) -> Result<Models, RunError> {
+        let Self { weights, dna_model, protein_model, head } = self;
+        let Some(bundle) = weights else {
+            let given = [
+                ("--dna-model", dna_model.is_some()),
+                ("--protein-model", protein_model.is_some()),
+                ("--head", head.is_some()),
+            ];
+            let missing: Vec<&str> = given.iter().filter(|(_, there)| !there).map(|(flag, _)| *flag).collect();
+            if !missing.is_empty() && missing.len() < given.len() {
+                return Err(RunError::Refused(format!(
+                    "the three models belong together: give {} too, or --weights with a folder of all",
+                    missing.join(" and ")
+                )));
+            }
+            return Ok(Models { dna: dna_model.clone(), protein: protein_model.clone(), head: head.clone() });
+        };
+        if !bundle.is_dir() {
+            let text = format!(
+                "--weights {}: there is no such folder; it holds dnabert_s/, esm2/ and head.pth",
+                bundle.display()
+            );
+            return Err(RunError::Refused(text));
+        }
+        let folder = |name: &str| Some(bundle.join(name).display().to_string());
+        Ok(Models {
+            dna: dna_model.clone().or_else(|| folder("dnabert_s")),
+            protein: protein_model.clone().or_else(|| folder("esm2")),
+            head: head.clone().or_else(|| Some(bundle_head(bundle))),
+        })
+    }
+}
+
+/// The head of a bundle: safetensors before a pickle.
+fn bundle_head(bundle: &Path) -> PathBuf {
+    let safetensors = bundle.join("head.safetensors");
+    if safetensors.exists() { safetensors } else { bundle.join("head.pth") }
+}
+
+/// `<stem>_plimsoll`, where the stem is the first input's name without what says its format.
+fn default_folder(inputs: &[PathBuf]) -> PathBuf {
+    let first = inputs.first().map_or(Path::new("-"), PathBuf::as_path);
+    let name = match first.as_os_str() == "-" {
+        true => "stdin".into(),
+        false => first.file_name().unwrap_or_default().to_string_lossy(),
+    };
+    let plain = name.strip_suffix(".gz").unwrap_or(&name);
+    let endings = [".fa", ".fasta", ".fna", ".fq", ".fastq"];
+    let stem = endings.iter().find_map(|e| plain.strip_suffix(e)).unwrap_or(plain);
+    PathBuf::from(format!("{stem}_plimsoll"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_are_named_after_inputs() {
+        let check = |inputs: &[&str], wanted: &str| {
+            let inputs: Vec<PathBuf> = inputs.iter().map(PathBuf::from).collect();
+            assert_eq!(default_folder(&inputs), Path::new(wanted), "{inputs:?}");
+        };
+        check(&["examples/reads.fa"], "reads_plimsoll");
+        check(&["a.b.fastq.gz", "c.fa"], "a.b_plimsoll");
+        check(&["x/y.fna.gz"], "y_plimsoll");
+        check(&["y.fq"], "y_plimsoll");
+        check(&["y.fasta"], "y_plimsoll");
+        check(&["y.txt"], "y.txt_plimsoll");
+        check(&["-"], "stdin_plimsoll");
+    }
+
+    #[test]
+    fn numbers_have_ranges() {
+        for (text, wanted) in [("500", true), ("3", true), ("2", false), ("-1", false), ("x", false)] {
+            assert_eq!(length(text).is_ok(), wanted, "{text}");
+        }
+        for (text, wanted) in [("0", true), ("1", true), ("0.5", true), ("1.1", false), ("NaN", false)] {
+            assert_eq!(threshold(text).is_ok(), wanted, "{text}");
+        }
+        for (text, wanted) in [("1", true), ("8", true), ("0", false), ("100000", false)] {
+            assert_eq!((workers(text).is_ok(), text), (wanted, text));
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The summary at the end of a command. Invariant: every number comes from the report; none is computed here
+//! but shares and units.
+
+use run::machine;
+use run::{embed, predict};
+
+/// The summary of a prediction.
+pub fn predicted(report: &predict::Report) -> String {
+    let c = &report.counts;
+    let mut rows = vec![
+        ("records", c.records.to_string()),
+        ("windows", c.windows.to_string()),
+        ("scored windows", c.scored_windows.to_string()),
+        ("open reading frames", c.orfs.to_string()),
+    ];
+    match report.trained {
+        true => {
+            rows.push(("called virus", c.virus.to_string()));
+            rows.push(("called other", c.other.to_string()));
+        }
+        false => rows.push(("untrained, not called", c.untrained.to_string())),
+    }
+    rows.push(("no call", c.no_call.to_string()));
+    if report.failed > 0 {
+        rows.push(("FAILED frames", report.failed.to_string()));
+    }
+    if report.notes > 0 {
+        rows.push(("notes", format!("{}, see notes.tsv", report.notes)));
+    }
+    let [dna, protein] = report.fill.map(|fill| 100.0 * fill);
+    rows.push(("packing fill", format!("{dna:.1} % DNA, {protein:.1} % protein")));
+    rows.extend(speed(report.seconds, report.tokens_per_second));
+    table(&rows) + &format!("results in {}", report.output_dir.display())
+}
+
+/// The summary of an embedding.
+pub fn embedded(report: &embed::Report) -> String {
+    let mut rows =
+        vec![("sequences", report.sequences.to_string()), ("values of a row", report.width.to_string())];
+    if report.empty > 0 {
+        rows.push(("skipped, empty", report.empty.to_string()));
+    }
+    if report.duplicates > 0 {
+        rows.push(("skipped, repeated id", report.duplicates.to_string()));
+    }
+    if report.truncated > 0 {
+        rows.push(("cut at the maximal length", report.truncated.to_string()));
+    }
+    rows.push(("tokens", report.tokens.to_string()));
+    rows.push(("packing fill", format!("{:.1} %", 100.0 * report.fill)));
+    rows.extend(speed(report.seconds, report.tokens_per_second));
+    let files: Vec<String> = report.files.iter().map(|p| p.display().to_string()).collect();
+    table(&rows) + &format!("results in {}", files.join(" and "))
+}
+
+fn speed(seconds: f64, tokens_per_second: f64) -> [(&'static str, String); 3] {
+    let (_, peak) = machine::resident();
+    [
+        ("seconds", format!("{seconds:.1}")),
+        ("tokens per second", format!("{tokens_per_second:.0}")),
+        ("peak memory", peak.to_string()),
+    ]
+}
+
+/// Names left, values right.
+fn table(rows: &[(&str, String)]) -> String {
+    let name = rows.iter().map(|(n, _)| n.len()).max().unwrap_or(0);
+    let value = rows.iter().map(|(_, v)| v.chars().count()).max().unwrap_or(0);
+    let line = |(n, v): &(&str, String)| format!("  {n:<name$}  {v:>value$}\n");
+    rows.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned() {
+        let rows = [("a", "1".to_owned()), ("long name", "1000".to_owned())];
+        assert_eq!(table(&rows), "  a             1\n  long name  1000\n");
+    }
+}

@@ -1,0 +1,194 @@
+//! What a user sees while a command runs. Invariant: standard output carries results only; all of this goes
+//! to standard error, and to the log file with the time.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use run::{Level, Observer, Progress, RunError};
+use std::fs::{File, OpenOptions};
+use std::io::{IsTerminal, Write, stderr};
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How much is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loudness {
+    /// Warnings.
+    Quiet,
+    /// And what a user wants to see.
+    Normal,
+    /// And details.
+    Verbose,
+}
+
+impl Loudness {
+    fn hears(self, level: Level) -> bool {
+        match level {
+            Level::Warning => true,
+            Level::Info => self != Self::Quiet,
+            Level::Detail => self == Self::Verbose,
+        }
+    }
+}
+
+/// Standard error, and the log file.
+pub struct Terminal {
+    loudness: Loudness,
+    /// On a terminal, once there is progress.
+    bar: Option<ProgressBar>,
+    shows_bar: bool,
+    shows_lines: bool,
+    colours: bool,
+    log: Option<File>,
+    said: Instant,
+}
+
+/// Between two lines of progress where there is no bar.
+const BETWEEN_LINES: Duration = Duration::from_secs(30);
+
+impl Terminal {
+    /// Progress is a bar on a terminal, and now and then a line elsewhere.
+    pub fn new(loudness: Loudness, progress: bool, log: Option<&Path>) -> Result<Self, RunError> {
+        let terminal = stderr().is_terminal();
+        let open = |path: &Path| {
+            let file = OpenOptions::new().create(true).append(true).open(path);
+            file.map_err(|source| RunError::Io { path: path.to_owned(), source })
+        };
+        Ok(Self {
+            loudness,
+            bar: None,
+            shows_bar: progress && terminal,
+            shows_lines: progress && !terminal,
+            colours: terminal && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
+            log: log.map(open).transpose()?,
+            said: Instant::now(),
+        })
+    }
+
+    /// Ends the bar.
+    pub fn finish(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+
+    /// Writes to the log file only.
+    pub fn log(&mut self, text: &str) {
+        let Some(file) = &mut self.log else { return };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        if let Err(error) = writeln!(file, "{} {text}", utc(now.as_secs())) {
+            self.log = None;
+            self.print(&format!("warning: the log file cannot be written any more: {error}"));
+        }
+    }
+
+    /// A line on standard error, above the bar.
+    fn print(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| eprintln!("{text}")),
+            None => eprintln!("{text}"),
+        }
+    }
+
+    fn bar(&mut self, total: Option<u64>) -> &ProgressBar {
+        self.bar.get_or_insert_with(|| {
+            let (bar, template) = match total {
+                Some(total) => {
+                    (ProgressBar::new(total), "{bar:30} {percent:>3} %  {msg}  {elapsed} of about {duration}")
+                }
+                None => (ProgressBar::new_spinner(), "{spinner} {bytes} read  {msg}  {elapsed}"),
+            };
+            // The templates are ours; a plain bar is no reason to stop a run.
+            bar.with_style(
+                ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
+            )
+        })
+    }
+}
+
+impl Observer for Terminal {
+    fn say(&mut self, level: Level, text: &str) {
+        let line = match level {
+            Level::Warning => format!("warning: {text}"),
+            Level::Info | Level::Detail => text.to_owned(),
+        };
+        self.log(&line);
+        if !self.loudness.hears(level) {
+            return;
+        }
+        match level {
+            // Bold yellow.
+            Level::Warning if self.colours => self.print(&format!("\x1b[1;33m{line}\x1b[0m")),
+            Level::Warning | Level::Info | Level::Detail => self.print(&line),
+        }
+    }
+
+    fn progress(&mut self, progress: &Progress) {
+        let text = numbers(progress);
+        if self.shows_bar {
+            let bar = self.bar(progress.bytes_total);
+            bar.set_position(progress.bytes);
+            bar.set_message(text.clone());
+        }
+        if self.said.elapsed() < BETWEEN_LINES {
+            return;
+        }
+        self.said = Instant::now();
+        let done = progress.bytes_total.filter(|&total| total > 0).map(|total| {
+            let percent = 100.0 * progress.bytes as f64 / total as f64;
+            format!("{percent:.0} % of the input, ")
+        });
+        let line = format!("{}{text}", done.unwrap_or_default());
+        self.log(&line);
+        if self.shows_lines {
+            self.print(&line);
+        }
+    }
+}
+
+fn numbers(p: &Progress) -> String {
+    let rate = if p.seconds > 0.0 { p.tokens as f64 / p.seconds } else { 0.0 };
+    format!("{} records, {} sequences, {rate:.0} tokens/s", p.records, p.sequences)
+}
+
+/// Seconds since 1970 as `2026-01-31T12:00:00Z`. Days to dates after Howard Hinnant, "chrono-Compatible
+/// Low-Level Date Algorithms", `civil_from_days`.
+fn utc(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times() {
+        for (seconds, wanted) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_709_251_199, "2024-02-29T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(utc(seconds), wanted);
+        }
+    }
+
+    #[test]
+    fn who_hears_what() {
+        use Level::{Detail, Info, Warning};
+        use Loudness::{Normal, Quiet, Verbose};
+        for (loudness, wanted) in
+            [(Quiet, [true, false, false]), (Normal, [true, true, false]), (Verbose, [true; 3])]
+        {
+            assert_eq!([Warning, Info, Detail].map(|level| loudness.hears(level)), wanted, "{loudness:?}");
+        }
+    }
+}

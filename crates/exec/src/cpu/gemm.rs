@@ -1,0 +1,274 @@
+//! f32 `y = x W^T` with bias, activation and residual, over weights packed once at load.
+//!
+//! Invariant: each element of `x W^T` is one chain of fused multiply-adds over k = 0, 1, ..,
+//! K - 1, begun at zero. Cutting K into blocks stores and reloads that f32 sum exactly; the
+//! cuts of rows and columns only say who computes what. So the bits of a row depend on that row
+//! and the weights: not on M, the row's position, the threads, or (with FMA) the instructions.
+//!
+//! Packed weights: panels of 32 columns; panel p holds, for k in 0..K, the 32 values
+//! `W[32 p .. 32 p + 32][k]`, zeros past N. One layout for all instruction sets.
+//!
+//! Order of work: a task takes a block of rows and a group of panels. Slice by slice of at most
+//! `DEPTH` k, it copies the rows to its workspace with a constant stride (L2) and streams the
+//! panels past them; a panel's slice stays in L1 or L2 while all strips of the block pass.
+
+use super::Cpu;
+use super::isa::Kernel;
+use super::math::gelu;
+use super::simd::{LANES, Simd};
+use super::tile::{Begin, strip};
+use super::view::{Rows, RowsMut};
+use core::ops::Range;
+use graph::Bytes;
+use plan::Workspace;
+
+pub use super::tile::PANEL;
+
+/// Most k per slice of a panel, and the row stride of the copied rows: not a multiple of a
+/// page, so that the rows of a strip do not share cache sets.
+const DEPTH: usize = 512;
+const STRIDE: usize = DEPTH + 16;
+/// Most rows of a task. A multiple of 14, the tallest tile; all tiles' heights are even.
+const BLOCK: usize = 168;
+/// Most panels of a task where K has several slices: their sums wait in the workspace. Rows,
+/// sums and one panel's slice take 0.8 MB of L2.
+const GROUP: usize = 16;
+
+/// Bytes of workspace per thread, as the planner's table has them: a slice of a block of rows,
+/// and a group's sums.
+pub const WORKSPACE: Workspace = Workspace { per_unit: Bytes(4 * EACH as u64), per_column: Bytes(0) };
+
+/// f32 of workspace per thread, whole cache lines.
+const EACH: usize = BLOCK * (STRIDE + GROUP * PANEL);
+
+/// What follows the product, in this order: `+ bias`, `act`, `residual +`.
+#[derive(Clone, Copy, Default)]
+pub struct Epilogue<'a> {
+    /// N values, added to each row.
+    pub bias: Option<&'a [f32]>,
+    /// Applied after the bias.
+    pub act: Act,
+    /// (M, N), added last. It may be exactly `y`.
+    pub residual: Option<Rows<'a>>,
+}
+
+/// The activation of an epilogue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Act {
+    /// None.
+    #[default]
+    None,
+    /// x Phi(x), exact (erf).
+    Gelu,
+    /// max(x, 0).
+    Relu,
+}
+
+/// f32 values of a packed (n, k) weight.
+pub const fn packed_len(n: usize, k: usize) -> usize {
+    n.div_ceil(PANEL) * PANEL * k
+}
+
+/// Packs up to 32 consecutive rows of a row-major (N, K) weight into one panel, so that a file
+/// can be packed while it is read. `rows` holds `rows.len() / k` rows; `out` holds 32 k values.
+pub fn pack_panel(rows: &[f32], k: usize, out: &mut [f32]) {
+    assert!(rows.len() <= PANEL * k && out.len() == PANEL * k, "a panel is 32 x {k}");
+    if k == 0 {
+        return;
+    }
+    assert!(rows.len().is_multiple_of(k), "whole rows of {k}");
+    // Square tiles: both sides stay in L1.
+    const SIDE: usize = 32;
+    for start in (0..k).step_by(SIDE) {
+        for kk in start..k.min(start + SIDE) {
+            let packed = &mut out[kk * PANEL..][..PANEL];
+            packed.fill(0.0);
+            for (value, row) in packed.iter_mut().zip(rows.chunks_exact(k)) {
+                *value = row[kk];
+            }
+        }
+    }
+}
+
+/// y (M, N) = residual + act(x (M, K) W^T + bias). `w` is packed; `workspace` holds
+/// `WORKSPACE` for each thread. `x` and `y` must not overlap. Panics on sizes that do
+/// not fit together.
+pub fn linear(
+    cpu: &Cpu,
+    x: Rows<'_>,
+    w: &[f32],
+    epilogue: Epilogue<'_>,
+    y: RowsMut<'_>,
+    workspace: &mut [f32],
+) {
+    let (m, k, n) = (x.rows(), x.cols(), y.cols());
+    assert_eq!(y.rows(), m, "rows of y");
+    assert_eq!(w.len(), packed_len(n, k), "packed weights of ({n}, {k})");
+    assert!(epilogue.bias.is_none_or(|b| b.len() == n), "bias of {n}");
+    let fits = |r: Rows<'_>| r.rows() == m && r.cols() == n;
+    assert!(epilogue.residual.is_none_or(fits), "residual of ({m}, {n})");
+    assert!(workspace.len() >= EACH * cpu.threads(), "workspace for {} threads", cpu.threads());
+    let split = Split::new(m, n, k, cpu);
+    let scratch = workspace.as_mut_ptr() as usize;
+    let job = Job { x, w, epilogue, y: &y };
+    cpu.pool().run(split.tasks(), &|task, worker| {
+        let (rows, panels) = split.task(task);
+        let scratch = scratch as *mut f32;
+        // Worker indices of one run are distinct and below `threads()`.
+        let scratch = scratch.wrapping_add(worker * EACH);
+        cpu.isa().run(Task { job, rows, panels, scratch });
+    });
+}
+
+/// How the output is cut into tasks: row blocks times groups of panels.
+struct Split {
+    m: usize,
+    panels: usize,
+    rows: usize,
+    blocks: usize,
+    groups: usize,
+}
+
+impl Split {
+    fn new(m: usize, n: usize, k: usize, cpu: &Cpu) -> Split {
+        let (panels, threads, height) = (n.div_ceil(PANEL), cpu.threads(), cpu.isa().tile_rows());
+        // As many blocks as a multiple of the threads, of equal size, in whole tiles.
+        let wanted = m.div_ceil(BLOCK).next_multiple_of(threads).max(1);
+        let rows = m.div_ceil(wanted).next_multiple_of(height).min(BLOCK);
+        let blocks = m.div_ceil(rows.max(1));
+        // Few rows: the threads share the panels too, each copying the rows for itself.
+        let shares = match blocks {
+            0 => 0,
+            _ if threads == 1 || blocks >= 2 * threads => 1,
+            _ => (2 * threads).div_ceil(blocks),
+        };
+        let fewest = if k > DEPTH { panels.div_ceil(GROUP) } else { 1 };
+        Split { m, panels, rows, blocks, groups: shares.max(fewest).min(panels) }
+    }
+
+    fn tasks(&self) -> usize {
+        self.blocks * self.groups
+    }
+
+    /// The rows and panels of one task.
+    fn task(&self, task: usize) -> (Range<usize>, Range<usize>) {
+        let (block, group) = (task / self.groups, task % self.groups);
+        let start = block * self.rows;
+        let panel = |g: usize| g * self.panels / self.groups;
+        (start..self.m.min(start + self.rows), panel(group)..panel(group + 1))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Job<'a> {
+    x: Rows<'a>,
+    w: &'a [f32],
+    epilogue: Epilogue<'a>,
+    y: &'a RowsMut<'a>,
+}
+
+/// One task, for `Isa::run`. `scratch` is `EACH` f32 of this worker's own.
+struct Task<'a> {
+    job: Job<'a>,
+    rows: Range<usize>,
+    panels: Range<usize>,
+    scratch: *mut f32,
+}
+
+impl Kernel for Task<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let k = self.job.x.cols();
+        let slices = k.div_ceil(DEPTH).max(1);
+        let depth = k.div_ceil(slices).max(1);
+        for (slice, start) in (0..k.max(1)).step_by(depth).enumerate() {
+            let ks = start..k.min(start + depth);
+            // SAFETY: the scratch holds BLOCK rows of STRIDE, and then the sums.
+            unsafe { copy_rows(self.job.x, &self.rows, &ks, self.scratch) };
+            for panel in self.panels.clone() {
+                self.panel(s, panel, &ks, slice > 0, slice + 1 == slices);
+            }
+        }
+    }
+}
+
+impl Task<'_> {
+    /// Adds the slice `ks` of one panel to the sums of all rows; the last slice goes on to y.
+    #[inline(always)]
+    fn panel<S: Simd>(&self, s: S, panel: usize, ks: &Range<usize>, more: bool, last: bool) {
+        let (k, count) = (self.job.x.cols(), self.rows.len());
+        let b = self.job.w.as_ptr().wrapping_add((panel * k + ks.start) * PANEL);
+        let begin = if more { Begin::Sums } else { Begin::Zero };
+        for row in (0..count).step_by(S::ROWS) {
+            let rows = S::ROWS.min(count - row);
+            let a = self.scratch.wrapping_add(row * STRIDE);
+            let sums = self.scratch.wrapping_add(BLOCK * STRIDE);
+            // With one slice the sums go on at once: one strip's room in L1 does for all.
+            let at = if more || !last { ((panel - self.panels.start) * BLOCK + row) * PANEL } else { 0 };
+            let sum = sums.wrapping_add(at);
+            // SAFETY: a strip of copied rows (the tile's padding rows are zeroed and inside the
+            // block), one slice of one panel, and the strip's sums, whose rows are this task's.
+            unsafe {
+                strip::<S, STRIDE>(s, (rows, 2), ks.len(), a, b, sum, PANEL, begin);
+                if last {
+                    finish(s, &self.job, self.rows.start + row, rows, panel, sum);
+                }
+            }
+        }
+    }
+}
+
+/// Copies columns `ks` of some rows of x to rows of STRIDE, with zero rows after them: the most
+/// that a strip reads.
+///
+/// # Safety
+/// The rows and columns lie in x, at most BLOCK and DEPTH; `to` has room for BLOCK rows.
+#[inline(always)]
+unsafe fn copy_rows(x: Rows<'_>, rows: &Range<usize>, ks: &Range<usize>, to: *mut f32) {
+    for r in 0..rows.len().next_multiple_of(14) {
+        let to = to.wrapping_add(r * STRIDE);
+        // SAFETY: as the caller promises; BLOCK is a multiple of 14.
+        unsafe {
+            match rows.start + r < rows.end {
+                true => to.copy_from_nonoverlapping(x.row(rows.start + r).wrapping_add(ks.start), ks.len()),
+                false => to.write_bytes(0, ks.len()),
+            }
+        }
+    }
+}
+
+/// The epilogue of one strip of one panel, from its sums to y.
+///
+/// # Safety
+/// `sum` holds `rows` rows of 32; rows `row..row + rows` of y belong to this task.
+#[inline(always)]
+unsafe fn finish<S: Simd>(s: S, job: &Job<'_>, row: usize, rows: usize, panel: usize, sum: *const f32) {
+    let e = &job.epilogue;
+    for column in [0, LANES] {
+        let j = panel * PANEL + column;
+        let width = job.y.cols().saturating_sub(j).min(LANES);
+        if width == 0 {
+            break;
+        }
+        // SAFETY: columns j..j + width are inside bias, residual and y; rows as promised.
+        unsafe {
+            let bias = match e.bias {
+                Some(bias) => s.load_n(bias.as_ptr().add(j), width),
+                None => s.splat(0.0),
+            };
+            for r in 0..rows {
+                let v = s.add(s.load(sum.add(r * PANEL + column)), bias);
+                let v = match e.act {
+                    Act::None => v,
+                    Act::Gelu => gelu(s, v),
+                    Act::Relu => s.max(s.splat(0.0), v),
+                };
+                let v = match e.residual {
+                    Some(x) => s.add(s.load_n(x.row(row + r).add(j), width), v),
+                    None => v,
+                };
+                s.store_n(job.y.row(row + r).add(j), v, width);
+            }
+        }
+    }
+}

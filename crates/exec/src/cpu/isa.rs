@@ -1,0 +1,125 @@
+//! The instruction set: detected once, carried by value, entered through one door.
+//!
+//! Invariant: a `Simd` value exists only inside `Isa::run`, below a function that enables its
+//! target features, on a CPU that was seen to have them.
+
+use super::simd::{Portable, Simd};
+#[cfg(target_arch = "x86_64")]
+use super::simd_x86::{Avx2, Avx512};
+
+/// Which vector instructions the kernels use. A value proves that this CPU has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Isa(Kind);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    Portable,
+}
+
+impl Isa {
+    /// The best one that this CPU has.
+    pub fn detect() -> Isa {
+        Isa::available().next().unwrap_or(Isa(Kind::Portable))
+    }
+
+    /// All that this CPU has, best first; the last is always `portable`.
+    pub fn available() -> impl Iterator<Item = Isa> {
+        [
+            #[cfg(target_arch = "x86_64")]
+            (Kind::Avx512, has_avx512()),
+            #[cfg(target_arch = "x86_64")]
+            (Kind::Avx2, has_avx2()),
+            (Kind::Portable, true),
+        ]
+        .into_iter()
+        .filter_map(|(kind, has)| has.then_some(Isa(kind)))
+    }
+
+    /// `avx512`, `avx2` or `portable`.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => "avx2",
+            Kind::Portable => "portable",
+        }
+    }
+
+    /// Whether `fma` rounds once: all such sets give the same bits.
+    pub fn has_fma(self) -> bool {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 | Kind::Avx2 => true,
+            Kind::Portable => cfg!(any(target_feature = "fma", target_arch = "aarch64")),
+        }
+    }
+
+    /// Rows of the tallest register tile: row blocks are whole tiles of it.
+    pub(super) fn tile_rows(self) -> usize {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => Avx512::ROWS,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => Avx2::ROWS,
+            Kind::Portable => Portable::ROWS,
+        }
+    }
+
+    /// Runs `kernel` compiled for this instruction set.
+    #[inline]
+    pub(super) fn run<K: Kernel>(self, kernel: K) {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `Kind::Avx512` is made only by `available`, after detection.
+            Kind::Avx512 => unsafe { run_avx512(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `Kind::Avx2` is made only by `available`, after detection.
+            Kind::Avx2 => unsafe { run_avx2(kernel) },
+            Kind::Portable => kernel.run(Portable),
+        }
+    }
+}
+
+/// A piece of work written once for all instruction sets. `run` must be `#[inline(always)]`,
+/// with everything it calls, so that it is compiled inside the function that enables them.
+pub(super) trait Kernel {
+    /// Does the work with the lanes `s`.
+    fn run<S: Simd>(self, s: S);
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx512() -> bool {
+    has_avx2()
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+}
+
+/// # Safety
+/// `has_avx512()` must hold.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn run_avx512<K: Kernel>(kernel: K) {
+    // SAFETY: the caller promises the instructions.
+    kernel.run(unsafe { Avx512::assume() });
+}
+
+/// # Safety
+/// `has_avx2()` must hold.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn run_avx2<K: Kernel>(kernel: K) {
+    // SAFETY: the caller promises the instructions.
+    kernel.run(unsafe { Avx2::assume() });
+}

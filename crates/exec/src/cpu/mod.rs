@@ -1,0 +1,87 @@
+//! The CPU kernels: plain functions over views, knowing nothing of graphs or plans.
+//!
+//! Invariants, for every kernel here: nothing is allocated; workspace is the caller's, of a size
+//! given by a const function; the bits of a row or sequence depend on its own values only, never
+//! on other rows, other sequences, the number of threads or the order in which they work; and,
+//! where the hardware has FMA, not on the instruction set either.
+
+mod device;
+mod isa;
+mod math;
+mod pool;
+mod simd;
+#[cfg(target_arch = "x86_64")]
+mod simd_x86;
+mod tile;
+mod view;
+
+pub mod attention;
+pub mod elementwise;
+pub mod embed;
+pub mod gemm;
+pub mod norm;
+pub mod reduce;
+pub mod rope;
+
+#[cfg(test)]
+mod tests;
+
+pub use device::CpuDevice;
+pub use isa::Isa;
+pub use pool::Pool;
+pub use view::{Rows, RowsMut};
+
+use core::ops::Range;
+
+/// The instruction set and the threads that kernels run on.
+pub struct Cpu {
+    isa: Isa,
+    pool: Pool,
+}
+
+impl Cpu {
+    /// The best instruction set of this machine on `threads` threads (the caller is one).
+    pub fn new(threads: usize) -> Cpu {
+        Cpu::with_isa(threads, Isa::detect())
+    }
+
+    /// A chosen instruction set.
+    pub fn with_isa(threads: usize, isa: Isa) -> Cpu {
+        Cpu { isa, pool: Pool::new(threads) }
+    }
+
+    /// The instruction set of all kernels.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// The threads.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// How many threads; workspaces are this many times the bytes per thread.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Runs `work` over `0..rows` in consecutive ranges of about `elements` elements each.
+    fn by_rows(&self, rows: usize, cols: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
+        /// Elements of a task: some microseconds of streaming, a fraction of L2.
+        const GRAIN: usize = 16 * 1024;
+        let each = (GRAIN / cols.max(1)).max(1);
+        self.pool.run(rows.div_ceil(each), &|task, _| {
+            work(task * each..rows.min((task + 1) * each));
+        });
+    }
+}
+
+/// Spans (start, end) of packed sequences: ascending, disjoint, inside `rows`.
+fn check_spans(spans: &[[u32; 2]], rows: usize) {
+    let mut last = 0;
+    for &[start, end] in spans {
+        assert!(last <= start && start <= end, "span {start}..{end} after {last}");
+        last = end;
+    }
+    assert!(last as usize <= rows, "a span ends at {last} of {rows} rows");
+}

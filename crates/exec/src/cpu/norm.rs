@@ -1,0 +1,155 @@
+//! Layer norm and batch norm (running statistics), row by row.
+//!
+//! Invariant: a row's mean and variance are two passes of sixteen interleaved f32 sums, added
+//! up in the fixed tree: the row's length fixes the order.
+
+use super::Cpu;
+use super::isa::Kernel;
+use super::simd::{LANES, Simd};
+use super::view::{Rows, RowsMut};
+use core::ops::Range;
+
+/// y = (x - mean) * rstd * gamma + beta for each row, rstd = 1 / sqrt(var + eps) with the
+/// biased variance (Ba et al., 2016; PyTorch's LayerNorm). `y` may be exactly `x`. `mean` and
+/// `rstd`, one value per row, are written where given.
+#[allow(clippy::too_many_arguments)] // the op's inputs and outputs, each once
+pub fn layer_norm(
+    cpu: &Cpu,
+    x: Rows<'_>,
+    gamma: &[f32],
+    beta: &[f32],
+    eps: f32,
+    y: RowsMut<'_>,
+    mean: Option<&mut [f32]>,
+    rstd: Option<&mut [f32]>,
+) {
+    let (rows, cols) = (x.rows(), x.cols());
+    assert!(y.rows() == rows && y.cols() == cols, "y is ({rows}, {cols})");
+    assert!(gamma.len() == cols && beta.len() == cols, "gamma and beta of {cols}");
+    let column = |v: Option<&mut [f32]>| {
+        assert!(v.as_ref().is_none_or(|v| v.len() == rows), "one statistic per row");
+        v.map_or(0, |v| v.as_mut_ptr() as usize)
+    };
+    let (mean, rstd) = (column(mean), column(rstd));
+    cpu.by_rows(rows, cols, &|range| {
+        let (mean, rstd) = (mean as *mut f32, rstd as *mut f32);
+        cpu.isa().run(LayerNorm { x, gamma, beta, eps, y: &y, mean, rstd, range });
+    });
+}
+
+/// Running statistics and affine parameters of a batch norm, one value per column.
+#[derive(Clone, Copy)]
+pub struct BatchNorm<'a> {
+    /// Scale.
+    pub gamma: &'a [f32],
+    /// Shift.
+    pub beta: &'a [f32],
+    /// Running mean.
+    pub mean: &'a [f32],
+    /// Running variance.
+    pub var: &'a [f32],
+    /// Added to the variance.
+    pub eps: f32,
+}
+
+/// y = (x - mean) / sqrt(var + eps) * gamma + beta by column (Ioffe and Szegedy, 2015, with
+/// running statistics). `y` may be exactly `x`.
+pub fn batch_norm(cpu: &Cpu, x: Rows<'_>, norm: BatchNorm<'_>, y: RowsMut<'_>) {
+    let (rows, cols) = (x.rows(), x.cols());
+    assert!(y.rows() == rows && y.cols() == cols, "y is ({rows}, {cols})");
+    let all = [norm.gamma, norm.beta, norm.mean, norm.var];
+    assert!(all.iter().all(|v| v.len() == cols), "statistics of {cols} columns");
+    cpu.by_rows(rows, cols, &|range| cpu.isa().run(Batch { x, norm, y: &y, range }));
+}
+
+struct LayerNorm<'a> {
+    x: Rows<'a>,
+    gamma: &'a [f32],
+    beta: &'a [f32],
+    eps: f32,
+    y: &'a RowsMut<'a>,
+    mean: *mut f32,
+    rstd: *mut f32,
+    range: Range<usize>,
+}
+
+impl Kernel for LayerNorm<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let cols = self.x.cols();
+        for r in self.range.clone() {
+            let x = self.x.row(r);
+            // SAFETY: row r of x holds `cols` f32.
+            let (mean, rstd) = unsafe { statistics(s, x, cols, self.eps) };
+            let (m, k) = (s.splat(mean), s.splat(rstd));
+            for j in (0..cols).step_by(LANES) {
+                let n = LANES.min(cols - j);
+                // SAFETY: j + n <= cols, the length of row r of x and y, gamma and beta.
+                unsafe {
+                    let v = s.mul(s.sub(s.load_n(x.add(j), n), m), k);
+                    let gamma = s.load_n(self.gamma.as_ptr().add(j), n);
+                    let beta = s.load_n(self.beta.as_ptr().add(j), n);
+                    s.store_n(self.y.row(r).add(j), s.fma(v, gamma, beta), n);
+                }
+            }
+            for (column, value) in [(self.mean, mean), (self.rstd, rstd)] {
+                if !column.is_null() {
+                    // SAFETY: a given column has one value per row, this row's written here.
+                    unsafe { column.add(r).write(value) };
+                }
+            }
+        }
+    }
+}
+
+/// Mean and 1 / sqrt(variance + eps) of a row.
+///
+/// # Safety
+/// `cols` f32 must be readable at `x`.
+#[inline(always)]
+unsafe fn statistics<S: Simd>(s: S, x: *const f32, cols: usize, eps: f32) -> (f32, f32) {
+    let zero = s.splat(0.0);
+    let mut sum = zero;
+    for j in (0..cols).step_by(LANES) {
+        // SAFETY: at most the rest of the row.
+        sum = s.add(sum, unsafe { s.load_n(x.add(j), LANES.min(cols - j)) });
+    }
+    let mean = s.sum(sum) / cols as f32;
+    let mut sum = zero;
+    for j in (0..cols).step_by(LANES) {
+        let n = LANES.min(cols - j);
+        // SAFETY: at most the rest of the row.
+        let d = s.sub(unsafe { s.load_n(x.add(j), n) }, s.splat(mean));
+        let d = s.first(d, zero, n);
+        sum = s.fma(d, d, sum);
+    }
+    (mean, 1.0 / (s.sum(sum) / cols as f32 + eps).sqrt())
+}
+
+struct Batch<'a> {
+    x: Rows<'a>,
+    norm: BatchNorm<'a>,
+    y: &'a RowsMut<'a>,
+    range: Range<usize>,
+}
+
+impl Kernel for Batch<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (cols, norm) = (self.x.cols(), self.norm);
+        for j in (0..cols).step_by(LANES) {
+            let n = LANES.min(cols - j);
+            // SAFETY: j + n <= cols, the length of all four columns.
+            let [gamma, beta, mean, var] =
+                unsafe { [norm.gamma, norm.beta, norm.mean, norm.var].map(|v| s.load_n(v.as_ptr().add(j), n)) };
+            let rstd = s.div(s.splat(1.0), s.sqrt(s.add(var, s.splat(norm.eps))));
+            for r in self.range.clone() {
+                // SAFETY: row r of x and y holds `cols` f32.
+                unsafe {
+                    let v = s.mul(s.sub(s.load_n(self.x.row(r).add(j), n), mean), rstd);
+                    s.store_n(self.y.row(r).add(j), s.fma(v, gamma, beta), n);
+                }
+            }
+        }
+    }
+}

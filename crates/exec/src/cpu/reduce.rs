@@ -1,0 +1,114 @@
+//! Softmax over rows, and the mean over each sequence's rows.
+//!
+//! Invariant: a row's softmax uses sixteen interleaved sums in the fixed tree; a segment's mean
+//! adds its rows one after another in f64, from the segment's first to its last.
+
+use super::Cpu;
+use super::isa::Kernel;
+use super::math::exp;
+use super::simd::{LANES, Simd};
+use super::view::{Rows, RowsMut};
+use core::ops::Range;
+
+/// y = exp(x - max) / sum exp(x - max) for each row. `y` may be exactly `x`.
+pub fn softmax(cpu: &Cpu, x: Rows<'_>, y: RowsMut<'_>) {
+    assert!(y.rows() == x.rows() && y.cols() == x.cols(), "x and y of one shape");
+    if x.cols() > 0 {
+        cpu.by_rows(x.rows(), x.cols(), &|range| cpu.isa().run(Softmax { x, y: &y, range }));
+    }
+}
+
+/// y[s] = mean of the rows of span s, without its first `skip_first` and last `skip_last`
+/// (ESM-2 averages residues only: 1 and 1). Sums in f64: 3 000 rows of f32 would lose up to four
+/// digits. A span with no row left gives zeros.
+pub fn segment_mean(
+    cpu: &Cpu,
+    x: Rows<'_>,
+    spans: &[[u32; 2]],
+    skip_first: usize,
+    skip_last: usize,
+    y: RowsMut<'_>,
+) {
+    assert!(y.rows() == spans.len() && y.cols() == x.cols(), "y is (spans, columns of x)");
+    super::check_spans(spans, x.rows());
+    let parts = x.cols().div_ceil(CHUNK);
+    cpu.pool().run(spans.len() * parts, &|task, _| {
+        let (segment, part) = (task / parts, task % parts);
+        let (start, end) = (spans[segment][0] as usize, spans[segment][1] as usize);
+        let columns = part * CHUNK..x.cols().min((part + 1) * CHUNK);
+        // At most `end`, so that an over-trimmed span is an empty range.
+        let rows = (start + skip_first).min(end)..end.saturating_sub(skip_last);
+        cpu.isa().run(Mean { x, rows, columns, segment, y: &y });
+    });
+}
+
+/// Columns of one task of `segment_mean`: their f64 sums stay in registers and L1.
+const CHUNK: usize = 64;
+
+struct Softmax<'a> {
+    x: Rows<'a>,
+    y: &'a RowsMut<'a>,
+    range: Range<usize>,
+}
+
+impl Kernel for Softmax<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let cols = self.x.cols();
+        for r in self.range.clone() {
+            let (x, y) = (self.x.row(r), self.y.row(r));
+            let width = |j: usize| LANES.min(cols - j);
+            // SAFETY: row r of x and y holds `cols` f32, and j + width(j) <= cols; the row of y
+            // is read only where it has been written.
+            unsafe {
+                let mut top = s.splat(f32::NEG_INFINITY);
+                for j in (0..cols).step_by(LANES) {
+                    let v = s.load_n(x.add(j), width(j));
+                    top = s.max(top, s.first(v, top, width(j)));
+                }
+                let top = s.splat(s.max_lane(top));
+                let mut sum = s.splat(0.0);
+                for j in (0..cols).step_by(LANES) {
+                    let e = exp(s, s.sub(s.load_n(x.add(j), width(j)), top));
+                    s.store_n(y.add(j), e, width(j));
+                    sum = s.add(sum, s.first(e, s.splat(0.0), width(j)));
+                }
+                let sum = s.splat(s.sum(sum));
+                for j in (0..cols).step_by(LANES) {
+                    let v = s.div(s.load_n(y.add(j), width(j)), sum);
+                    s.store_n(y.add(j), v, width(j));
+                }
+            }
+        }
+    }
+}
+
+struct Mean<'a> {
+    x: Rows<'a>,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    segment: usize,
+    y: &'a RowsMut<'a>,
+}
+
+impl Kernel for Mean<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let mut sums = [0.0f64; CHUNK];
+        let sums = &mut sums[..self.columns.len()];
+        for t in self.rows.clone() {
+            let row = self.x.row(t).wrapping_add(self.columns.start);
+            // SAFETY: these columns of row t lie in x.
+            let row = unsafe { core::slice::from_raw_parts(row, sums.len()) };
+            for (sum, &value) in sums.iter_mut().zip(row) {
+                *sum += f64::from(value);
+            }
+        }
+        let count = self.rows.len().max(1) as f64;
+        for (j, sum) in sums.iter().enumerate() {
+            let to = self.y.row(self.segment).wrapping_add(self.columns.start + j);
+            // SAFETY: an element of y that this task alone writes.
+            unsafe { to.write((sum / count) as f32) };
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! The cosines and sines of rotary positions.
+//!
+//! Invariant: an entry depends on its position and frequency only, never on `longest`.
+
+/// Fills cos and sin, both (longest, inv_freq.len()), with those of pos * inv_freq[j]. The angle
+/// is an f32 product, as the models were trained with (Su et al., 2021; RoFormer as ESM-2 has
+/// it); its cosine is taken in f64 and rounded once.
+pub fn table(inv_freq: &[f32], longest: usize, cos: &mut [f32], sin: &mut [f32]) {
+    let half = inv_freq.len();
+    assert!(cos.len() == longest * half && sin.len() == longest * half, "tables of (longest, half)");
+    if half == 0 {
+        return;
+    }
+    let rows = cos.chunks_exact_mut(half).zip(sin.chunks_exact_mut(half));
+    for (pos, (cos, sin)) in rows.enumerate() {
+        for ((cos, sin), &freq) in cos.iter_mut().zip(sin).zip(inv_freq) {
+            let angle = f64::from(pos as f32 * freq);
+            (*cos, *sin) = (angle.cos() as f32, angle.sin() as f32);
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! `attention` against f64 and against itself.
+
+use super::{close, machines, numbers, same_bits, workspace};
+use crate::cpu::attention::*;
+use crate::cpu::{Cpu, Rows, RowsMut, rope};
+
+struct Case {
+    heads: usize,
+    hd: usize,
+    scale: f32,
+    rope: bool,
+    alibi: bool,
+    qkv: Vec<f32>,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    slopes: Vec<f32>,
+}
+
+const LONGEST: usize = 1000;
+
+impl Case {
+    fn new(heads: usize, hd: usize, tokens: usize, rope: bool, alibi: bool) -> Case {
+        let half = hd / 2;
+        let freq: Vec<f32> = (0..half).map(|j| 1e4f32.powf(-(j as f32) / half as f32)).collect();
+        let (mut cos, mut sin) = (vec![0.0; LONGEST * half], vec![0.0; LONGEST * half]);
+        rope::table(&freq, LONGEST, &mut cos, &mut sin);
+        let qkv = numbers(11, tokens * 3 * heads * hd).iter().map(|v| v * 2.0).collect();
+        let slopes = (1..=heads).map(|h| 0.5f32.powi(h as i32)).collect();
+        Case { heads, hd, scale: 1.0 / (hd as f32).sqrt(), rope, alibi, qkv, cos, sin, slopes }
+    }
+
+    fn config(&self) -> Attention<'_> {
+        Attention {
+            heads: self.heads,
+            head_dim: self.hd,
+            scale: self.scale,
+            rope: self.rope.then_some(Rope { cos: &self.cos, sin: &self.sin }),
+            slopes: self.alibi.then_some(&self.slopes[..]),
+        }
+    }
+
+    /// o and lse over the fused (T, 3D) rows `tokens` of the case's data.
+    fn run(&self, cpu: &Cpu, from: usize, tokens: usize, spans: &[[u32; 2]]) -> (Vec<f32>, Vec<f32>) {
+        let d = self.heads * self.hd;
+        let x = Rows::new(&self.qkv[from * 3 * d..], tokens, 3 * d, 3 * d);
+        let (mut o, mut lse) = (vec![5.0; tokens * d], vec![5.0; tokens * self.heads]);
+        let mut scratch = workspace(cpu, workspace_bytes(self.hd));
+        attention(
+            cpu,
+            self.config(),
+            x.columns(0, d),
+            x.columns(d, d),
+            x.columns(2 * d, d),
+            spans,
+            RowsMut::new(&mut o, tokens, d, d),
+            Some(RowsMut::new(&mut lse, tokens, self.heads, self.heads)),
+            &mut scratch,
+        );
+        (o, lse)
+    }
+
+    fn rotated(&self, which: usize, t: usize, pos: usize, head: usize, scale: f32) -> Vec<f64> {
+        let at = (t * 3 + which) * self.heads * self.hd + head * self.hd;
+        let x: Vec<f64> = self.qkv[at..][..self.hd].iter().map(|&v| f64::from(v * scale)).collect();
+        if !self.rope || which == 2 {
+            return x;
+        }
+        let half = self.hd / 2;
+        let angle = |j: usize| (f64::from(self.cos[pos * half + j]), f64::from(self.sin[pos * half + j]));
+        let low = (0..half).map(|j| x[j] * angle(j).0 - x[j + half] * angle(j).1);
+        low.chain((0..half).map(|j| x[j + half] * angle(j).0 + x[j] * angle(j).1)).collect()
+    }
+
+    fn reference(&self, from: usize, tokens: usize, spans: &[[u32; 2]]) -> (Vec<f64>, Vec<f64>) {
+        let (h, hd) = (self.heads, self.hd);
+        let (mut o, mut lse) = (vec![5.0; tokens * h * hd], vec![5.0; tokens * h]);
+        for &[start, end] in spans {
+            let (start, n) = (start as usize, (end - start) as usize);
+            for head in 0..h {
+                let all = |which, scale| -> Vec<Vec<f64>> {
+                    (0..n).map(|i| self.rotated(which, from + start + i, i, head, scale)).collect()
+                };
+                let (q, k, v) = (all(0, self.scale), all(1, 1.0), all(2, 1.0));
+                for i in 0..n {
+                    let slope = if self.alibi { f64::from(self.slopes[head]) } else { 0.0 };
+                    let score = |j: usize| {
+                        let dot: f64 = q[i].iter().zip(&k[j]).map(|(a, b)| a * b).sum();
+                        dot - slope * (i as f64 - j as f64).abs()
+                    };
+                    let scores: Vec<f64> = (0..n).map(score).collect();
+                    let top = scores.iter().copied().fold(f64::MIN, f64::max);
+                    let sum: f64 = scores.iter().map(|s| (s - top).exp()).sum();
+                    lse[(start + i) * h + head] = top + sum.ln();
+                    for d in 0..hd {
+                        let mean = (0..n).map(|j| (scores[j] - top).exp() * v[j][d]).sum::<f64>();
+                        o[((start + i) * h + head) * hd + d] = mean / sum;
+                    }
+                }
+            }
+        }
+        (o, lse)
+    }
+}
+
+#[test]
+fn attention_is_softmax_of_scores_times_values() {
+    // Lengths about the strip (14), vector (16), panel (32), tile (192) and block (224).
+    let spans = [[0, 1], [1, 15], [17, 49], [49, 82], [82, 274], [274, 467], [467, 467], [467, 927]];
+    for (hd, rope, alibi) in
+        [(8, true, false), (24, true, false), (64, false, true), (17, false, false), (128, true, true)]
+    {
+        let case = Case::new(2, hd, 930, rope, alibi);
+        let (want, want_lse) = case.reference(0, 930, &spans);
+        for cpu in machines() {
+            let (o, lse) = case.run(&cpu, 0, 930, &spans);
+            let what = format!("{} head dim {hd}", cpu.isa().name());
+            // |q k| <= 4 sqrt(hd): scores are off by about eps sqrt(hd) times 4, o as they are
+            // times |v| <= 2, and the sums over keys add a few eps sqrt(S).
+            let tolerance = f64::from(f32::EPSILON) * 8.0 * (hd as f64).sqrt();
+            close(&o, &want, tolerance, &what);
+            close(&lse, &want_lse, 2.0 * tolerance, &format!("{what} lse"));
+        }
+    }
+}
+
+#[test]
+fn a_sequence_has_the_same_bits_in_any_company() {
+    for (rope, alibi) in [(true, false), (false, true)] {
+        let case = Case::new(3, 24, 1200, rope, alibi);
+        let spans = [[3, 60], [60, 250], [250, 251], [251, 760], [760, 930], [933, 1200]];
+        let (all, all_lse) = case.run(&Cpu::new(1), 0, 1200, &spans);
+        for cpu in machines() {
+            let (all, all_lse) = match cpu.isa().has_fma() {
+                true => (all.clone(), all_lse.clone()),
+                false => case.run(&cpu, 0, 1200, &spans),
+            };
+            for [start, end] in spans {
+                let n = (end - start) as usize;
+                let (o, lse) = case.run(&cpu, start as usize, n, &[[0, n as u32]]);
+                same_bits(&o, &all[start as usize * 72..end as usize * 72], "o");
+                same_bits(&lse, &all_lse[start as usize * 3..end as usize * 3], "lse");
+            }
+            assert!(all[..3 * 72].iter().chain(&all[930 * 72..933 * 72]).all(|&v| v == 5.0));
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_shows() {
+    let mut case = Case::new(1, 16, 40, false, false);
+    case.qkv[20 * 48 + 16] = f32::NAN; // one key
+    for cpu in machines() {
+        let (o, _) = case.run(&cpu, 0, 40, &[[0, 15], [15, 40]]);
+        assert!(o[..15 * 16].iter().all(|v| v.is_finite()), "the neighbour is untouched");
+        assert!(o[15 * 16..].iter().all(|v| v.is_nan()), "its own sequence shows it");
+    }
+}

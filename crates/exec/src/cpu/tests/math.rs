@@ -1,0 +1,110 @@
+//! exp and GELU on dense grids; the lanes' agreement.
+
+use super::{machines, numbers, same_bits};
+use crate::cpu::elementwise::gelu;
+use crate::cpu::isa::Kernel;
+use crate::cpu::math::exp;
+use crate::cpu::simd::{LANES, Simd};
+use crate::cpu::{Cpu, Isa, Rows, RowsMut};
+
+struct Exp<'a>(&'a [f32], &'a mut [f32]);
+
+impl Kernel for Exp<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for (x, y) in self.0.chunks(LANES).zip(self.1.chunks_mut(LANES)) {
+            // SAFETY: both chunks hold x.len() f32.
+            unsafe {
+                let v = exp(s, s.load_n(x.as_ptr(), x.len()));
+                s.store_n(y.as_mut_ptr(), v, y.len());
+            }
+        }
+    }
+}
+
+/// One ulp of a value: the spacing of f32 there.
+fn ulp(x: f64) -> f64 {
+    let x = (x.abs() as f32).max(f32::MIN_POSITIVE);
+    f64::from(f32::from_bits(x.to_bits() + 1) - x)
+}
+
+#[test]
+fn exp_is_right_to_about_an_ulp() {
+    let mut x: Vec<f32> = (0..400_001).map(|i| -88.0 + i as f32 * 2.2e-4).collect();
+    x.extend([0.0, -0.0, 1.0, 20.0, 88.0, -1e-30, -1000.0, f32::NEG_INFINITY, f32::NAN]);
+    for isa in Isa::available() {
+        let mut y = vec![0.0; x.len()];
+        isa.run(Exp(&x, &mut y));
+        let worst = x.iter().zip(&y).filter(|(x, _)| **x >= -87.33).map(|(&x, &y)| {
+            let want = libm::exp(f64::from(x));
+            (f64::from(y) - want).abs() / ulp(want)
+        });
+        // Without FMA the reduction and the polynomial round twice as often.
+        let most = if isa.has_fma() { 1.1 } else { 2.0 };
+        let worst = worst.fold(0.0, f64::max);
+        assert!(worst <= most, "{}: {worst} ulp", isa.name());
+        assert!(x.iter().zip(&y).all(|(&x, &y)| x >= -87.33 || x.is_nan() || y == 0.0));
+        assert!(y[x.len() - 1].is_nan(), "NaN stays NaN");
+    }
+}
+
+fn gelu_of(cpu: &Cpu, x: &[f32]) -> Vec<f32> {
+    let mut y = vec![f32::NAN; x.len()];
+    gelu(cpu, Rows::new(x, 1, x.len(), x.len()), RowsMut::new(&mut y, 1, x.len(), x.len()));
+    y
+}
+
+#[test]
+fn gelu_is_exact_to_1e_7() {
+    let mut x: Vec<f32> = (0..600_001).map(|i| -15.0 + i as f32 * 5e-5).collect();
+    x.extend([-1e30, -1e4, -50.0, 50.0, 1e4, 1e30, 1e-30, -1e-30, 0.0]);
+    for isa in Isa::available() {
+        let y = gelu_of(&Cpu::with_isa(1, isa), &x);
+        for (&x, &y) in x.iter().zip(&y) {
+            let x = f64::from(x);
+            let want = x * 0.5 * libm::erfc(-x / std::f64::consts::SQRT_2);
+            let off = (f64::from(y) - want).abs();
+            let most = 4e-8 + ulp(want);
+            assert!(off <= most, "{}: gelu({x}) = {y}, want {want}, off {off:e}", isa.name());
+        }
+        let odd = gelu_of(&Cpu::with_isa(1, isa), &[f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
+        assert!(odd[0].is_nan() && odd[1] == f32::INFINITY && odd[2].abs() < 1e-15, "{odd:?}");
+    }
+}
+
+#[test]
+fn a_value_has_the_same_bits_at_every_place() {
+    let x: Vec<f32> = numbers(3, 97).iter().map(|v| v * 6.0).collect();
+    let first = gelu_of(&Cpu::new(1), &x);
+    for cpu in machines().filter(|cpu| cpu.isa().has_fma()) {
+        for shift in 0..33 {
+            same_bits(&gelu_of(&cpu, &x[shift..]), &first[shift..], "gelu");
+        }
+    }
+}
+
+struct Reduce<'a>(&'a [f32; LANES], &'a mut [f32; 2]);
+
+impl Kernel for Reduce<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // SAFETY: sixteen f32.
+        let v = unsafe { s.load(self.0.as_ptr()) };
+        *self.1 = [s.sum(v), s.max_lane(v)];
+    }
+}
+
+#[test]
+fn all_instruction_sets_reduce_in_one_order() {
+    for seed in 0..50 {
+        let x: [f32; LANES] = numbers(seed, LANES).try_into().unwrap();
+        let mut all = Isa::available().map(|isa| {
+            let mut y = [0.0; 2];
+            isa.run(Reduce(&x, &mut y));
+            y
+        });
+        let first = all.next().unwrap();
+        all.for_each(|y| same_bits(&y, &first, "sum and max"));
+        assert_eq!(first[1], x.iter().copied().fold(f32::MIN, f32::max));
+    }
+}

@@ -1,0 +1,146 @@
+//! What runs a plan. Invariant: a device only follows addresses that the plan gave; it decides nothing.
+
+use graph::{Bytes, Counts, Op, TensorSpec};
+use plan::KernelRow;
+use std::fmt;
+
+/// A machine with one arena. All positions are bytes from its start.
+pub trait Device: Send {
+    /// What it is, for the run record.
+    fn name(&self) -> String;
+
+    /// What runs each op: compared with the target's rows when an executor is made.
+    fn kernels(&self) -> Vec<KernelRow>;
+
+    /// Workers with a workspace of their own.
+    fn units(&self) -> u64;
+
+    /// Makes the one allocation; a second call replaces it.
+    fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError>;
+
+    /// Host to arena.
+    fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError>;
+
+    /// Arena to host.
+    fn download(&mut self, at: u64, out: &mut [u8]) -> Result<(), DeviceError>;
+
+    /// Sets a range to one byte: 0xFF is a NaN in every float format.
+    fn fill(&mut self, at: u64, bytes: Bytes, byte: u8) -> Result<(), DeviceError>;
+
+    /// Arena to arena; the ranges do not overlap.
+    fn copy(&mut self, from: u64, to: u64, bytes: Bytes) -> Result<(), DeviceError>;
+
+    /// Runs one op.
+    fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError>;
+}
+
+/// An op with its operands' places.
+#[derive(Debug)]
+pub struct Launch<'a> {
+    /// What to compute.
+    pub op: &'a Op,
+    /// Inputs.
+    pub ins: &'a [Operand],
+    /// Outputs; `None` is not wanted.
+    pub outs: &'a [Option<Operand>],
+    /// Start and size of the scratch.
+    pub workspace: Option<(u64, Bytes)>,
+    /// What this step really holds.
+    pub counts: Counts,
+}
+
+/// A tensor in the arena.
+#[derive(Clone, Debug)]
+pub struct Operand {
+    /// Its first byte.
+    pub at: u64,
+    /// Its type.
+    pub spec: TensorSpec,
+}
+
+impl Operand {
+    /// (rows, columns) in a step of `counts`; a vector has one column.
+    pub fn matrix(&self, counts: Counts) -> (usize, usize) {
+        let columns = if self.spec.shape.len() > 1 { self.spec.row_elements() } else { 1 };
+        (self.spec.rows(counts) as usize, columns as usize)
+    }
+
+    /// Bytes in a step of `counts`.
+    pub fn bytes(&self, counts: Counts) -> Bytes {
+        self.spec.bytes_at(counts)
+    }
+}
+
+/// What went wrong on a device.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// The arena could not be had.
+    OutOfMemory {
+        /// Its size.
+        bytes: Bytes,
+    },
+    /// A position outside of the arena: our bug.
+    OutsideArena {
+        /// The first byte.
+        at: u64,
+        /// How many.
+        bytes: Bytes,
+    },
+    /// The device's kernels are not those that the plan was made for.
+    KernelTable {
+        /// The op.
+        op: String,
+        /// What the plan says.
+        planned: String,
+        /// What the device says.
+        reported: String,
+    },
+    /// More than the plan's bounds.
+    OverBounds {
+        /// What was asked for.
+        counts: Counts,
+    },
+    /// A kernel refused its data.
+    Kernel {
+        /// The op.
+        op: &'static str,
+        /// Why.
+        why: String,
+    },
+    /// A weight could not be read.
+    Load {
+        /// The parameter.
+        param: String,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+impl fmt::Display for DeviceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OutOfMemory { bytes } => write!(f, "the arena of {bytes} could not be allocated"),
+            Self::OutsideArena { at, bytes } => write!(f, "{bytes} at {at} lie outside of the arena"),
+            Self::KernelTable { op, planned, reported } => {
+                write!(f, "the plan wants `{planned}` for `{op}`, the device has `{reported}`")
+            }
+            Self::OverBounds { counts } => write!(f, "{counts:?} is more than the plan was made for"),
+            Self::Kernel { op, why } => write!(f, "`{op}`: {why}"),
+            Self::Load { param, .. } => write!(f, "cannot load `{param}`"),
+        }
+    }
+}
+
+impl std::error::Error for DeviceError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Load { source, .. } => Some(source.as_ref()),
+            Self::OutOfMemory { .. }
+            | Self::OutsideArena { .. }
+            | Self::KernelTable { .. }
+            | Self::OverBounds { .. }
+            | Self::Kernel { .. } => None,
+        }
+    }
+}

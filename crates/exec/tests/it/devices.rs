@@ -1,0 +1,86 @@
+//! Every op case on every device. Invariant: a device either computes an op within its tolerance or its
+//! target says `Unsupported`.
+
+use crate::op_cases::{Case, cases};
+use crate::rig::{On, load, output, run};
+use graph::{Op, Role};
+use plan::PlanError;
+use plimsoll_exec::Executor;
+use plimsoll_exec::reference::Data;
+
+/// The outputs of a case; `None` where the target has no kernel.
+fn results(on: On, case: &Case) -> Option<Vec<Vec<f32>>> {
+    let weight = |name: &str| match &case.ins[name[2..].parse::<usize>().expect("in{i}")].data {
+        Data::F32(data) => data.clone(),
+        Data::I32(_) => panic!("{}: weights are floats", case.name),
+    };
+    let executor = load(on, &case.graph(), false, |param, range, out| {
+        out.copy_from_slice(&weight(&param.name)[range.start as usize..range.end as usize]);
+    });
+    let mut executor = match executor {
+        Ok(executor) => executor,
+        Err(PlanError::Unsupported { .. }) => return None,
+        Err(error) => panic!("{}: {error}", case.name),
+    };
+    run(&mut executor, |e| give(e, case), case.counts);
+    let shapes = case.out_shapes();
+    let outs =
+        shapes.iter().enumerate().map(|(i, s)| output(&mut executor, &format!("out{i}"), s.iter().product()));
+    Some(outs.collect())
+}
+
+fn give(executor: &mut Executor, case: &Case) {
+    for (i, operand) in case.ins.iter().enumerate().filter(|(_, o)| !o.weight) {
+        let name = format!("in{i}");
+        let given = match &operand.data {
+            Data::F32(data) => executor.input_f32(0, &name, data),
+            Data::I32(data) => executor.input_i32(0, &name, data),
+        };
+        given.unwrap_or_else(|e| panic!("{}: {e}", case.name));
+    }
+}
+
+fn compare(on: On, case: &Case) {
+    let Some(found) = results(on, case) else {
+        assert!(backward(&case.op), "{}: {} is unsupported", on.name(), case.name);
+        return;
+    };
+    for (i, (found, wanted)) in found.iter().zip(case.reference()).enumerate() {
+        let wanted = wanted.floats().expect("outputs are floats").to_vec();
+        let limit = case.tolerance.limit(&wanted);
+        for (at, (f, w)) in found.iter().zip(&wanted).enumerate() {
+            let close = (f - w).abs() <= limit;
+            assert!(close, "{} on {}: output {i}[{at}] is {f}, not {w} (limit {limit})", case.name, on.name());
+        }
+    }
+}
+
+/// The CPU gets its backward kernels with training.
+fn backward(op: &Op) -> bool {
+    op.name().ends_with("_grad")
+}
+
+#[test]
+fn the_reference_device_runs_every_case() {
+    for case in cases() {
+        compare(On::Reference, &case);
+    }
+}
+
+#[test]
+fn the_cpu_runs_every_case_on_every_instruction_set() {
+    for on in On::every_cpu() {
+        for case in cases() {
+            compare(on, &case);
+        }
+    }
+}
+
+#[test]
+fn weights_are_parameters() {
+    for case in cases() {
+        let graph = case.graph();
+        let params = graph.values().filter(|(_, v)| matches!(v.spec.role, Role::Param(_))).count();
+        assert_eq!(params, case.ins.iter().filter(|o| o.weight).count(), "{}", case.name);
+    }
+}

@@ -1,0 +1,194 @@
+//! The models against the answers of the reference implementations: fair-esm 2.0.0, and the DNABERT-S code in
+//! pure f32. Invariant: 1e-5 absolute in f32, on every device, in any company.
+
+use crate::rig::{On, load, output, run};
+use data::weights::Weights;
+use graph::{Bounds, Counts};
+use models::{Encoder, Output, candidates};
+use plimsoll_exec::Executor;
+use std::path::PathBuf;
+
+/// Absolute; the goldens' values are of order 1.
+const TOLERANCE: f32 = 1e-5;
+
+struct Golden {
+    encoder: Encoder,
+    weights: Weights,
+    answers: Weights,
+}
+
+/// A sequence and the name of its answers.
+type Sequence = (String, Vec<i32>);
+
+impl Golden {
+    fn open(name: &str) -> Self {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/goldens").join(name);
+        let config = std::fs::read_to_string(folder.join("config.json")).expect("a fixture");
+        Self {
+            encoder: Encoder::from_json(&config).expect("a known model"),
+            weights: Weights::open(&folder).expect("weights"),
+            answers: Weights::open(&folder.join("golden.safetensors")).expect("answers"),
+        }
+    }
+
+    fn executor(&self, on: On, bounds: Bounds, outputs: &[Output], fuse: bool) -> Executor {
+        let graph = self.encoder.graph(bounds, outputs).expect("verified");
+        let read = |param: &graph::Param, range: std::ops::Range<u64>, out: &mut [f32]| {
+            let mut rows = vec![];
+            for piece in &param.pieces {
+                let names = candidates(&self.encoder, &piece.tensor);
+                let name = names.iter().find(|n| self.weights.get(n).is_some()).expect("a tensor");
+                let row: u64 = piece.shape.iter().skip(1).product();
+                let mut part = vec![0.0; ((piece.rows.1 - piece.rows.0) * row) as usize];
+                self.weights.read_f32(name, piece.rows.0 * row..piece.rows.1 * row, &mut part).expect("read");
+                rows.extend(part);
+            }
+            out.copy_from_slice(&rows[range.start as usize..range.end as usize]);
+        };
+        load(on, &graph, fuse, read).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn integers(&self, name: &str) -> Vec<i32> {
+        let n = self.answers.tensor(name).expect("an answer").elements();
+        let mut values = vec![0; n as usize];
+        self.answers.read_i64(name, 0..n, &mut values).expect("read");
+        values.into_iter().map(|v| v as i32).collect()
+    }
+
+    fn check(&self, name: &str, found: &[f32], what: &str) {
+        let Some(tensor) = self.answers.get(name) else { return };
+        let mut wanted = vec![0.0; tensor.elements() as usize];
+        self.answers.read_f32(name, 0..tensor.elements(), &mut wanted).expect("read");
+        assert_eq!(found.len(), wanted.len(), "{name} on {what}");
+        let worst = found.iter().zip(&wanted).map(|(f, w)| (f - w).abs()).fold(0.0, f32::max);
+        let finite = found.iter().all(|x| x.is_finite());
+        assert!(finite && worst <= TOLERANCE, "{name} on {what}: off by {worst}");
+    }
+}
+
+fn esm2() -> (Golden, Vec<Sequence>) {
+    let golden = Golden::open("esm2");
+    let path = format!("{}/../../fixtures/goldens/esm2/proteins.faa", env!("CARGO_MANIFEST_DIR"));
+    let reader = data::sequence::Reader::open([path]).expect("a fixture");
+    let mut sequences: Vec<Sequence> = reader
+        .records()
+        .map(|record| {
+            let record = record.expect("a record");
+            let mut tokens = vec![];
+            data::tokenize::esm::encode(&record.seq, &mut tokens);
+            (record.id, tokens)
+        })
+        .collect();
+    sequences.push(("masked".to_owned(), golden.integers("masked.tokens")));
+    (golden, sequences)
+}
+
+fn dnabert_s() -> (Golden, Vec<Sequence>) {
+    let golden = Golden::open("dnabert_s");
+    let sequences = (0..7).map(|i| (format!("d{i}"), golden.integers(&format!("d{i}.ids")))).collect();
+    (golden, sequences)
+}
+
+/// Packs `sequences` and runs them; (hidden, mean) rows by sequence.
+fn encode(executor: &mut Executor, d: usize, sequences: &[Sequence]) -> Vec<(Vec<f32>, Vec<f32>)> {
+    let mut tokens = vec![];
+    let mut spans = vec![];
+    for (_, ids) in sequences {
+        spans.push([tokens.len() as i32, (tokens.len() + ids.len()) as i32]);
+        tokens.extend_from_slice(ids);
+    }
+    let counts = Counts { tokens: tokens.len() as u64, sequences: sequences.len() as u64 };
+    let flat: Vec<i32> = spans.iter().flatten().copied().collect();
+    let give = |e: &mut Executor| {
+        e.input_i32(0, "ids", &tokens).expect("ids");
+        e.input_i32(0, "spans", &flat).expect("spans");
+    };
+    run(executor, give, counts);
+    let hidden = output(executor, "hidden", tokens.len() * d);
+    let mean = output(executor, "mean", sequences.len() * d);
+    let rows = |[start, end]: &[i32; 2]| hidden[*start as usize * d..*end as usize * d].to_vec();
+    spans.iter().zip(mean.chunks(d)).map(|(span, mean)| (rows(span), mean.to_vec())).collect()
+}
+
+fn everything(golden: &Golden, sequences: &[Sequence], on: On, fuse: bool) {
+    let tokens: usize = sequences.iter().map(|(_, ids)| ids.len()).sum();
+    let longest = sequences.iter().map(|(_, ids)| ids.len()).max().unwrap_or(0);
+    // Above what is there: plans are worst cases.
+    let bounds = Bounds { tokens: tokens as u64 + 9, sequences: 20, longest: longest as u64 + 3 };
+    let mut executor = golden.executor(on, bounds, &[Output::Hidden, Output::Mean], fuse);
+    let d = golden.encoder.hidden_size() as usize;
+    let what = format!("{} (fuse {fuse})", on.name());
+    let together = encode(&mut executor, d, sequences);
+    for ((name, ids), (hidden, mean)) in sequences.iter().zip(&together) {
+        golden.check(&format!("{name}.hidden"), hidden, &what);
+        golden.check(&format!("{name}.mean"), mean, &what);
+        let alone = encode(&mut executor, d, &[(name.clone(), ids.clone())]);
+        assert!(alone[0] == (hidden.clone(), mean.clone()), "{name} on {what}: its company changes its bits");
+    }
+    let reversed: Vec<Sequence> = sequences.iter().rev().cloned().collect();
+    let mut back = encode(&mut executor, d, &reversed);
+    back.reverse();
+    assert!(back == together, "{what}: the order changes bits");
+}
+
+#[test]
+fn esm2_on_the_reference() {
+    let (golden, sequences) = esm2();
+    everything(&golden, &sequences, On::Reference, false);
+}
+
+#[test]
+fn esm2_on_the_cpu() {
+    let (golden, sequences) = esm2();
+    for on in On::every_cpu() {
+        everything(&golden, &sequences, on, true);
+    }
+    everything(&golden, &sequences, On::every_cpu()[0], false);
+}
+
+#[test]
+fn dnabert_s_on_the_reference() {
+    let (golden, sequences) = dnabert_s();
+    everything(&golden, &sequences, On::Reference, false);
+}
+
+#[test]
+fn dnabert_s_on_the_cpu() {
+    let (golden, sequences) = dnabert_s();
+    for on in On::every_cpu() {
+        everything(&golden, &sequences, on, true);
+    }
+}
+
+#[test]
+fn logits_of_esm2() {
+    let (golden, sequences) = esm2();
+    let bounds = Bounds { tokens: 1200, sequences: 1, longest: 1200 };
+    for on in [On::Reference, On::every_cpu()[0]] {
+        let mut executor = golden.executor(on, bounds, &[Output::Logits], true);
+        for (name, ids) in &sequences {
+            let give = |e: &mut Executor| {
+                e.input_i32(0, "ids", ids).expect("ids");
+                e.input_i32(0, "spans", &[0, ids.len() as i32]).expect("spans");
+            };
+            run(&mut executor, give, Counts { tokens: ids.len() as u64, sequences: 1 });
+            let logits = output(&mut executor, "logits", ids.len() * 33);
+            golden.check(&format!("{name}.logits"), &logits, &on.name());
+        }
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_threads_or_fused_instructions() {
+    let (golden, sequences) = esm2();
+    let bounds = Bounds { tokens: 2000, sequences: 20, longest: 1200 };
+    let bits = |on: On| {
+        let mut executor = golden.executor(on, bounds, &[Output::Hidden, Output::Mean], true);
+        encode(&mut executor, 40, &sequences)
+    };
+    let isa = plimsoll_exec::cpu::Isa::detect();
+    let one = bits(On::Cpu(isa, 1));
+    for threads in [2, 3, 8] {
+        assert!(one == bits(On::Cpu(isa, threads)), "{threads} threads change bits");
+    }
+}

@@ -1,0 +1,84 @@
+//! Executors for tests. Invariant: a rig runs a graph exactly as a product does: compiled, checked, loaded,
+//! on a poisoned arena.
+
+use graph::{Counts, Graph, Param};
+use plan::{Plan, PlanError, Policy, Program, Target, compile};
+use plimsoll_exec::cpu::{CpuDevice, Isa};
+use plimsoll_exec::reference::ReferenceDevice;
+use plimsoll_exec::{Device, Executor};
+use std::ops::Range;
+
+/// What a test runs on.
+#[derive(Clone, Copy)]
+pub enum On {
+    /// The reference kernels, target `null`.
+    Reference,
+    /// The CPU's kernels, target `cpu`.
+    Cpu(Isa, usize),
+}
+
+impl On {
+    /// Every instruction set of this machine, on one and on three threads.
+    pub fn every_cpu() -> Vec<Self> {
+        Isa::available().flat_map(|isa| [Self::Cpu(isa, 1), Self::Cpu(isa, 3)]).collect()
+    }
+
+    /// For messages.
+    pub fn name(self) -> String {
+        match self {
+            Self::Reference => "reference".to_owned(),
+            Self::Cpu(isa, threads) => format!("{} x {threads}", isa.name()),
+        }
+    }
+
+    /// The plan of a graph.
+    pub fn plan(self, graph: &Graph, fuse: bool) -> Result<(Target, Plan), PlanError> {
+        let target = match self {
+            Self::Reference => Target::named("null")?,
+            Self::Cpu(_, threads) => Target::named("cpu")?.with_units(threads as u64),
+        };
+        let policy = Policy { fuse, ..Policy::default() };
+        let plan = compile(graph, &policy, &target)?;
+        Ok((target, plan))
+    }
+
+    /// An executor of a program.
+    pub fn executor(self, program: Program) -> Executor {
+        let device: Box<dyn Device> = match self {
+            Self::Reference => Box::new(ReferenceDevice::new()),
+            Self::Cpu(isa, threads) => Box::new(CpuDevice::with_isa(threads, isa)),
+        };
+        Executor::new(device, program).unwrap_or_else(|e| panic!("{}: {e}", self.name()))
+    }
+}
+
+/// A loaded executor of one graph.
+pub fn load(
+    on: On,
+    graph: &Graph,
+    fuse: bool,
+    mut read: impl FnMut(&Param, Range<u64>, &mut [f32]),
+) -> Result<Executor, PlanError> {
+    let (target, plan) = on.plan(graph, fuse)?;
+    let mut executor = on.executor(Program::new(target, vec![("test".to_owned(), plan)], vec![]));
+    let mut read = |p: &Param, range: Range<u64>, out: &mut [f32]| {
+        read(p, range, out);
+        Ok(())
+    };
+    executor.load(0, &mut read).unwrap_or_else(|e| panic!("{e}"));
+    Ok(executor)
+}
+
+/// Runs a step on a freshly poisoned arena.
+pub fn run(executor: &mut Executor, inputs: impl FnOnce(&mut Executor), counts: Counts) {
+    executor.poison().expect("inside the arena");
+    inputs(executor);
+    executor.run(0, counts).unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// An output of so many elements.
+pub fn output(executor: &mut Executor, name: &str, elements: usize) -> Vec<f32> {
+    let mut out = vec![0.0; elements];
+    executor.output_f32(0, name, &mut out).unwrap_or_else(|e| panic!("{e}"));
+    out
+}

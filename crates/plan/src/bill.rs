@@ -1,0 +1,66 @@
+//! The bill: what a refusal prints. Invariant: every number on it comes from a plan.
+
+use crate::Ledger;
+use crate::ledger::short;
+use graph::Bytes;
+use std::fmt;
+
+/// Why something does not fit, and what would.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bill {
+    /// The memory space.
+    pub space: String,
+    /// The line.
+    pub budget: Bytes,
+    /// What the bytes would be for.
+    pub ledger: Ledger,
+    /// Where the peak falls.
+    pub peak_at: String,
+    /// What fits, cheapest first.
+    pub remedies: Vec<Remedy>,
+}
+
+/// A way to fit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Remedy {
+    /// The flag to use.
+    pub flag: String,
+    /// Bytes that it saves.
+    pub saves: Bytes,
+    /// Expected time per token against the refused plan: 0.008 is 0.8 % slower.
+    pub slower: f64,
+}
+
+impl Bill {
+    /// Bytes that are missing.
+    pub fn short_by(&self) -> Bytes {
+        self.ledger.total().saturating_sub(self.budget)
+    }
+}
+
+impl fmt::Display for Bill {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "this step needs {} on `{}`; the budget is {} (short by {})",
+            self.ledger.total(),
+            self.space,
+            self.budget,
+            self.short_by()
+        )?;
+        writeln!(f, "  peak at {}: {}", self.peak_at, self.ledger.line())?;
+        if self.remedies.is_empty() {
+            return write!(
+                f,
+                "  nothing smaller fits; give it --memory-budget {} or more",
+                self.ledger.total().0
+            );
+        }
+        let lines: Vec<String> = self
+            .remedies
+            .iter()
+            .map(|r| format!("{}  saves {}, {:+.1} % time", r.flag, short(r.saves), 100.0 * r.slower))
+            .collect();
+        write!(f, "  what fits, cheapest first:  {}", lines.join("   |   "))
+    }
+}

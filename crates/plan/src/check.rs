@@ -1,0 +1,203 @@
+//! The checker: replays the schedule over a map from addresses to values. Invariant: it is written against
+//! the schedule alone and shares no code with the packer or the liveness that it checks.
+
+use crate::{Instr, MemoryPlan, Region, Schedule, Slice};
+use graph::{Def, Graph, Node, Role, ValueId, node_label};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// A plan that would not compute what its schedule says: our bug.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CheckError {
+    /// The instruction, where one is to blame.
+    pub instr: Option<usize>,
+    /// What is wrong.
+    pub what: String,
+}
+
+impl fmt::Display for CheckError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.instr {
+            Some(i) => write!(f, "instruction {i}: {}", self.what),
+            None => f.write_str(&self.what),
+        }
+    }
+}
+
+impl std::error::Error for CheckError {}
+
+/// Who holds which bytes of a region: start -> (end, value). Scratch has no value.
+#[derive(Default)]
+struct Holders(BTreeMap<u64, (u64, Option<ValueId>)>);
+
+impl Holders {
+    /// Everyone who holds a byte of the range loses it; the range belongs to `value`.
+    fn write(&mut self, slice: Slice, value: Option<ValueId>) {
+        // Holders are disjoint, so from the end of the range downwards their ends fall too.
+        let below = self.0.range(..slice.end()).rev();
+        let hit: Vec<u64> =
+            below.take_while(|(_, (end, _))| *end > slice.offset).map(|(start, _)| *start).collect();
+        for start in hit {
+            self.0.remove(&start);
+        }
+        if slice.bytes.0 > 0 {
+            self.0.insert(slice.offset, (slice.end(), value));
+        }
+    }
+
+    fn holds(&self, slice: Slice, value: ValueId) -> bool {
+        slice.bytes.0 == 0 || self.0.get(&slice.offset) == Some(&(slice.end(), Some(value)))
+    }
+}
+
+struct Replay<'a> {
+    graph: &'a Graph,
+    memory: &'a MemoryPlan,
+    persistent: Holders,
+    transient: Holders,
+    /// The updates that were carried out, (state, new).
+    copied: Vec<(ValueId, ValueId)>,
+}
+
+/// Replays a plan: every read must find the value that it expects, nothing alive may be overwritten.
+pub fn check(graph: &Graph, schedule: &Schedule, memory: &MemoryPlan) -> Result<(), CheckError> {
+    let (values, instrs) = (graph.values.len(), schedule.instrs.len());
+    if memory.slices.len() != values || memory.workspaces.len() != instrs {
+        let what = format!("the memory plan is not one of {values} values and {instrs} instructions");
+        return Err(CheckError { instr: None, what });
+    }
+    let (persistent, transient) = (Holders::default(), Holders::default());
+    let mut replay = Replay { graph, memory, persistent, transient, copied: vec![] };
+    replay.load_sources()?;
+    for (i, instr) in schedule.instrs.iter().enumerate() {
+        let done = match *instr {
+            Instr::Launch(id) => replay
+                .launch(graph.node(id), memory.workspaces[i])
+                .map_err(|what| format!("{}: {what}", node_label(graph, id))),
+            Instr::Copy { from, to } => replay.copy(from, to),
+        };
+        done.map_err(|what| CheckError { instr: Some(i), what })?;
+    }
+    replay.end().map_err(|what| CheckError { instr: None, what })
+}
+
+impl Replay<'_> {
+    fn slice(&self, v: ValueId) -> Result<Slice, String> {
+        let slice = self.memory.slices[v.index()].ok_or(format!("{v} has no address"))?;
+        let wanted = self.graph.spec(v).bytes(&self.graph.bounds);
+        let region = match slice.region {
+            Region::Persistent => self.memory.persistent,
+            Region::Transient => self.memory.transient,
+        };
+        if slice.bytes != wanted || slice.end() > region.0 {
+            return Err(format!("{v} needs {wanted}, has {slice:?} of {region}"));
+        }
+        Ok(slice)
+    }
+
+    fn holders(&mut self, region: Region) -> &mut Holders {
+        match region {
+            Region::Persistent => &mut self.persistent,
+            Region::Transient => &mut self.transient,
+        }
+    }
+
+    fn expect(&mut self, v: ValueId) -> Result<Slice, String> {
+        let slice = self.slice(v)?;
+        if self.holders(slice.region).holds(slice, v) {
+            return Ok(slice);
+        }
+        Err(format!("{v} is read at {slice:?}, which does not hold it any more"))
+    }
+
+    /// Parameters and states are there from the start, inputs are uploaded into their slices.
+    fn load_sources(&mut self) -> Result<(), CheckError> {
+        let sources: Vec<ValueId> =
+            self.graph.values().filter(|(_, v)| v.def == Def::Source).map(|(id, _)| id).collect();
+        let fail = |what: String| CheckError { instr: None, what };
+        for &v in &sources {
+            let slice = self.slice(v).map_err(fail)?;
+            let region = match self.graph.spec(v).role {
+                Role::Param(_) | Role::State => Region::Persistent,
+                Role::Input | Role::Activation | Role::Grad | Role::Scratch => Region::Transient,
+            };
+            if slice.region != region {
+                return Err(fail(format!("{v} lies in the wrong region")));
+            }
+            self.holders(region).write(slice, Some(v));
+        }
+        for &v in &sources {
+            self.expect(v).map_err(fail)?;
+        }
+        Ok(())
+    }
+
+    fn launch(&mut self, node: &Node, workspace: Option<Slice>) -> Result<(), String> {
+        let ins = node.inputs.iter().map(|&v| self.expect(v)).collect::<Result<Vec<_>, _>>()?;
+        let mut written: Vec<Slice> = vec![];
+        for (k, out) in node.outputs.iter().enumerate() {
+            let Some(v) = *out else { continue };
+            let slice = self.slice(v)?;
+            if slice.region != Region::Transient {
+                return Err(format!("{v} is written outside of the transient region"));
+            }
+            for (j, input) in ins.iter().enumerate() {
+                let in_place = *input == slice && node.op.rules().alias(k).contains(&j);
+                if input.overlaps(&slice) && slice.bytes.0 > 0 && !in_place {
+                    return Err(format!("{v} is written over its input {}", node.inputs[j]));
+                }
+            }
+            written.push(slice);
+        }
+        for (j, a) in written.iter().enumerate() {
+            if written[j + 1..].iter().any(|b| a.overlaps(b)) {
+                return Err("two outputs overlap".to_owned());
+            }
+        }
+        if let Some(space) = workspace {
+            let outside = space.region != Region::Transient || space.end() > self.memory.transient.0;
+            if outside || ins.iter().chain(&written).any(|s| s.overlaps(&space)) {
+                return Err(format!("its scratch {space:?} overlaps an operand or the end"));
+            }
+            self.transient.write(space, None);
+        }
+        let outputs: Vec<ValueId> = node.outputs.iter().flatten().copied().collect();
+        for (v, slice) in outputs.into_iter().zip(written) {
+            self.transient.write(slice, Some(v));
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, from: ValueId, to: ValueId) -> Result<(), String> {
+        if !self.graph.updates.contains(&(to, from)) || self.copied.contains(&(to, from)) {
+            return Err(format!("the copy of {from} to {to} is no update that is left to do"));
+        }
+        self.copied.push((to, from));
+        self.expect(from)?;
+        let slice = self.slice(to)?;
+        // From here on the storage holds the new value; a later read of the old one is an error.
+        self.persistent.write(slice, Some(from));
+        Ok(())
+    }
+
+    /// Outputs are there, every state holds its new value, and nothing else that survives was touched.
+    fn end(&mut self) -> Result<(), String> {
+        let outputs: Vec<ValueId> = self.graph.outputs.iter().map(|(_, v)| *v).collect();
+        for v in outputs {
+            self.expect(v)?;
+        }
+        for (v, value) in self.graph.values() {
+            let survives = match value.spec.role {
+                Role::Param(_) | Role::State => true,
+                Role::Input | Role::Activation | Role::Grad | Role::Scratch => false,
+            };
+            let update = self.graph.updates.iter().find(|(state, _)| *state == v);
+            let wanted = update.map_or(v, |(_, new)| *new);
+            if survives && !self.persistent.holds(self.slice(v)?, wanted) {
+                return Err(format!("at the end of the step the storage of {v} does not hold {wanted}"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,121 @@
+//! The pipeline, from top to bottom. Invariant: after every pass the graph verifies, and a plan that leaves
+//! here was replayed by the checker.
+
+use crate::liveness::{Buffer, buffers};
+use crate::pack::{Item, Problem, solve};
+use crate::schedule::schedule;
+use crate::{Instr, MemoryPlan, PlanError, Policy, Region, Schedule, Slice, Target, check, passes};
+use graph::{Bytes, Def, Graph, Role, ValueId};
+use serde::{Deserialize, Serialize};
+
+/// One step: everything that is needed to run, print, diff and hash it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// What is computed.
+    pub graph: Graph,
+    /// In which order.
+    pub schedule: Schedule,
+    /// Where.
+    pub memory: MemoryPlan,
+}
+
+/// Is shown the graph after every pass, by the pass's name: `--dump-after`.
+pub type Dump<'a> = &'a mut dyn FnMut(&'static str, &Graph);
+
+/// Plans a graph.
+pub fn compile(graph: &Graph, policy: &Policy, target: &Target) -> Result<Plan, PlanError> {
+    compile_with(graph, policy, target, &mut |_, _| {})
+}
+
+/// Plans a graph and shows it after every pass.
+pub fn compile_with(
+    graph: &Graph,
+    policy: &Policy,
+    target: &Target,
+    dump: Dump<'_>,
+) -> Result<Plan, PlanError> {
+    let mut verified = |after: &'static str, graph: Graph| -> Result<Graph, PlanError> {
+        graph.verify().map_err(|source| PlanError::Verify { after, source })?;
+        dump(after, &graph);
+        Ok(graph)
+    };
+    let mut graph = verified("build", graph.clone())?;
+    if let Some(policy) = &policy.autodiff {
+        graph = verified("autodiff", passes::autodiff(&graph, policy)?)?;
+    }
+    if policy.fuse {
+        graph = verified("fuse", passes::fuse(&graph))?;
+    }
+    graph = verified("dce", passes::dce(&graph))?;
+    graph = verified("layout", passes::layout(&graph, target)?)?;
+    let schedule = schedule(&graph);
+    let memory = place(&graph, &schedule, target)?;
+    check(&graph, &schedule, &memory)?;
+    Ok(Plan { graph, schedule, memory })
+}
+
+/// Gives every value its address.
+fn place(graph: &Graph, schedule: &Schedule, target: &Target) -> Result<MemoryPlan, PlanError> {
+    let mut slices: Vec<Option<Slice>> = vec![None; graph.values.len()];
+    let persistent = place_persistent(graph, target, &mut slices);
+    let buffers = buffers(graph, schedule);
+    let scratch = scratch(graph, schedule, target)?;
+    let item = |bytes: Bytes, birth, death| Item { size: bytes.0, birth, death };
+    let items = buffers.iter().map(|b: &Buffer| item(b.bytes, b.birth, b.death));
+    let spaces = scratch.iter().map(|&(i, bytes)| item(bytes, i as u32 + 1, i as u32 + 1));
+    let problem = Problem { items: items.chain(spaces).collect(), align: target.alignment };
+    let packing = solve(&problem);
+    let slice = |k: usize, bytes| Slice { region: Region::Transient, offset: packing.offsets[k], bytes };
+    for (k, buffer) in buffers.iter().enumerate() {
+        for (_, v) in &buffer.values {
+            slices[v.index()] = Some(slice(k, buffer.bytes));
+        }
+    }
+    let mut workspaces = vec![None; schedule.instrs.len()];
+    for (k, &(i, bytes)) in scratch.iter().enumerate() {
+        workspaces[i] = Some(slice(buffers.len() + k, bytes));
+    }
+    let bound = problem.lower_bound();
+    let live: Vec<usize> = problem.live_at(bound.instant);
+    let holder = |b: &Buffer| b.holder(bound.instant);
+    let live_at_peak: Vec<ValueId> = live.iter().filter_map(|&k| buffers.get(k)).map(holder).collect();
+    Ok(MemoryPlan {
+        persistent,
+        transient: Bytes(packing.height),
+        slices,
+        workspaces,
+        lower_bound: Bytes(bound.bytes),
+        live_at_peak,
+        peak_instr: (bound.instant as usize).clamp(1, schedule.instrs.len().max(1)) - 1,
+    })
+}
+
+/// Parameters and states, one behind the other in the order of the graph.
+fn place_persistent(graph: &Graph, target: &Target, slices: &mut [Option<Slice>]) -> Bytes {
+    let mut end = Bytes::ZERO;
+    for (id, value) in graph.values().filter(|(_, v)| v.def == Def::Source) {
+        let persistent = match value.spec.role {
+            Role::Param(_) | Role::State => true,
+            Role::Input | Role::Activation | Role::Grad | Role::Scratch => false,
+        };
+        if persistent {
+            let bytes = value.spec.bytes(&graph.bounds);
+            slices[id.index()] = Some(Slice { region: Region::Persistent, offset: end.0, bytes });
+            end = (end + bytes).align_up(target.alignment);
+        }
+    }
+    end
+}
+
+/// (instruction, scratch of its kernel). Here a target without a kernel is found out.
+fn scratch(graph: &Graph, schedule: &Schedule, target: &Target) -> Result<Vec<(usize, Bytes)>, PlanError> {
+    let mut scratch = vec![];
+    for (i, instr) in schedule.instrs.iter().enumerate() {
+        let Instr::Launch(id) = *instr else { continue };
+        let bytes = target.workspace(graph, graph.node(id))?;
+        if bytes > Bytes::ZERO {
+            scratch.push((i, bytes));
+        }
+    }
+    Ok(scratch)
+}

@@ -1,0 +1,27 @@
+//! Expected time by roofline: every launch takes the longer of its arithmetic and its traffic.
+//! Invariant: no size is computed here.
+
+use crate::Target;
+use graph::{Counts, DType, Graph, Node, PrecisionClass, TensorSpec};
+
+/// Expected seconds of a step of `counts` on `target`.
+pub fn step_seconds(graph: &Graph, target: &Target, counts: Counts) -> f64 {
+    graph.nodes.iter().map(|node| node_seconds(graph, node, target, counts)).sum()
+}
+
+fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: Counts) -> f64 {
+    let ins: Vec<&TensorSpec> = node.inputs.iter().map(|&v| graph.spec(v)).collect();
+    let outs: Vec<&TensorSpec> = node.outputs.iter().flatten().map(|&v| graph.spec(v)).collect();
+    if outs.is_empty() {
+        return 0.0;
+    }
+    let rules = node.op.rules();
+    let cost = rules.cost(&ins, &outs, &graph.bounds, counts);
+    let rate = match (rules.precision(), outs[0].dtype) {
+        (PrecisionClass::Matmul, DType::Bf16 | DType::F16) => target.rates.bf16,
+        (_, DType::F32 | DType::I32 | DType::Bf16 | DType::F16) => target.rates.f32,
+    };
+    let arithmetic = cost.flops as f64 / rate;
+    let traffic = cost.bytes as f64 / target.rates.memory;
+    arithmetic.max(traffic) + target.rates.launch
+}

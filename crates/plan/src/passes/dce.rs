@@ -1,0 +1,68 @@
+//! Removes what nobody reads: nodes, values, parameters; outputs of a node that is needed for its others
+//! become `None`. Invariant: inputs, outputs and updates stay; their order and the order of nodes too.
+
+use graph::{Def, Graph, Node, NodeId, ParamId, Role, Value, ValueId};
+
+/// The same computation without what nobody reads.
+pub fn dce(graph: &Graph) -> Graph {
+    let (nodes, values) = needed(graph);
+    let mut new = Graph::new(graph.bounds);
+    let mut renamed: Vec<Option<ValueId>> = vec![None; graph.values.len()];
+    for (id, value) in graph.values().filter(|(id, v)| v.def == Def::Source && values[id.index()]) {
+        let mut value: Value = value.clone();
+        if let Role::Param(p) = value.spec.role {
+            value.spec.role = Role::Param(ParamId::at(new.params.len()));
+            new.params.push(graph.params[p.index()].clone());
+        }
+        renamed[id.index()] = Some(push(&mut new, value));
+    }
+    for (_, node) in graph.nodes().filter(|(id, _)| nodes[id.index()]) {
+        rebuild(graph, node, &values, &mut renamed, &mut new);
+    }
+    let name = |v: ValueId| renamed[v.index()].expect("what is read was kept");
+    new.inputs = graph.inputs.iter().map(|(n, v)| (n.clone(), name(*v))).collect();
+    new.outputs = graph.outputs.iter().map(|(n, v)| (n.clone(), name(*v))).collect();
+    new.updates = graph.updates.iter().map(|&(s, n)| (name(s), name(n))).collect();
+    new
+}
+
+/// Which nodes and values are needed, walking back from the interface.
+fn needed(graph: &Graph) -> (Vec<bool>, Vec<bool>) {
+    let mut nodes = vec![false; graph.nodes.len()];
+    let mut values = vec![false; graph.values.len()];
+    let interface = graph.inputs.iter().chain(&graph.outputs).map(|(_, v)| *v);
+    let updates = graph.updates.iter().flat_map(|&(s, n)| [s, n]);
+    for v in interface.chain(updates) {
+        values[v.index()] = true;
+    }
+    for (i, node) in graph.nodes.iter().enumerate().rev() {
+        if node.outputs.iter().flatten().any(|v| values[v.index()]) {
+            nodes[i] = true;
+            for v in &node.inputs {
+                values[v.index()] = true;
+            }
+        }
+    }
+    (nodes, values)
+}
+
+fn rebuild(graph: &Graph, node: &Node, values: &[bool], renamed: &mut [Option<ValueId>], new: &mut Graph) {
+    let id = NodeId::at(new.nodes.len());
+    let inputs = node.inputs.iter().map(|v| renamed[v.index()].expect("defined before it is read")).collect();
+    let mut outputs = vec![];
+    for (i, out) in node.outputs.iter().enumerate() {
+        outputs.push(out.filter(|v| values[v.index()]).map(|v| {
+            let value = Value { spec: graph.spec(v).clone(), def: Def::Node(id, i as u32) };
+            let v2 = push(new, value);
+            renamed[v.index()] = Some(v2);
+            v2
+        }));
+    }
+    new.nodes.push(Node { inputs, outputs, ..node.clone() });
+}
+
+fn push(graph: &mut Graph, value: Value) -> ValueId {
+    let id = ValueId::at(graph.values.len());
+    graph.values.push(value);
+    id
+}

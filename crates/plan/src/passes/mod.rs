@@ -1,0 +1,11 @@
+//! Passes: pure functions from a graph to a graph. Invariant: what goes in verified comes out verified.
+
+mod autodiff;
+mod dce;
+mod fuse;
+mod layout;
+
+pub use autodiff::autodiff;
+pub use dce::dce;
+pub use fuse::fuse;
+pub use layout::layout;

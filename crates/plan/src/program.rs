@@ -1,0 +1,264 @@
+//! Several plans over one arena: one persistent region with the weights of all, staging, and one transient
+//! region that they take turns in. Invariant: the arena is the sum of these three and nothing else.
+
+use crate::{Bill, Instr, Ledger, Plan, PlanError, Region, Remedy, Slice, Target, step_seconds};
+use graph::{Bytes, Role, ValueId, node_label};
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use std::fmt::Write as _;
+
+/// Plans that share an arena.
+///
+/// What a step takes, and how much fits a budget, without the machine and before anything is allocated:
+/// ```
+/// use graph::{Bounds, Builder, Bytes, DType, Dim};
+/// use plimsoll_plan::{PlanError, Policy, Program, Search, Target, compile};
+///
+/// let target = Target::named("cpu")?;
+/// let mut build = |tokens| {
+///     let mut g = Builder::new(Bounds { tokens, sequences: 8, longest: 512 });
+///     let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(64)], DType::F32);
+///     let h = g.linear(x, "up", 256, true);
+///     let h = g.gelu(h);
+///     let h = g.linear(h, "down", 64, true);
+///     let y = g.add(x, h);
+///     g.output("y", y);
+///     let graph = g.finish().map_err(|source| PlanError::Verify { after: "build", source })?;
+///     let plan = compile(&graph, &Policy::default(), &target)?;
+///     Ok(Program::new(target.clone(), vec![("mlp".to_owned(), plan)], vec![]))
+/// };
+///
+/// // The bytes of a step, line by line.
+/// let program = build(1024)?;
+/// println!("{}", program.ledger());
+/// assert_eq!(program.ledger().total(), program.peak());
+/// assert_eq!(program.ledger().get("params"), Bytes(4 * (2 * 64 * 256 + 256 + 64)));
+///
+/// // The most tokens that fit; where not even 512 do, the error is a bill that says what is missing.
+/// let budget = Bytes(4_000_000);
+/// let search = Search { floor: 512, ceiling: target.saturation, step: 64, budget };
+/// let fitting = Program::largest_bounds(search, &mut build)?;
+/// assert!(fitting.peak() <= budget);
+/// assert!((512..4096).contains(&fitting.plans()[0].1.graph.bounds.tokens));
+///
+/// let refused = Program::largest_bounds(Search { budget: Bytes(1000), ..search }, &mut build);
+/// let Err(PlanError::OverBudget(bill)) = refused else { panic!("1000 B are too few") };
+/// println!("refused: {bill}");
+/// # Ok::<(), PlanError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Program {
+    target: Target,
+    plans: Vec<(String, Plan)>,
+    staging: Vec<Staging>,
+}
+
+/// Bytes of the arena that belong to no plan: rows that wait between two of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Staging {
+    /// What waits there.
+    pub label: String,
+    /// How many bytes.
+    pub bytes: Bytes,
+}
+
+impl Program {
+    /// Puts plans for one target together.
+    pub fn new(target: Target, plans: Vec<(String, Plan)>, staging: Vec<Staging>) -> Self {
+        Self { target, plans, staging }
+    }
+
+    /// The machine.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Names and plans.
+    pub fn plans(&self) -> &[(String, Plan)] {
+        &self.plans
+    }
+
+    /// The position of a plan.
+    pub fn index(&self, name: &str) -> Option<usize> {
+        self.plans.iter().position(|(n, _)| n == name)
+    }
+
+    /// What waits between plans.
+    pub fn staging(&self) -> &[Staging] {
+        &self.staging
+    }
+
+    /// Where in the arena a slice of plan `plan` begins.
+    pub fn address(&self, plan: usize, slice: Slice) -> u64 {
+        slice.offset
+            + match slice.region {
+                Region::Persistent => self.persistent_before(plan).0,
+                Region::Transient => self.transient_base().0,
+            }
+    }
+
+    /// Where in the arena staging `k` begins.
+    pub fn staging_address(&self, k: usize) -> u64 {
+        self.persistent_before(self.plans.len()).0 + self.staging_before(k).0
+    }
+
+    /// The one allocation, to the byte.
+    pub fn arena_bytes(&self) -> Bytes {
+        self.transient_base() + self.transient()
+    }
+
+    /// What the process holds: the arena and what the target reserves.
+    pub fn peak(&self) -> Bytes {
+        self.arena_bytes() + self.target.reserved()
+    }
+
+    /// What no packing can go below: weights, staging, reserved and the largest sum of live bytes.
+    pub fn lower_bound(&self) -> Bytes {
+        let live = self.plans.iter().map(|(_, p)| p.memory.lower_bound).max().unwrap_or_default();
+        self.transient_base() + live + self.target.reserved()
+    }
+
+    /// The plan in which the peak falls, and the label of its instruction there.
+    pub fn peak_at(&self) -> (usize, String) {
+        let by_size = |(i, (_, p)): &(usize, &(String, Plan))| (p.memory.transient, std::cmp::Reverse(*i));
+        let Some((i, (name, plan))) = self.plans.iter().enumerate().max_by_key(by_size) else {
+            return (0, "nothing".to_owned());
+        };
+        let label = match plan.schedule.instrs.get(plan.memory.peak_instr) {
+            Some(Instr::Launch(id)) => node_label(&plan.graph, *id),
+            Some(Instr::Copy { to, .. }) => format!("update of {to}"),
+            None => "load".to_owned(),
+        };
+        (i, if self.plans.len() == 1 { label } else { format!("{name}: {label}") })
+    }
+
+    /// What the bytes at the peak are for; sums to [`Program::peak`] exactly.
+    pub fn ledger(&self) -> Ledger {
+        let mut ledger = Ledger::new();
+        let mut padding = Bytes::ZERO;
+        for (_, plan) in &self.plans {
+            let weights = self.add_persistent(plan, &mut ledger);
+            padding += plan.memory.persistent - weights;
+        }
+        let (peak, _) = self.peak_at();
+        if let Some((_, plan)) = self.plans.get(peak) {
+            let live = add_transient(plan, &mut ledger);
+            padding += self.transient() - live;
+        }
+        for s in &self.staging {
+            ledger.add(&format!("staging: {}", s.label), s.bytes);
+            padding += s.bytes.align_up(self.target.alignment) - s.bytes;
+        }
+        ledger.add("padding and packing", padding);
+        for r in &self.target.reserved {
+            ledger.add(&format!("reserved: {}", r.label), r.bytes);
+        }
+        ledger
+    }
+
+    /// Over everything that is planned and what the target adds to it (kernels, units, alignment, reserved;
+    /// not rates or memory size, which move no byte): equal digests are equal programs.
+    pub fn digest(&self) -> Result<String, PlanError> {
+        let t = &self.target;
+        let mut hash = Sha256::new();
+        hash.update(saved(&(&t.name, t.alignment, t.units, &t.reserved, &t.kernels))?);
+        for named in &self.plans {
+            hash.update(saved(named)?);
+        }
+        for s in &self.staging {
+            hash.update(s.label.as_bytes());
+            hash.update(s.bytes.0.to_le_bytes());
+        }
+        Ok(hash.finalize().iter().fold(String::new(), |mut hex, byte| {
+            // Writing to a String cannot fail.
+            let _ = write!(hex, "{byte:02x}");
+            hex
+        }))
+    }
+
+    /// Expected seconds of one full step of every plan.
+    pub fn seconds(&self) -> f64 {
+        self.plans.iter().map(|(_, p)| step_seconds(&p.graph, &self.target, p.graph.bounds.full())).sum()
+    }
+
+    /// The refusal of this program under `budget`.
+    pub fn bill(&self, budget: Bytes, remedies: Vec<Remedy>) -> Bill {
+        Bill {
+            space: self.target.space.clone(),
+            budget,
+            ledger: self.ledger(),
+            peak_at: self.peak_at().1,
+            remedies,
+        }
+    }
+
+    /// This program, or its bill where it does not fit.
+    pub fn within(self, budget: Bytes) -> Result<Self, PlanError> {
+        if self.peak() <= budget {
+            return Ok(self);
+        }
+        Err(PlanError::OverBudget(Box::new(self.bill(budget, vec![]))))
+    }
+
+    fn add_persistent(&self, plan: &Plan, ledger: &mut Ledger) -> Bytes {
+        let mut sum = Bytes::ZERO;
+        for (_, value) in plan.graph.values() {
+            let label = match value.spec.role {
+                Role::Param(_) => "params",
+                Role::State => "states",
+                Role::Input | Role::Activation | Role::Grad | Role::Scratch => continue,
+            };
+            let bytes = value.spec.bytes(&plan.graph.bounds);
+            ledger.add(label, bytes);
+            sum += bytes;
+        }
+        sum
+    }
+
+    fn persistent_before(&self, plan: usize) -> Bytes {
+        self.plans[..plan].iter().map(|(_, p)| p.memory.persistent).sum()
+    }
+
+    fn staging_before(&self, k: usize) -> Bytes {
+        self.staging[..k].iter().map(|s| s.bytes.align_up(self.target.alignment)).sum()
+    }
+
+    fn transient_base(&self) -> Bytes {
+        self.persistent_before(self.plans.len()) + self.staging_before(self.staging.len())
+    }
+
+    fn transient(&self) -> Bytes {
+        self.plans.iter().map(|(_, p)| p.memory.transient).max().unwrap_or_default()
+    }
+}
+
+fn saved(what: &impl Serialize) -> Result<Vec<u8>, PlanError> {
+    let unsaved = |e| PlanError::BadPolicy { field: "plan", why: format!("it cannot be saved: {e}") };
+    serde_json::to_vec(what).map_err(unsaved)
+}
+
+/// What is alive at a plan's peak, by kind.
+fn add_transient(plan: &Plan, ledger: &mut Ledger) -> Bytes {
+    let graph = &plan.graph;
+    let mut sum = Bytes::ZERO;
+    let mut add = |label: &str, bytes: Bytes| {
+        ledger.add(label, bytes);
+        sum += bytes;
+    };
+    let is_output = |v: ValueId| graph.outputs.iter().any(|(_, o)| *o == v);
+    for &v in &plan.memory.live_at_peak {
+        let label = match graph.spec(v).role {
+            Role::Input => "inputs",
+            Role::Activation | Role::Grad | Role::Scratch if is_output(v) => "outputs",
+            Role::Activation | Role::Scratch => "activations",
+            Role::Grad => "gradients",
+            Role::Param(_) => "params",
+            Role::State => "states",
+        };
+        add(label, graph.spec(v).bytes(&graph.bounds));
+    }
+    if let Some(Some(scratch)) = plan.memory.workspaces.get(plan.memory.peak_instr) {
+        add("workspace", scratch.bytes);
+    }
+    sum
+}

@@ -1,0 +1,204 @@
+//! A machine as data: memory, kernels, rates. Invariant: a target needs no machine; a device compares its
+//! kernels with these rows when it starts and refuses on any difference.
+
+use crate::PlanError;
+use graph::{Bytes, DType, Graph, Layout, Node, Op};
+use serde::{Deserialize, Serialize};
+
+/// A machine that plans are made for.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Target {
+    /// Its name on the command line.
+    pub name: String,
+    /// One line about it, with the source of its figures.
+    pub about: String,
+    /// The memory space that holds the arena.
+    pub space: String,
+    /// Its size; zero where the machine must be asked.
+    pub memory: Bytes,
+    /// Every slice starts at a multiple of this.
+    pub alignment: u64,
+    /// Workers with a workspace of their own.
+    pub units: u64,
+    /// Tokens of a step beyond which more brings no speed.
+    pub saturation: u64,
+    /// Bytes that the process holds there outside of the arena.
+    #[serde(default)]
+    pub reserved: Vec<Reserved>,
+    /// What it does per second.
+    pub rates: Rates,
+    /// The target whose kernel rows hold here too, where this one has none of its own.
+    pub kernels_of: Option<String>,
+    /// What runs each op.
+    #[serde(default)]
+    pub kernels: Vec<KernelRow>,
+}
+
+/// Bytes outside of the arena.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reserved {
+    /// What holds them.
+    pub label: String,
+    /// How many.
+    pub bytes: Bytes,
+}
+
+/// Rates of a machine; sizes are never computed from them.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rates {
+    /// f32 operations per second in matrix products.
+    pub f32: f64,
+    /// bf16 operations per second in matrix products.
+    pub bf16: f64,
+    /// Bytes per second to and from the arena's memory.
+    pub memory: f64,
+    /// Seconds that a launch costs by itself.
+    pub launch: f64,
+}
+
+/// The kernel of an op.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KernelRow {
+    /// The op's name.
+    pub op: String,
+    /// Element types of its first floating-point input.
+    pub dtypes: Vec<DType>,
+    /// The kernel's name.
+    pub kernel: String,
+    /// How it wants its weights.
+    #[serde(default)]
+    pub weights: Layout,
+    /// Its scratch.
+    #[serde(default)]
+    pub workspace: Workspace,
+}
+
+/// Scratch of a kernel: for each unit, `per_unit + per_column * columns` bytes, where the columns are those
+/// of x (K) for a linear, of one head for attention, of the first output for every other op.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Workspace {
+    /// Bytes for each unit.
+    pub per_unit: Bytes,
+    /// Bytes for each unit and column.
+    pub per_column: Bytes,
+}
+
+impl Workspace {
+    /// Bytes of one unit for a node.
+    pub fn of_unit(&self, graph: &Graph, node: &Node) -> Bytes {
+        let columns = match node.op {
+            Op::Attention(attention) => u64::from(attention.head_dim),
+            Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => {
+                graph.spec(node.inputs[0]).row_elements()
+            }
+            Op::Add(_)
+            | Op::BatchNorm(_)
+            | Op::Concat(_)
+            | Op::Embed(_)
+            | Op::Gelu(_)
+            | Op::GeluGrad(_)
+            | Op::Glu(_)
+            | Op::LayerNorm(_)
+            | Op::LayerNormGrad(_)
+            | Op::Relu(_)
+            | Op::RotaryTable(_)
+            | Op::SegmentMean(_)
+            | Op::SelectRows(_)
+            | Op::Softmax(_) => {
+                node.outputs.iter().flatten().next().map_or(0, |&v| graph.spec(v).row_elements())
+            }
+        };
+        // Units start on cache lines of their own.
+        Bytes(self.per_unit.0 + self.per_column.0 * columns).align_up(64)
+    }
+}
+
+/// name -> file.
+const FILES: &[(&str, &str)] = &[
+    ("null", include_str!("targets/null.toml")),
+    ("cpu", include_str!("targets/cpu.toml")),
+    ("3090", include_str!("targets/rtx3090.toml")),
+    ("3090ti", include_str!("targets/rtx3090ti.toml")),
+    ("4090", include_str!("targets/rtx4090.toml")),
+    ("a100-40", include_str!("targets/a100_40.toml")),
+    ("a100-80", include_str!("targets/a100_80.toml")),
+    ("h100", include_str!("targets/h100.toml")),
+    ("h200", include_str!("targets/h200.toml")),
+];
+
+impl Target {
+    /// The names of all targets.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        FILES.iter().map(|(name, _)| *name)
+    }
+
+    /// The target of a name.
+    pub fn named(name: &str) -> Result<Self, PlanError> {
+        let bad = |why: String| PlanError::BadTarget { target: name.to_owned(), why };
+        let Some((_, text)) = FILES.iter().find(|(n, _)| *n == name) else {
+            let known: Vec<&str> = Self::names().collect();
+            return Err(bad(format!("not known; known are {}", known.join(", "))));
+        };
+        let mut target: Self = toml::from_str(text).map_err(|e| bad(e.to_string()))?;
+        if let Some(other) = &target.kernels_of {
+            target.kernels = Self::named(other)?.kernels;
+        }
+        Ok(target)
+    }
+
+    /// The same machine with this many workers.
+    pub fn with_units(mut self, units: u64) -> Self {
+        self.units = units;
+        self
+    }
+
+    /// The kernel of an op.
+    pub fn kernel(&self, op: &Op, dtype: DType) -> Result<&KernelRow, PlanError> {
+        let row = self.kernels.iter().find(|k| k.op == op.name() && k.dtypes.contains(&dtype));
+        row.ok_or_else(|| PlanError::Unsupported { op: op.name(), dtype, target: self.name.clone() })
+    }
+
+    /// The kernel of a node: by its op and the element type of its first floating-point input.
+    pub fn kernel_of(&self, graph: &Graph, node: &Node) -> Result<&KernelRow, PlanError> {
+        let float = |d: &DType| *d != DType::I32;
+        let dtype = node.inputs.iter().map(|&v| graph.spec(v).dtype).find(float);
+        self.kernel(&node.op, dtype.unwrap_or(DType::I32))
+    }
+
+    /// The scratch of a node.
+    pub fn workspace(&self, graph: &Graph, node: &Node) -> Result<Bytes, PlanError> {
+        let row = self.kernel_of(graph, node)?;
+        Ok(Bytes(row.workspace.of_unit(graph, node).0 * self.units))
+    }
+
+    /// What the process holds outside of the arena.
+    pub fn reserved(&self) -> Bytes {
+        self.reserved.iter().map(|r| r.bytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_target_is_read_and_covers_every_op() {
+        for name in Target::names() {
+            let target = Target::named(name).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(target.name, name);
+            for row in &target.kernels {
+                assert!(Op::NAMES.contains(&row.op.as_str()), "{name}: {}", row.op);
+            }
+        }
+        let null = Target::named("null").expect("read");
+        for op in Op::NAMES {
+            assert!(null.kernels.iter().any(|k| k.op == *op), "null lacks {op}");
+        }
+        assert!(Target::named("tpu").is_err());
+    }
+}

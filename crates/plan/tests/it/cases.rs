@@ -1,0 +1,111 @@
+//! Graphs and plans that several tests share. Invariant: the same arguments give the same graph.
+
+use graph::ops::{Attention, Bias, Mask, Qkv};
+use graph::{Bounds, Builder, DType, Dim, Graph, Op, ValueId};
+use models::{Encoder, Output};
+use plimsoll_plan::{AutodiffPolicy, Plan, Policy, Target, compile};
+
+pub const MEAN: &[Output] = &[Output::Mean];
+
+/// `tokens` in sequences of 64 or more, none longer than 1024.
+pub fn bounds(tokens: u64) -> Bounds {
+    Bounds { tokens, sequences: (tokens / 64).max(1), longest: tokens.min(1024) }
+}
+
+pub fn encoder(id: &str) -> Encoder {
+    models::known(id).unwrap_or_else(|| panic!("{id} is not known"))
+}
+
+pub fn target(name: &str) -> Target {
+    Target::named(name).unwrap_or_else(|e| panic!("{e}"))
+}
+
+pub fn plan(graph: &Graph, target: &Target) -> Plan {
+    compile(graph, &Policy::default(), target).unwrap_or_else(|e| panic!("{e:?}"))
+}
+
+pub fn model(id: &str, tokens: u64, outputs: &[Output], target_name: &str) -> Plan {
+    let graph = encoder(id).graph(bounds(tokens), outputs).expect("verified");
+    plan(&graph, &target(target_name))
+}
+
+/// A tiny model of a family: the released one with few layers and narrow matrices.
+pub fn narrow(id: &str, layers: u64) -> Encoder {
+    match encoder(id) {
+        Encoder::Esm2(c) => {
+            Encoder::Esm2(models::Esm2Config { hidden_size: 8, layers, heads: 2, intermediate_size: 16, ..c })
+        }
+        Encoder::DnabertS(c) => Encoder::DnabertS(models::DnabertConfig {
+            vocab_size: 16,
+            hidden_size: 8,
+            layers,
+            heads: 2,
+            intermediate_size: 16,
+            ..c
+        }),
+    }
+}
+
+/// x -> linear -> gelu -> linear -> + x -> layer norm -> y: all that is differentiable so far.
+pub fn mlp(b: Bounds) -> Graph {
+    let mut g = Builder::new(b);
+    let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(8)], DType::F32);
+    let h = g.linear(x, "fc1", 32, true);
+    let h = g.gelu(h);
+    let h = g.linear(h, "fc2", 8, true);
+    let h = g.add(x, h);
+    let y = g.layer_norm(h, "norm", 1e-5);
+    g.output("y", y);
+    g.finish().expect("verified")
+}
+
+/// Inference with gradients of `y`.
+pub fn gradients() -> Policy {
+    Policy { autodiff: Some(AutodiffPolicy { outputs: vec!["y".to_owned()] }), ..Policy::default() }
+}
+
+/// Two states of one shape that are read, combined and updated, beside a matrix product.
+pub fn with_updates() -> Graph {
+    let mut g = Builder::new(bounds(64));
+    let shape = [Dim::Fixed(4), Dim::Fixed(8)];
+    let (a, b) = (g.state(&shape, DType::F32), g.state(&shape, DType::F32));
+    let x = g.input("x", &shape, DType::F32);
+    let h = g.linear(x, "fc", 8, false);
+    let (new_a, new_b) = (g.add(a, h), g.add(b, h));
+    let y = g.add(new_a, b);
+    g.output("y", y);
+    g.update(a, new_a);
+    g.update(b, new_b);
+    g.finish().expect("verified")
+}
+
+/// Full attention of `heads` heads without positions.
+pub fn attention(heads: u32, head_dim: u32) -> Op {
+    let (mask, bias, qkv) = (Mask::Full, Bias::None, Qkv::Separate);
+    Op::Attention(Attention { heads, head_dim, scale: 0.5, mask, bias, rotary: false, qkv })
+}
+
+/// q, k and v of one x -> attention -> linear -> y.
+pub fn attention_block() -> Builder {
+    let mut g = Builder::new(bounds(64));
+    let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(8)], DType::F32);
+    let spans = g.input("spans", &[Dim::Sequences(1), Dim::Fixed(2)], DType::I32);
+    let [q, k, v] = ["q", "k", "v"].map(|n| g.linear(x, n, 8, true));
+    let o = g.one(attention(2, 4), &[q, k, v, spans]);
+    let y = g.linear(o, "out", 8, true);
+    g.output("y", y);
+    g
+}
+
+/// The nodes of an op by its name.
+pub fn count(graph: &Graph, op: &str) -> usize {
+    graph.nodes.iter().filter(|n| n.op.name() == op).count()
+}
+
+/// The node that defines a value.
+pub fn defined_by(graph: &Graph, v: ValueId) -> &graph::Node {
+    match graph.value(v).def {
+        graph::Def::Node(id, _) => graph.node(id),
+        graph::Def::Source => panic!("{v} is a source"),
+    }
+}

@@ -1,0 +1,258 @@
+//! Planted faults: whatever is broken in a plan, the checker finds it; what is whole it passes.
+
+use crate::cases::{MEAN, bounds, gradients, mlp, model, narrow, plan, target, with_updates};
+use crate::oracle;
+use crate::random::{graph_of, recipes, run};
+use graph::{Bytes, Role, ValueId};
+use plimsoll_plan::{Instr, Plan, Policy, Region, Slice, check, compile};
+use proptest::prelude::*;
+
+/// Plans of several shapes. Those of the CPU are given scratch, so that every rule has something to hold.
+fn plans() -> Vec<(&'static str, Plan)> {
+    let with_scratch = |id: &str| {
+        let mut t = target("cpu").with_units(3);
+        for row in &mut t.kernels {
+            row.workspace.per_unit = Bytes(if row.op == "linear" { 100_000 } else { 0 });
+            row.workspace.per_column = Bytes(if row.op == "attention" { 4 } else { 0 });
+        }
+        let graph = narrow(id, 3).graph(bounds(256), MEAN).expect("verified");
+        plan(&graph, &t)
+    };
+    vec![
+        ("esm2", with_scratch("facebook/esm2_t6_8M_UR50D")),
+        ("dnabert", with_scratch("zhihan1996/DNABERT-S")),
+        ("esm2 unfused", {
+            let graph = narrow("facebook/esm2_t6_8M_UR50D", 1);
+            let graph = graph.graph(bounds(256), MEAN).expect("verified");
+            compile(&graph, &Policy { fuse: false, ..Policy::default() }, &target("null")).expect("planned")
+        }),
+        ("gradients", compile(&mlp(bounds(256)), &gradients(), &target("null")).expect("planned")),
+        ("updates", plan(&with_updates(), &target("null"))),
+    ]
+}
+
+fn verdict(p: &Plan) -> Result<(), String> {
+    check(&p.graph, &p.schedule, &p.memory).map_err(|e| e.to_string())
+}
+
+/// The mutated plan must fail.
+fn caught(what: &str, p: &Plan, mutate: impl FnOnce(&mut Plan)) {
+    let mut broken = p.clone();
+    mutate(&mut broken);
+    assert_ne!(*p, broken, "{what}: nothing was planted");
+    assert!(verdict(&broken).is_err(), "{what}: not caught");
+}
+
+/// The checker and the oracle must agree; `true` where the plan is broken.
+fn agree(what: &str, p: &Plan) -> bool {
+    let (found, wanted) = (verdict(p), oracle::fault(p));
+    assert_eq!(found.is_err(), wanted.is_some(), "{what}: checker {found:?}, oracle {wanted:?}");
+    wanted.is_some()
+}
+
+fn top(p: &Plan, region: Region) -> u64 {
+    let slices = p.memory.slices.iter().chain(&p.memory.workspaces).flatten();
+    slices.filter(|s| s.region == region).map(Slice::end).max().unwrap_or(0)
+}
+
+#[test]
+fn whole_plans_pass() {
+    for (name, p) in plans() {
+        assert_eq!(verdict(&p), Ok(()), "{name}");
+        assert_eq!(oracle::fault(&p), None, "{name}");
+    }
+}
+
+#[test]
+fn dropped_and_resized_slices_are_caught() {
+    for (name, p) in plans() {
+        for i in 0..p.memory.slices.len() {
+            let what = format!("{name}: slice {i}");
+            caught(&what, &p, |p| p.memory.slices[i] = None);
+            let resize = |p: &mut Plan, by: i64| {
+                let slice = p.memory.slices[i].as_mut().expect("has a slice");
+                slice.bytes = Bytes(slice.bytes.0.checked_add_signed(by).expect("larger than a byte"));
+            };
+            caught(&what, &p, |p| resize(p, -1));
+            caught(&what, &p, |p| resize(p, 1));
+            caught(&what, &p, |p| {
+                let slice = p.memory.slices[i].as_mut().expect("has a slice");
+                slice.region = match slice.region {
+                    Region::Persistent => Region::Transient,
+                    Region::Transient => Region::Persistent,
+                };
+            });
+        }
+        caught(name, &p, |p| p.memory.slices.truncate(p.graph.values.len() - 1));
+    }
+}
+
+#[test]
+fn shrunk_regions_are_caught() {
+    for (name, p) in plans() {
+        caught(name, &p, |p| p.memory.transient = Bytes(top(p, Region::Transient) - 1));
+        caught(name, &p, |p| p.memory.persistent = Bytes(top(p, Region::Persistent) - 1));
+    }
+}
+
+/// Every transient slice onto every other, exactly and shifted; every pair swapped.
+#[test]
+fn moved_and_swapped_slices_are_caught() {
+    for (name, p) in plans() {
+        let transient = |v: &ValueId| p.memory.slice(*v).is_some_and(|s| s.region == Region::Transient);
+        let values: Vec<ValueId> = p.graph.values().map(|(v, _)| v).filter(transient).collect();
+        let (mut broken, mut harmless) = (0, 0);
+        let mut judge = |what: &str, p: &Plan| match agree(what, p) {
+            true => broken += 1,
+            false => harmless += 1,
+        };
+        for &v in &values {
+            for &u in values.iter().filter(|u| **u != v) {
+                for shift in [0, 64] {
+                    let mut q = p.clone();
+                    let offset = p.memory.slice(u).expect("a slice").offset + shift;
+                    let slice = q.memory.slices[v.index()].as_mut().expect("a slice");
+                    slice.offset = offset;
+                    q.memory.transient = Bytes(q.memory.transient.0.max(slice.end()));
+                    judge(&format!("{name}: {v} onto {u} + {shift}"), &q);
+                }
+                let mut q = p.clone();
+                q.memory.slices.swap(v.index(), u.index());
+                judge(&format!("{name}: {v} and {u} swapped"), &q);
+            }
+        }
+        println!("{name}: {broken} broken, {harmless} harmless");
+        assert!(broken > 0, "{name}");
+    }
+}
+
+#[test]
+fn overlapping_weights_are_caught() {
+    for (name, p) in plans() {
+        let survives = |v: &ValueId| matches!(p.graph.spec(*v).role, Role::Param(_) | Role::State);
+        let weights: Vec<ValueId> = p.graph.values().map(|(v, _)| v).filter(survives).collect();
+        for pair in weights.windows(2) {
+            caught(name, &p, |p| {
+                let offset = p.memory.slice(pair[0]).expect("a slice").offset;
+                let slice = p.memory.slices[pair[1].index()].as_mut().expect("a slice");
+                slice.offset = offset;
+                p.memory.persistent = Bytes(p.memory.persistent.0.max(slice.end()));
+            });
+        }
+    }
+}
+
+/// A kernel's scratch over every value: caught exactly where the value is alive then.
+#[test]
+fn overlapping_scratch_is_caught() {
+    for (name, p) in plans() {
+        for i in 0..p.memory.workspaces.len() {
+            if p.memory.workspaces[i].is_none() {
+                continue;
+            }
+            for (v, _) in p.graph.values() {
+                let mut q = p.clone();
+                let at = p.memory.slice(v).expect("a slice");
+                let space = q.memory.workspaces[i].as_mut().expect("scratch");
+                (space.region, space.offset) = (at.region, at.offset);
+                q.memory.transient = Bytes(q.memory.transient.0.max(space.end()));
+                agree(&format!("{name}: scratch {i} onto {v}"), &q);
+            }
+            caught(name, &p, |p| {
+                let space = p.memory.workspaces[i].as_mut().expect("scratch");
+                space.offset = p.memory.transient.0;
+            });
+        }
+    }
+}
+
+#[test]
+fn schedules_out_of_order_are_caught() {
+    for (name, p) in plans() {
+        let instrs = &p.schedule.instrs;
+        let reads = |i: usize, v: &ValueId| match instrs[i] {
+            Instr::Launch(id) => p.graph.node(id).inputs.contains(v),
+            Instr::Copy { from, .. } => from == *v,
+        };
+        for i in 0..instrs.len() {
+            caught(&format!("{name}: {i} is dropped"), &p, |p| {
+                p.schedule.instrs.remove(i);
+                p.memory.workspaces.remove(i);
+            });
+            caught(&format!("{name}: {i} is dropped, its scratch is not"), &p, |p| {
+                p.schedule.instrs.remove(i);
+            });
+            let Instr::Launch(id) = instrs[i] else { continue };
+            let outputs = &p.graph.node(id).outputs;
+            for j in (i + 1)..instrs.len() {
+                if outputs.iter().flatten().any(|v| reads(j, v)) {
+                    caught(&format!("{name}: {i} and {j} are swapped"), &p, |p| {
+                        p.schedule.instrs.swap(i, j);
+                        p.memory.workspaces.swap(i, j);
+                    });
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn wrong_copies_are_caught() {
+    let p = plan(&with_updates(), &target("null"));
+    let is_copy = |i: &Instr| matches!(i, Instr::Copy { .. });
+    let first = p.schedule.instrs.iter().position(is_copy).expect("an update");
+    let (Instr::Copy { from: f0, to: t0 }, Instr::Copy { from: f1, to: t1 }) =
+        (p.schedule.instrs[first], p.schedule.instrs[first + 1])
+    else {
+        panic!("two updates")
+    };
+    let put = |what: &str, a: Instr, b: Instr| {
+        caught(what, &p, |p| (p.schedule.instrs[first], p.schedule.instrs[first + 1]) = (a, b));
+    };
+    put("crossed", Instr::Copy { from: f0, to: t1 }, Instr::Copy { from: f1, to: t0 });
+    put("one of them twice", Instr::Copy { from: f0, to: t0 }, Instr::Copy { from: f0, to: t0 });
+    put("into the new value", Instr::Copy { from: f0, to: f1 }, Instr::Copy { from: f1, to: t1 });
+    // A copy before the last read of the old state.
+    caught("too early", &p, |p| {
+        let copy = p.schedule.instrs.remove(first + 1);
+        let space = p.memory.workspaces.remove(first + 1);
+        p.schedule.instrs.insert(first - 1, copy);
+        p.memory.workspaces.insert(first - 1, space);
+    });
+    // A launch may not write what survives the step, even where nobody reads it any more.
+    let y = p.graph.output("y").expect("an output");
+    caught("a launch over a state", &p, |p| p.memory.slices[y.index()] = p.memory.slice(t0));
+}
+
+#[test]
+fn a_model_with_another_models_memory_is_caught() {
+    let (a, b) = (model("esm2_t6_8M_UR50D", 256, MEAN, "null"), model("esm2_t6_8M_UR50D", 512, MEAN, "null"));
+    caught("memory of other bounds", &a, |p| p.memory = b.memory.clone());
+}
+
+/// Random graphs with random damage: the checker and the oracle agree on every one.
+#[test]
+fn checker_and_oracle_agree_on_random_damage() {
+    let damage = prop::collection::vec((any::<u16>(), any::<u16>(), 0..4u8), 1..4);
+    let mut broken = 0;
+    run(150, (recipes(), damage), |(recipe, damage)| {
+        let Ok(graph) = graph_of(&recipe) else { return Ok(()) };
+        let mut p = plan(&graph, &target("null"));
+        for (a, b, kind) in damage {
+            let n = p.memory.slices.len();
+            let (a, b) = (usize::from(a) % n, usize::from(b) % n);
+            let other = p.memory.slices[b].expect("a slice");
+            let slice = p.memory.slices[a].as_mut().expect("a slice");
+            match kind {
+                0 => slice.offset = other.offset,
+                1 => slice.offset = other.end().next_multiple_of(64),
+                2 => slice.offset = other.offset.saturating_sub(64),
+                _ => p.memory.slices.swap(a, b),
+            }
+        }
+        broken += u32::from(agree("random damage", &p));
+        Ok(())
+    });
+    println!("{broken} broken of 150");
+    assert!(broken > 30);
+}

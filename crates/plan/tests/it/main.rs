@@ -1,0 +1,13 @@
+//! Plans as a user of the crate meets them. Invariant: no test here reads a file but its own goldens.
+
+mod autodiff;
+mod cases;
+mod faults;
+mod fusion;
+mod goldens;
+mod known;
+mod oracle;
+mod random;
+mod search;
+mod symbolic;
+mod targets;

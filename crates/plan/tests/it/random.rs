@@ -1,0 +1,175 @@
+//! Random graphs: any wiring of any ops compiles, and compiles to the same plan again.
+
+use crate::cases::{attention, bounds, target};
+use crate::{oracle, symbolic};
+use graph::ops::{BatchNorm, Concat, Glu, Relu, SegmentMean, SelectRows, Softmax};
+use graph::{Builder, DType, Dim, Graph, Op, ValueId, VerifyError};
+use plimsoll_plan::{Plan, Policy, Program, check, compile};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
+
+/// What a random graph is made from: ops with two operands and a variant each, outputs, updates.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    ops: Vec<(u8, u16, u16, u8)>,
+    outputs: Vec<u16>,
+    updates: Vec<u16>,
+}
+
+pub fn recipes() -> impl Strategy<Value = Recipe> {
+    let op = (0..13u8, any::<u16>(), any::<u16>(), 0..4u8);
+    let (outputs, updates) =
+        (prop::collection::vec(any::<u16>(), 1..4), prop::collection::vec(any::<u16>(), 0..3));
+    (prop::collection::vec(op, 1..24), outputs, updates).prop_map(|(ops, outputs, updates)| Recipe {
+        ops,
+        outputs,
+        updates,
+    })
+}
+
+/// Runs `test` on `cases` values, the same ones every time.
+pub fn run<S: Strategy>(cases: u32, strategy: S, test: impl FnMut(S::Value) -> Result<(), TestCaseError>) {
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+    let test = std::cell::RefCell::new(test);
+    let result = TestRunner::new_with_rng(config, rng).run(&strategy, |value| (test.borrow_mut())(value));
+    result.unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// The graph of a recipe: operands are picked among the matrices so far, wherever they come from.
+/// Fails where an update would be read after itself, which the verifier refuses.
+pub fn graph_of(recipe: &Recipe) -> Result<Graph, VerifyError> {
+    let mut g = Builder::new(bounds(128));
+    let fixed = [Dim::Fixed(4), Dim::Fixed(8)];
+    let tokens =
+        |g: &mut Builder, name, columns| g.input(name, &[Dim::Tokens(1), Dim::Fixed(columns)], DType::F32);
+    let mut matrices = vec![tokens(&mut g, "a", 8), tokens(&mut g, "b", 16), g.input("c", &fixed, DType::F32)];
+    let states = [g.state(&fixed, DType::F32), g.state(&fixed, DType::F32), g.state(&fixed, DType::F32)];
+    matrices.extend(states);
+    let spans = g.input("spans", &[Dim::Sequences(1), Dim::Fixed(2)], DType::I32);
+    let rows = g.input("rows", &[Dim::Sequences(2)], DType::I32);
+    for &(kind, a, b, variant) in &recipe.ops {
+        let pick = |i: u16| matrices[usize::from(i) % matrices.len()];
+        let outs = apply(&mut g, kind, pick(a), &matrices, b, variant, [spans, rows]);
+        matrices.extend(outs);
+    }
+    for (k, &i) in recipe.outputs.iter().enumerate() {
+        g.output(&format!("out{k}"), matrices[usize::from(i) % matrices.len()]);
+    }
+    for (&i, state) in recipe.updates.iter().zip(states) {
+        let alike: Vec<ValueId> =
+            matrices.iter().copied().filter(|&v| g.graph().spec(v).shape == fixed).collect();
+        g.update(state, alike[usize::from(i) % alike.len()]);
+    }
+    g.finish()
+}
+
+/// One random op on x; `b` picks the others.
+fn apply(
+    g: &mut Builder,
+    kind: u8,
+    x: ValueId,
+    matrices: &[ValueId],
+    b: u16,
+    variant: u8,
+    [spans, rows]: [ValueId; 2],
+) -> Vec<ValueId> {
+    let shape = g.graph().spec(x).shape.clone();
+    let (is_tokens, columns) = (shape[0] == Dim::Tokens(1), g.graph().spec(x).row_elements());
+    let choose = |g: &Builder, same: &dyn Fn(&[Dim]) -> bool| {
+        let alike: Vec<ValueId> =
+            matrices.iter().copied().filter(|&v| same(&g.graph().spec(v).shape)).collect();
+        alike[usize::from(b) % alike.len()]
+    };
+    let twin = choose(g, &|s| *s == shape[..]);
+    // Weights of a few names: many of them are tied.
+    let name = format!("{}.{columns}", variant % 2);
+    match kind {
+        0 | 1 => {
+            let n = [8, 16, columns, columns][usize::from(variant)];
+            vec![g.linear(x, &format!("fc{n}.{name}"), n, b.is_multiple_of(2))]
+        }
+        2 => {
+            let outs = g.layer_norm(x, &format!("norm.{name}"), 1e-5);
+            vec![outs]
+        }
+        3 | 4 => vec![g.add(x, twin)],
+        5 => vec![g.gelu(x)],
+        6 => {
+            // The residual form, with the linear on either side and x perhaps on both.
+            let h = g.linear(x, &format!("residual.{name}"), columns, variant < 2);
+            let (left, right) = if b.is_multiple_of(3) { (h, twin) } else { (twin, h) };
+            vec![g.add(left, right)]
+        }
+        7 if columns <= 64 => {
+            let other = choose(g, &|s| s[0] == shape[0]);
+            vec![g.one(Op::Concat(Concat {}), &[x, other])]
+        }
+        8 => vec![g.one(Op::Softmax(Softmax {}), &[x])],
+        9 if is_tokens && variant < 2 => {
+            vec![g.one(Op::SegmentMean(SegmentMean { skip_first: 1, skip_last: 0 }), &[x, spans])]
+        }
+        9 if is_tokens => vec![g.one(Op::SelectRows(SelectRows {}), &[x, rows])],
+        10 if is_tokens => {
+            // Its own weights can be put under each other, tied ones cannot.
+            let unique = g.graph().nodes.len();
+            let mut linear = |n: &str, i: usize| g.linear(x, &format!("{n}{}.{columns}", unique * i), 8, true);
+            let [q, k, v] = ["q", "k", "v"].map(|n| linear(n, usize::from(variant % 2)));
+            let mut outs = g.node(attention(2, 4), &[q, k, v, spans]);
+            if variant == 3 {
+                outs.push(k);
+            }
+            outs
+        }
+        11 if columns.is_multiple_of(2) => vec![g.one(Op::Glu(Glu {}), &[x])],
+        12 => {
+            let p = ["g", "b", "m", "v"].map(|n| g.param(&format!("bn.{n}.{columns}"), &[columns]));
+            vec![g.one(Op::BatchNorm(BatchNorm { eps: 1e-5 }), &[x, p[0], p[1], p[2], p[3]])]
+        }
+        _ => vec![g.one(Op::Relu(Relu {}), &[x])],
+    }
+}
+
+fn program(plan: Plan, target_name: &str) -> Program {
+    Program::new(target(target_name), vec![("random".to_owned(), plan)], vec![])
+}
+
+fn holds(graph: &Graph, fuse: bool, target_name: &str) -> Plan {
+    let policy = Policy { fuse, ..Policy::default() };
+    let compiled =
+        || compile(graph, &policy, &target(target_name)).unwrap_or_else(|e| panic!("{e:?}\n{graph}"));
+    let plan = compiled();
+    check(&plan.graph, &plan.schedule, &plan.memory).unwrap_or_else(|e| panic!("{e}\n{}", plan.graph));
+    assert_eq!(oracle::fault(&plan), None, "{}", plan.graph);
+    assert!(plan.memory.transient >= plan.memory.lower_bound);
+
+    let text = serde_json::to_string(&plan).expect("saved");
+    assert_eq!(serde_json::from_str::<Plan>(&text).expect("read"), plan);
+    let (first, again) = (program(plan.clone(), target_name), program(compiled(), target_name));
+    assert_eq!(first.digest().expect("hashed"), again.digest().expect("hashed"));
+    let ledger = first.ledger();
+    assert_eq!(ledger.total(), first.peak(), "{ledger}\n{}", plan.graph);
+    plan
+}
+
+#[test]
+fn random_graphs_compile() {
+    let (mut refused, mut fused) = (0, 0);
+    run(250, recipes(), |recipe| {
+        let Ok(graph) = graph_of(&recipe) else {
+            refused += 1;
+            return Ok(());
+        };
+        for target_name in ["null", "cpu"] {
+            let plans = [true, false].map(|fuse| holds(&graph, fuse, target_name));
+            fused += usize::from(plans[0].graph.nodes.len() < plans[1].graph.nodes.len());
+            for plan in &plans {
+                let (before, after) = (symbolic::meaning(&graph), symbolic::meaning(&plan.graph));
+                assert_eq!(before, after, "{graph}{}", plan.graph);
+            }
+        }
+        Ok(())
+    });
+    println!("{refused} of 250 read a state after its update; {fused} of {} were fused", 2 * (250 - refused));
+    assert!(refused < 125 && fused > 50);
+}

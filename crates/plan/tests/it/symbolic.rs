@@ -1,0 +1,110 @@
+//! What a graph computes, as terms: two graphs of one meaning compute the same function.
+//! Invariant: fused forms are expanded, so a pass that rewires anything wrongly changes the meaning.
+
+use graph::ops::{Attention, Epilogue, Linear, Qkv};
+use graph::{Def, Graph, Op, Role, TensorSpec, ValueId};
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+
+/// A term, by its hash.
+type Term = u64;
+
+/// (name, term, shape) of outputs and updates, (name, shape) of inputs, in order.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Meaning {
+    inputs: Vec<(String, String)>,
+    outputs: Vec<(String, Term, String)>,
+    updates: Vec<(Term, Term, String)>,
+}
+
+/// Hashes are taken with fixed keys.
+fn term(of: impl Hash) -> Term {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
+}
+
+pub fn meaning(g: &Graph) -> Meaning {
+    let mut terms: Vec<Term> = vec![0; g.values.len()];
+    for (v, value) in g.values() {
+        terms[v.index()] = match value.spec.role {
+            Role::Input => term(("input", g.inputs.iter().find(|(_, i)| *i == v).map(|(name, _)| name))),
+            Role::Param(p) => term(("param", pieces(&g.params[p.index()].pieces))),
+            // States have no names: they are told apart by their updates.
+            Role::State => term(("state", g.updates.iter().position(|(s, _)| *s == v))),
+            Role::Activation | Role::Grad | Role::Scratch => 0,
+        };
+    }
+    for node in &g.nodes {
+        for (k, out) in node.outputs.iter().enumerate() {
+            let Some(v) = *out else { continue };
+            let ins: Vec<Term> = node.inputs.iter().map(|i| terms[i.index()]).collect();
+            terms[v.index()] = match node.op {
+                Op::Linear(linear) => linear_term(g, &node.inputs, &ins, linear),
+                Op::Attention(a) => term(("attention", attention_terms(g, &terms, &node.inputs, a), k)),
+                Op::Add(_) => sum(ins[0], ins[1]),
+                Op::Gelu(_) => term(("gelu", ins[0])),
+                op => term((format!("{op:?}"), ins, k)),
+            };
+        }
+    }
+    let shape = |v: &ValueId| shape(g.spec(*v));
+    Meaning {
+        inputs: g.inputs.iter().map(|(n, v)| (n.clone(), shape(v))).collect(),
+        outputs: g.outputs.iter().map(|(n, v)| (n.clone(), terms[v.index()], shape(v))).collect(),
+        updates: g.updates.iter().map(|(s, n)| (terms[s.index()], terms[n.index()], shape(s))).collect(),
+    }
+}
+
+/// Without the layout, which targets choose.
+fn shape(spec: &TensorSpec) -> String {
+    format!("{:?} {:?}", spec.shape, spec.dtype)
+}
+
+fn pieces(pieces: &[graph::Piece]) -> Term {
+    term(pieces.iter().map(|p| (p.tensor.clone(), p.shape.clone(), p.rows)).collect::<Vec<_>>())
+}
+
+fn sum(a: Term, b: Term) -> Term {
+    term(("add", a.min(b), a.max(b)))
+}
+
+fn linear_term(g: &Graph, inputs: &[ValueId], ins: &[Term], linear: Linear) -> Term {
+    let operands = 2 + usize::from(linear.bias);
+    let plain = term(("rows", plain_terms(g, &inputs[..operands], ins)));
+    match linear.epilogue {
+        Epilogue::None => plain,
+        Epilogue::Gelu => term(("gelu", plain)),
+        Epilogue::Residual => sum(plain, ins[operands]),
+    }
+}
+
+/// x with each of the weights that were put under each other, one linear for each.
+fn plain_terms(g: &Graph, inputs: &[ValueId], ins: &[Term]) -> Vec<Term> {
+    let parts = |v: ValueId| -> Vec<Term> {
+        match g.spec(v).role {
+            Role::Param(p) => {
+                g.params[p.index()].pieces.iter().map(|p| pieces(std::slice::from_ref(p))).collect()
+            }
+            _ => vec![term(v)],
+        }
+    };
+    let weights: Vec<Vec<Term>> = inputs[1..].iter().map(|&v| parts(v)).collect();
+    (0..weights[0].len()).map(|i| term((ins[0], weights.iter().map(|w| w[i]).collect::<Vec<_>>()))).collect()
+}
+
+/// q, k, v and what follows them, however they come.
+fn attention_terms(g: &Graph, terms: &[Term], inputs: &[ValueId], a: Attention) -> Vec<Term> {
+    let mut all = vec![term(format!("{:?}", Attention { qkv: Qkv::Separate, ..a }))];
+    let fused = a.qkv == Qkv::Fused;
+    match g.value(inputs[0]).def {
+        Def::Node(id, _) if fused => {
+            let node = g.node(id);
+            let ins: Vec<Term> = node.inputs.iter().map(|v| terms[v.index()]).collect();
+            all.extend(plain_terms(g, &node.inputs, &ins).into_iter().map(|part| term(("rows", vec![part]))));
+        }
+        Def::Node(..) | Def::Source => all.extend(inputs[..a.operands()].iter().map(|v| terms[v.index()])),
+    }
+    all.extend(inputs[a.operands()..].iter().map(|v| terms[v.index()]));
+    all
+}

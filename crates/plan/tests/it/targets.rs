@@ -1,0 +1,109 @@
+//! Targets: each one plans or says what it lacks.
+
+use crate::cases::{MEAN, bounds, encoder, mlp, with_updates};
+use graph::{Builder, Bytes, DType, Dim};
+use plimsoll_plan::{PlanError, Policy, Target, compile};
+
+#[test]
+fn every_target_plans_or_refuses() {
+    let graph = encoder("facebook/esm2_t33_650M_UR50D").graph(bounds(4096), MEAN).expect("verified");
+    let mut planned = 0;
+    for name in Target::names() {
+        let target = Target::named(name).unwrap_or_else(|e| panic!("{e}"));
+        match compile(&graph, &Policy::default(), &target) {
+            Ok(plan) => {
+                planned += 1;
+                assert!(plan.memory.persistent > Bytes(2_590_000_000), "{name}");
+                assert!(
+                    plan.memory.slices.iter().flatten().all(|s| s.offset % target.alignment == 0),
+                    "{name}"
+                );
+            }
+            Err(PlanError::Unsupported { target, .. }) => assert_eq!(target, name),
+            Err(error) => panic!("{name}: {error}"),
+        }
+    }
+    assert!(planned >= 2, "cpu and null at least");
+}
+
+#[test]
+fn an_unknown_target_lists_the_known_ones() {
+    let error = Target::named("tpu").expect_err("not known").to_string();
+    assert!(error.starts_with("target `tpu`: not known; known are "), "{error}");
+    for name in Target::names() {
+        assert!(error.contains(name), "{error} lacks {name}");
+    }
+}
+
+#[test]
+fn a_missing_kernel_is_named() {
+    let mut target = Target::named("null").expect("read");
+    target.kernels.retain(|k| k.op != "layer_norm");
+    let error = compile(&mlp(bounds(64)), &Policy::default(), &target).expect_err("no kernel");
+    assert_eq!(error.to_string(), "target `null` has no kernel for `layer_norm` in f32");
+    let PlanError::Unsupported { op, dtype, target } = error else { panic!("{error}") };
+    assert_eq!((op, dtype, target.as_str()), ("layer_norm", DType::F32, "null"));
+}
+
+/// The CPU streams packed weights; rows that are computed or updated would be read as panels.
+#[test]
+fn weights_that_change_cannot_be_packed() {
+    let cpu = Target::named("cpu").expect("read");
+    let fails = |graph: &graph::Graph| {
+        let error = compile(graph, &Policy::default(), &cpu).expect_err("refused");
+        assert!(matches!(error, PlanError::Unsupported { .. }), "{error}");
+        compile(graph, &Policy::default(), &Target::named("null").expect("read")).expect("rows are fine there");
+    };
+    let shape = [Dim::Fixed(8), Dim::Fixed(8)];
+    let linear = |g: &mut Builder, w| {
+        let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(8)], DType::F32);
+        let op = graph::ops::Linear { bias: false, epilogue: graph::ops::Epilogue::None };
+        let y = g.one(graph::Op::Linear(op), &[x, w]);
+        g.output("y", y);
+    };
+    let mut g = Builder::new(bounds(64));
+    let w = g.param("w", &[8, 8]);
+    linear(&mut g, w);
+    let new = g.gelu(w);
+    g.update(w, new);
+    fails(&g.finish().expect("verified"));
+
+    let mut g = Builder::new(bounds(64));
+    let w = g.input("w", &shape, DType::F32);
+    linear(&mut g, w);
+    fails(&g.finish().expect("verified"));
+
+    let mut g = Builder::new(bounds(64));
+    let w = g.state(&shape, DType::F32);
+    linear(&mut g, w);
+    fails(&g.finish().expect("verified"));
+
+    // A weight that is copied into a state keeps its rows, and the linear gets its packed copy.
+    let mut g = Builder::new(bounds(64));
+    let (w, s) = (g.param("w", &[8, 8]), g.state(&shape, DType::F32));
+    linear(&mut g, w);
+    g.update(s, w);
+    let plan = compile(&g.finish().expect("verified"), &Policy::default(), &cpu).expect("planned");
+    assert_eq!(plan.graph.param_values().count(), 2, "{}", plan.graph);
+    compile(&with_updates(), &Policy::default(), &cpu).expect("constant weights are fine beside states");
+}
+
+/// The peak falls at an instruction even where an input that nobody reads is the largest thing.
+#[test]
+fn unread_inputs_are_billed() {
+    let mut target = Target::named("cpu").expect("read");
+    for row in &mut target.kernels {
+        row.workspace.per_unit = Bytes(4096);
+    }
+    let mut g = Builder::new(bounds(64));
+    let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(8)], DType::F32);
+    g.input("unread", &[Dim::Tokens(1), Dim::Fixed(800)], DType::F32);
+    let y = g.gelu(x);
+    g.output("y", y);
+    let plan = compile(&g.finish().expect("verified"), &Policy::default(), &target).expect("planned");
+    let program = plimsoll_plan::Program::new(target, vec![("p".to_owned(), plan)], vec![]);
+    let ledger = program.ledger();
+    assert_eq!(ledger.total(), program.peak(), "{ledger}");
+    assert_eq!(ledger.get("inputs"), Bytes(64 * 808 * 4));
+    assert_eq!(ledger.get("workspace"), Bytes(2 * 4096));
+}

@@ -1,0 +1,225 @@
+//! `plimsoll doctor`: what this machine offers and what would run on it. Invariant: it only looks; a fact
+//! that cannot be read is missing, never guessed.
+
+use crate::machine::{self, Memory};
+use crate::{RunError, Settings};
+use data::weights::{HubEnv, find_in_hub, resolve_model};
+use exec::Device as _;
+use exec::cpu::{CpuDevice, Isa};
+use graph::Bytes;
+use models::Encoder;
+use plan::KernelRow;
+use serde_json::{Value, json};
+use std::fmt;
+use std::fs;
+use std::path::PathBuf;
+
+/// What this machine offers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Doctor {
+    /// The processor, as it calls itself.
+    pub cpu: Option<String>,
+    /// (vector extension, whether it is there), those that matter to a kernel of today or tomorrow.
+    pub features: Vec<(&'static str, bool)>,
+    /// The instruction set that kernels use.
+    pub isa: &'static str,
+    /// The kernel of each op.
+    pub kernels: Vec<KernelRow>,
+    /// Cores that this process may use: the default number of threads.
+    pub cores: usize,
+    /// Memory, container limits honoured.
+    pub memory: Memory,
+    /// Memory of the machine, where containers limit this process to less.
+    pub machine: Option<Bytes>,
+    /// The line of a run without `--memory-budget`.
+    pub budget: Bytes,
+    /// The folder of the hub cache; `None` when no variable places it.
+    pub hub: Option<PathBuf>,
+    /// Models in the hub cache: (id, what is there).
+    pub models: Vec<(String, String)>,
+}
+
+/// Looks at this machine.
+pub fn report() -> Result<Doctor, RunError> {
+    let cores = machine::cores();
+    let memory = machine::available();
+    let hub = HubEnv::from_process();
+    Ok(Doctor {
+        cpu: cpu_model(&read("/proc/cpuinfo")),
+        features: features(&read("/proc/cpuinfo")),
+        isa: Isa::detect().name(),
+        kernels: CpuDevice::new(1).kernels(),
+        cores,
+        memory,
+        machine: mem_total(&read("/proc/meminfo")).filter(|&all| all > memory.total),
+        budget: Settings::default().line()?,
+        models: cached(&hub),
+        hub: hub.cache_dir(),
+    })
+}
+
+/// The machine that this binary was compiled for.
+const PLATFORM: (&str, &str) = (std::env::consts::ARCH, std::env::consts::OS);
+
+impl Doctor {
+    /// The same as JSON.
+    pub fn to_json(&self) -> Value {
+        let features: serde_json::Map<String, Value> =
+            self.features.iter().map(|(name, has)| ((*name).to_owned(), json!(has))).collect();
+        let kernels: serde_json::Map<String, Value> =
+            self.kernels.iter().map(|k| (k.op.clone(), json!(k.kernel))).collect();
+        let models: serde_json::Map<String, Value> =
+            self.models.iter().map(|(id, what)| (id.clone(), json!(what))).collect();
+        json!({
+            "plimsoll": env!("CARGO_PKG_VERSION"),
+            "rust_at_least": env!("CARGO_PKG_RUST_VERSION"),
+            "platform": format!("{}-{}", PLATFORM.0, PLATFORM.1),
+            "cpu": self.cpu,
+            "features": features,
+            "instruction_set": self.isa,
+            "kernels": kernels,
+            "cores": self.cores,
+            "default_threads": self.cores,
+            "memory": {
+                "total_bytes": self.memory.total.0,
+                "free_bytes": self.memory.free.0,
+                "machine_bytes": self.machine.unwrap_or(self.memory.total).0,
+                "default_budget_bytes": self.budget.0,
+            },
+            "hub_cache": {"folder": self.hub.as_ref().map(|p| p.display().to_string()), "models": models},
+        })
+    }
+}
+
+impl fmt::Display for Doctor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (arch, os) = PLATFORM;
+        let (version, rust) = (env!("CARGO_PKG_VERSION"), env!("CARGO_PKG_RUST_VERSION"));
+        writeln!(f, "plimsoll {version} for {arch}-{os}, built with Rust {rust} or later")?;
+        let has = |wanted| self.features.iter().filter(move |(_, has)| *has == wanted).map(|(name, _)| *name);
+        let list = |names: Vec<&str>| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        writeln!(f, "\nprocessor")?;
+        writeln!(f, "  model            {}", self.cpu.as_deref().unwrap_or("unknown"))?;
+        writeln!(f, "  it has           {}", list(has(true).collect()))?;
+        writeln!(f, "  it lacks         {}", list(has(false).collect()))?;
+        writeln!(f, "  cores            {}, the default of --threads", self.cores)?;
+        writeln!(f, "\nmemory")?;
+        writeln!(f, "  total            {}", self.memory.total)?;
+        if let Some(machine) = self.machine {
+            writeln!(f, "                   a container allows no more of the machine's {machine}")?;
+        }
+        writeln!(f, "  free             {}", self.memory.free)?;
+        writeln!(f, "  default line     {} (80 % of what is free)", self.budget)?;
+        writeln!(f, "\nkernels, compiled for {}", self.isa)?;
+        for k in &self.kernels {
+            let types: Vec<&str> = k.dtypes.iter().map(|d| d.name()).collect();
+            writeln!(f, "  {:<15}  {} ({})", k.op, k.kernel, types.join(", "))?;
+        }
+        writeln!(f, "\nhub cache")?;
+        match &self.hub {
+            Some(folder) => write!(f, "  folder           {}", folder.display())?,
+            None => write!(f, "  folder           none: HF_HUB_CACHE, HF_HOME and HOME are not set")?,
+        }
+        if self.models.is_empty() {
+            write!(f, "\n  no models")?;
+        }
+        for (id, what) in &self.models {
+            write!(f, "\n  {id}: {what}")?;
+        }
+        Ok(())
+    }
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+/// The first processor's name in /proc/cpuinfo.
+fn cpu_model(cpuinfo: &str) -> Option<String> {
+    let (_, name) = cpuinfo.lines().find(|l| l.starts_with("model name"))?.split_once(':')?;
+    Some(name.trim().to_owned())
+}
+
+/// Read from the kernel's list, which also knows whether the system saves the registers.
+fn features(cpuinfo: &str) -> Vec<(&'static str, bool)> {
+    const X86: &[(&str, &[&str])] = &[
+        ("AVX2", &["avx2"]),
+        ("FMA", &["fma"]),
+        ("AVX-512", &["avx512f", "avx512bw", "avx512dq", "avx512vl"]),
+        ("AVX-512 BF16", &["avx512_bf16"]),
+        ("AMX", &["amx_tile", "amx_bf16"]),
+    ];
+    const ARM: &[(&str, &[&str])] = &[("NEON", &["asimd"]), ("SVE", &["sve"]), ("BF16", &["bf16"])];
+    let line = cpuinfo.lines().find(|l| l.starts_with("flags") || l.starts_with("Features"));
+    let Some((_, flags)) = line.and_then(|l| l.split_once(':')) else { return vec![] };
+    let flags: Vec<&str> = flags.split_whitespace().collect();
+    let table = if cfg!(target_arch = "aarch64") { ARM } else { X86 };
+    table.iter().map(|(name, all)| (*name, all.iter().all(|flag| flags.contains(flag)))).collect()
+}
+
+/// Memory of the whole machine in /proc/meminfo.
+fn mem_total(meminfo: &str) -> Option<Bytes> {
+    let line = meminfo.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(Bytes(kib * 1024))
+}
+
+/// The models in the hub cache, by id.
+fn cached(env: &HubEnv) -> Vec<(String, String)> {
+    let folders = env.cache_dir().and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten().flatten();
+    let names = folders.filter_map(|e| e.file_name().into_string().ok());
+    let mut models: Vec<(String, String)> = names
+        .filter_map(|name| {
+            let id = name.strip_prefix("models--")?.replacen("--", "/", 1);
+            let what = state(&id, env);
+            Some((id, what))
+        })
+        .collect();
+    models.sort();
+    models
+}
+
+/// Whether a cached model could be run, as far as can be seen without reading weights.
+fn state(id: &str, env: &HubEnv) -> String {
+    if find_in_hub(id, env).is_err() {
+        return "incomplete, no snapshot of `main`".to_owned();
+    }
+    let config = resolve_model(id, env).map(|place| place.config());
+    let Some(text) = config.ok().and_then(|path| fs::read_to_string(path).ok()) else {
+        return "no config.json".to_owned();
+    };
+    match Encoder::from_json(&text) {
+        Ok(encoder) => encoder.family().to_owned(),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpuinfo_is_read() {
+        let text = "processor : 0\nmodel name\t: Some CPU @ 2GHz\nflags\t\t: fpu avx2 fma amx_tile amx_bf16\n";
+        assert_eq!(cpu_model(text).as_deref(), Some("Some CPU @ 2GHz"));
+        assert_eq!(cpu_model(""), None);
+        if cfg!(target_arch = "x86_64") {
+            let wanted =
+                [("AVX2", true), ("FMA", true), ("AVX-512", false), ("AVX-512 BF16", false), ("AMX", true)];
+            assert_eq!(features(text), wanted);
+        }
+        assert_eq!(features(""), []);
+        assert_eq!(mem_total("MemTotal:   2 kB\n"), Some(Bytes(2048)));
+    }
+
+    #[test]
+    fn every_part_is_in_both_forms() {
+        let doctor = report().expect("looked at");
+        let (text, json) = (doctor.to_string(), doctor.to_json());
+        for part in ["processor", "memory", "kernels", "hub cache", "linear"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert_eq!(json["cores"], doctor.cores);
+        assert!(json["kernels"]["linear"].is_string());
+    }
+}

@@ -1,0 +1,178 @@
+//! From files to tokens, on a thread of its own. Invariant: records are taken in input order by the same
+//! rules whether they are only measured or embedded; empty records and later ones of an id are skipped.
+
+use super::RunError;
+use crate::Tokenizer;
+use data::ids::IdSet;
+use data::sequence::{Reader, Record};
+use data::tokenize::esm;
+use data::{DataError, DataErrorKind};
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+/// Tokens of a batch, or a little more: some milliseconds of an encoder.
+const BATCH_TOKENS: usize = 8 << 10;
+
+/// How long a sequence may be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Letters of the longest.
+    pub(super) letters: Option<usize>,
+    /// Whether a longer one is cut; otherwise it is an error.
+    pub(super) truncate: bool,
+}
+
+/// A record that is not embedded.
+#[derive(Debug)]
+pub(super) enum Skipped {
+    Empty(String),
+    Duplicate(String),
+}
+
+/// Some sequences, in input order.
+#[derive(Default)]
+pub(super) struct Batch {
+    pub(super) ids: Vec<String>,
+    /// The tokens of all, one after the other.
+    pub(super) tokens: Vec<i32>,
+    /// Where those of each end.
+    ends: Vec<usize>,
+    pub(super) skipped: Vec<Skipped>,
+    pub(super) truncated: u64,
+    /// Bytes taken from the files so far.
+    pub(super) bytes_read: u64,
+}
+
+impl Batch {
+    pub(super) fn clear(&mut self) {
+        let Self { ids, tokens, ends, skipped, .. } = self;
+        ids.clear();
+        tokens.clear();
+        ends.clear();
+        skipped.clear();
+    }
+
+    /// Ids and tokens.
+    pub(super) fn sequences(&self) -> impl Iterator<Item = (&str, &[i32])> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        let spans = starts.zip(&self.ends).map(|(start, &end)| &self.tokens[start..end]);
+        self.ids.iter().map(String::as_str).zip(spans)
+    }
+
+    fn is_full(&self) -> bool {
+        self.tokens.len() >= BATCH_TOKENS || self.skipped.len() >= BATCH_TOKENS
+    }
+}
+
+/// Reads records.
+pub(super) struct Front {
+    reader: Reader,
+    record: Record,
+    ids: IdSet,
+    tokenizer: Tokenizer,
+    limits: Limits,
+}
+
+impl Front {
+    pub(super) fn open(inputs: &[PathBuf], tokenizer: Tokenizer, limits: Limits) -> Result<Self, RunError> {
+        let reader = Reader::open(inputs)?;
+        Ok(Self { reader, record: Record::default(), ids: IdSet::new(), tokenizer, limits })
+    }
+
+    /// Bytes of the input; `None` with a pipe, which can be read only once.
+    pub(super) fn bytes_total(&self) -> Option<u64> {
+        self.reader.total_bytes()
+    }
+
+    /// Appends the next record to `batch`; false after the last one.
+    pub(super) fn read(&mut self, batch: &mut Batch) -> Result<bool, RunError> {
+        if !self.reader.read_into(&mut self.record)? {
+            return Ok(false);
+        }
+        batch.bytes_read = self.reader.bytes_read();
+        let id = &self.record.id;
+        let letters = match &self.tokenizer {
+            Tokenizer::Esm => esm::residues(&self.record.seq),
+            Tokenizer::Bpe(_) => &self.record.seq,
+        };
+        if letters.is_empty() {
+            batch.skipped.push(Skipped::Empty(id.clone()));
+            return Ok(true);
+        }
+        if !self.ids.insert(id) {
+            batch.skipped.push(Skipped::Duplicate(id.clone()));
+            return Ok(true);
+        }
+        let limit = self.limits.letters.unwrap_or(usize::MAX);
+        if letters.len() > limit {
+            if !self.limits.truncate {
+                return Err(self.too_long(letters.len(), limit));
+            }
+            batch.truncated += 1;
+        }
+        self.tokenizer.encode(&letters[..letters.len().min(limit)], &mut batch.tokens)?;
+        batch.ends.push(batch.tokens.len());
+        batch.ids.push(id.clone());
+        Ok(true)
+    }
+
+    fn too_long(&self, letters: usize, limit: usize) -> RunError {
+        let what = format!(
+            "{letters} letters, the limit is {limit}; cut it with --truncate or raise the limit with --max-length"
+        );
+        let kind = DataErrorKind::Malformed(what);
+        let error = match self.reader.position() {
+            Some((path, line)) => DataError::at(path, kind).with_line(line),
+            None => DataError::new(kind),
+        };
+        error.with_id(self.record.id.as_str()).into()
+    }
+
+    /// Reads on a thread of its own, up to `ahead` batches ahead.
+    pub(super) fn start(self, ahead: usize) -> Stream {
+        let (sender, batches) = sync_channel(ahead);
+        Stream { batches, thread: Some(std::thread::spawn(move || self.run(&sender))) }
+    }
+
+    /// Until the input ends, fails, or nobody listens any more.
+    fn run(mut self, batches: &SyncSender<Result<Batch, RunError>>) {
+        let mut more = true;
+        while more {
+            let mut batch = Batch::default();
+            let mut failed = None;
+            while more && !batch.is_full() {
+                match self.read(&mut batch) {
+                    Ok(next) => more = next,
+                    Err(error) => (more, failed) = (false, Some(error)),
+                }
+            }
+            // What came before an error is computed first; then the error is met in its place.
+            if batches.send(Ok(batch)).is_err() {
+                return;
+            }
+            if let Some(error) = failed {
+                let _ = batches.send(Err(error));
+            }
+        }
+    }
+}
+
+/// The running front. Dropping it leaves the thread to end by itself: it may wait for a pipe.
+pub(super) struct Stream {
+    batches: Receiver<Result<Batch, RunError>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Stream {
+    /// The next batch; `None` at the end of the input.
+    pub(super) fn next(&mut self) -> Result<Option<Batch>, RunError> {
+        if let Ok(batch) = self.batches.recv() {
+            return batch.map(Some);
+        }
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            Some(Ok(())) | None => Ok(None),
+        }
+    }
+}

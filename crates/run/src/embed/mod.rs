@@ -1,0 +1,292 @@
+//! `plimsoll embed`: from sequences to embeddings. The story: open the model, find the longest sequence, plan
+//! under the budget, load, stream the input through the encoder, write in input order. Invariant: a value
+//! depends on its sequence, the model and the pool, and on nothing else; every sequence is written once,
+//! with finite values, or the command fails and names it.
+//!
+//! Outside of the ledger wait the rows that are computed before those in front of them: at most
+//! [`data::pack::MOST_PACKS`] packs of them, in practice about [`data::pack::POOL`].
+
+mod engine;
+mod front;
+mod output;
+
+use crate::session::{bounds, load};
+use crate::{EncoderModel, Level, Observer, Progress, RunError, Settings};
+use data::sequence::Reader;
+use data::weights::HubEnv;
+use engine::Engine;
+use exec::Executor;
+use front::{Batch, Front, Limits, Skipped};
+use models::{Encoder, Output};
+use output::Sink;
+use plan::{PlanError, Policy, Program, compile};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// What an embedding is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The encoder: a folder, a weight file or a hub id.
+    pub model: String,
+    /// Sequence files; `-` is standard input.
+    pub inputs: Vec<PathBuf>,
+    /// The result, `.npy` or `.safetensors`.
+    pub output: PathBuf,
+    /// Whether a result that is there may be replaced.
+    pub force: bool,
+    /// What is written of a sequence.
+    pub pool: Pool,
+    /// Letters (residues or bases) of the longest sequence; `None` is [`ESM_LENGTH`] for ESM-2 and no limit
+    /// for DNABERT-S.
+    pub max_length: Option<usize>,
+    /// Whether longer sequences are cut; otherwise they are errors.
+    pub truncate: bool,
+    /// Batches of tokens that reading may be ahead of computing.
+    pub prefetch: usize,
+    /// The machine.
+    pub settings: Settings,
+}
+
+/// Residues that ESM-2 was trained on: 1024 tokens without BOS and EOS (Lin et al. 2023).
+pub const ESM_LENGTH: usize = 1022;
+
+/// What is written of a sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pool {
+    /// One row, the mean: over residues for ESM-2, over all tokens for DNABERT-S.
+    #[default]
+    Mean,
+    /// One row, the first token's (CLS, BOS).
+    Cls,
+    /// A row for each residue for ESM-2 (BOS and EOS left out), for each token for DNABERT-S (CLS and SEP
+    /// included).
+    Tokens,
+}
+
+impl Pool {
+    /// Its name on the command line and in metadata.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mean => "mean",
+            Self::Cls => "cls",
+            Self::Tokens => "tokens",
+        }
+    }
+
+    fn output(self) -> Output {
+        match self {
+            Self::Mean => Output::Mean,
+            Self::Cls => Output::Cls,
+            Self::Tokens => Output::Hidden,
+        }
+    }
+}
+
+/// How an embedding ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// The files that were written.
+    pub files: Vec<PathBuf>,
+    /// Sequences in them.
+    pub sequences: u64,
+    /// Values of a row.
+    pub width: u64,
+    /// Records without letters, which were skipped.
+    pub empty: u64,
+    /// Later records of an id, which were skipped.
+    pub duplicates: u64,
+    /// Sequences that were cut.
+    pub truncated: u64,
+    /// Tokens through the encoder.
+    pub tokens: u64,
+    /// Seconds of the whole command.
+    pub seconds: f64,
+    /// Tokens by seconds since the weights were loaded.
+    pub tokens_per_second: f64,
+    /// Packing fill without the last pack.
+    pub fill: f64,
+    /// The plan against the budget, in one line.
+    pub memory_line: String,
+}
+
+impl Report {
+    /// The same as JSON.
+    pub fn to_json(&self) -> Value {
+        let files: Vec<String> = self.files.iter().map(|p| p.display().to_string()).collect();
+        json!({
+            "plimsoll": env!("CARGO_PKG_VERSION"),
+            "files": files,
+            "sequences": self.sequences,
+            "width": self.width,
+            "skipped": {"empty": self.empty, "duplicate_id": self.duplicates},
+            "truncated": self.truncated,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "packing_fill_but_last": self.fill,
+            "memory": self.memory_line,
+        })
+    }
+}
+
+/// Embeds.
+pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<Report, RunError> {
+    let start = Instant::now();
+    output::check(&options.output, options.pool, options.force)?;
+    // Missing files are found before anything else happens.
+    Reader::open(&options.inputs)?;
+    let model = EncoderModel::open(&options.model, &HubEnv::from_process())?;
+    let sink = Sink::create(&options.output, options.pool, model.encoder.hidden_size() as usize)?;
+    let limits = limits(options, &model.encoder)?;
+    let longest = longest(options, &model, limits)?;
+    let (mut executor, memory_line) = plan(options, &model.encoder, longest)?;
+    observer.say(Level::Info, &memory_line);
+    observer.say(Level::Detail, &executor.device().name());
+    load(&mut executor, 0, |p, range, out| model.read(p, range, out))?;
+
+    let front = Front::open(&options.inputs, model.tokenizer.clone(), limits)?;
+    let mut engine = Engine::new(executor, &model.encoder, options.pool, sink);
+    let loaded = Instant::now();
+    let counts = stream(options, front, &mut engine, observer)?;
+    let (fill, tokens) = (engine.fill(), engine.tokens());
+    let metadata = [("model", options.model.as_str()), ("pool", options.pool.name())];
+    let (files, sequences) = engine.finish(&metadata)?;
+    if sequences == 0 {
+        observer.say(Level::Warning, "the input holds no sequence: the result has no row");
+    }
+    Ok(Report {
+        files,
+        sequences,
+        width: model.encoder.hidden_size(),
+        empty: counts.empty,
+        duplicates: counts.duplicates,
+        truncated: counts.truncated,
+        tokens,
+        seconds: start.elapsed().as_secs_f64(),
+        tokens_per_second: tokens as f64 / loaded.elapsed().as_secs_f64().max(1e-9),
+        fill: fill.but_last(),
+        memory_line,
+    })
+}
+
+/// The letters that a sequence may have, and what happens beyond them.
+fn limits(options: &Options, encoder: &Encoder) -> Result<Limits, RunError> {
+    let letters = match encoder {
+        Encoder::Esm2(_) => options.max_length.or(Some(ESM_LENGTH)),
+        Encoder::DnabertS(_) => options.max_length,
+    };
+    if options.truncate && letters.is_none() {
+        let text = format!("{} has no limit of its own; say with --max-length where to cut", encoder.family());
+        return Err(RunError::Refused(text));
+    }
+    Ok(Limits { letters, truncate: options.truncate })
+}
+
+/// Tokens of the longest sequence. Files are read once for it, and a sequence over the limit is an error
+/// here. With a pipe: what the limit allows, or `None` where there is none.
+fn longest(options: &Options, model: &EncoderModel, limits: Limits) -> Result<Option<u64>, RunError> {
+    let mut front = Front::open(&options.inputs, model.tokenizer.clone(), limits)?;
+    if front.bytes_total().is_none() {
+        // Both alphabets have at most one token for a letter, and one at each end.
+        return Ok(limits.letters.map(|letters| letters as u64 + 2));
+    }
+    let mut longest = 0;
+    let mut batch = Batch::default();
+    while front.read(&mut batch)? {
+        longest = longest.max(batch.tokens.len() as u64);
+        batch.clear();
+    }
+    Ok(Some(longest))
+}
+
+/// Tokens of the shortest sequence: one letter between two special tokens.
+const SHORTEST: u64 = 3;
+
+/// The executor with its arena, and the memory line. Where the longest sequence is not known, a step may be
+/// one sequence.
+fn plan(options: &Options, encoder: &Encoder, longest: Option<u64>) -> Result<(Executor, String), RunError> {
+    let budget = options.settings.line()?;
+    let settings = Settings { budget: Some(budget), ..options.settings.clone() };
+    let target = settings.target()?;
+    let output = options.pool.output();
+    let program = settings.fit(longest.unwrap_or(SHORTEST).max(SHORTEST), &mut |tokens| {
+        let bounds = bounds(tokens, longest.map_or(tokens, |l| l.max(SHORTEST)));
+        let graph = encoder.graph(bounds, &[output]);
+        let graph = graph.map_err(|source| PlanError::Verify { after: "build", source })?;
+        let plan = compile(&graph, &Policy::default(), &target)?;
+        Ok(Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]))
+    })?;
+    let tokens = program.plans().first().map_or(0, |(_, p)| p.graph.bounds.tokens);
+    let (peak, ledger) = (program.peak(), program.ledger().line());
+    let line = format!("memory line {budget}; planned {peak} at {tokens} tokens a step ({ledger})");
+    Ok((settings.start(program)?, line))
+}
+
+/// What happened to records on their way.
+#[derive(Default)]
+struct Counts {
+    empty: u64,
+    duplicates: u64,
+    truncated: u64,
+}
+
+/// Skipped records that get a line of their own; the rest is counted.
+const MOST_LINES: u64 = 10;
+
+/// Reads and computes until the input ends.
+fn stream(
+    options: &Options,
+    front: Front,
+    engine: &mut Engine,
+    observer: &mut dyn Observer,
+) -> Result<Counts, RunError> {
+    let start = Instant::now();
+    let mut counts = Counts::default();
+    let mut progress = Progress { bytes_total: front.bytes_total(), ..Progress::default() };
+    let mut stream = front.start(options.prefetch.max(1));
+    while let Some(batch) = stream.next()? {
+        for skipped in &batch.skipped {
+            count(skipped, &mut counts, observer);
+        }
+        counts.truncated += batch.truncated;
+        for (id, tokens) in batch.sequences() {
+            engine.push(id, tokens)?;
+        }
+        progress.bytes = batch.bytes_read;
+        progress.records += (batch.ids.len() + batch.skipped.len()) as u64;
+        report(engine, &start, &mut progress, observer);
+    }
+    engine.drain()?;
+    report(engine, &start, &mut progress, observer);
+    let skipped = counts.empty + counts.duplicates;
+    if skipped > MOST_LINES {
+        observer.say(Level::Warning, &format!("{skipped} records were skipped in all"));
+    }
+    if counts.truncated > 0 {
+        observer.say(Level::Info, &format!("{} sequences were cut at the maximal length", counts.truncated));
+    }
+    Ok(counts)
+}
+
+fn count(skipped: &Skipped, counts: &mut Counts, observer: &mut dyn Observer) {
+    let text = match skipped {
+        Skipped::Empty(id) => {
+            counts.empty += 1;
+            format!("'{id}' is empty: skipped")
+        }
+        Skipped::Duplicate(id) => {
+            counts.duplicates += 1;
+            format!("'{id}' came before: skipped, the first is kept")
+        }
+    };
+    let so_far = counts.empty + counts.duplicates;
+    observer.say(if so_far <= MOST_LINES { Level::Warning } else { Level::Detail }, &text);
+}
+
+fn report(engine: &Engine, start: &Instant, progress: &mut Progress, observer: &mut dyn Observer) {
+    progress.sequences = engine.sequences();
+    progress.tokens = engine.tokens();
+    progress.seconds = start.elapsed().as_secs_f64();
+    observer.progress(progress);
+}

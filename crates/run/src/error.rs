@@ -1,0 +1,137 @@
+//! Why a story ended badly, and with which exit code. Invariant: every message names the file, the sequence
+//! or the flag that it is about.
+
+use crate::predict::output::OutputError;
+use data::DataError;
+use data::weights::WeightsError;
+use exec::DeviceError;
+use graph::VerifyError;
+use models::ConfigError;
+use plan::PlanError;
+use std::fmt;
+use std::path::PathBuf;
+
+/// Why a story ended badly.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum RunError {
+    /// Bad input.
+    Data(DataError),
+    /// Bad or missing weights.
+    Weights(WeightsError),
+    /// A model configuration that cannot be run.
+    Config {
+        /// The file or model.
+        path: PathBuf,
+        /// Why.
+        source: ConfigError,
+    },
+    /// It cannot be planned, or does not fit.
+    Plan(PlanError),
+    /// The device failed.
+    Device(DeviceError),
+    /// A model that does not verify: our bug.
+    Verify(VerifyError),
+    /// Results could not be written.
+    Output(OutputError),
+    /// A file could not be read or written.
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A request that contradicts itself, its models or its surroundings, and what to do.
+    Refused(String),
+}
+
+impl RunError {
+    /// The exit code: 1 failure, 4 does not fit in memory.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Plan(PlanError::OverBudget(_)) | Self::Device(DeviceError::OutOfMemory { .. }) => 4,
+            Self::Data(_)
+            | Self::Weights(_)
+            | Self::Config { .. }
+            | Self::Plan(_)
+            | Self::Device(_)
+            | Self::Verify(_)
+            | Self::Output(_)
+            | Self::Io { .. }
+            | Self::Refused(_) => 1,
+        }
+    }
+
+    pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { path, source }
+    }
+}
+
+impl fmt::Display for RunError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Data(e) => e.fmt(f),
+            Self::Weights(e) => e.fmt(f),
+            Self::Config { path, .. } => write!(f, "{}: the model cannot be run", path.display()),
+            Self::Plan(e @ PlanError::OverBudget(_)) => write!(f, "refused: {e}"),
+            Self::Plan(e) => e.fmt(f),
+            Self::Device(e) => e.fmt(f),
+            Self::Verify(e) => write!(f, "the model's graph is broken: {e}"),
+            Self::Output(e) => e.fmt(f),
+            Self::Io { path, source } => write!(f, "{}: {source}", path.display()),
+            Self::Refused(why) => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for RunError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        // Transparent variants print the inner error themselves, so the chain goes on behind it.
+        match self {
+            Self::Data(e) => e.source(),
+            Self::Weights(e) => e.source(),
+            Self::Config { source, .. } => Some(source),
+            Self::Plan(e) => e.source(),
+            Self::Device(e) => e.source(),
+            Self::Output(e) => e.source(),
+            Self::Verify(_) | Self::Io { .. } | Self::Refused(_) => None,
+        }
+    }
+}
+
+impl From<DataError> for RunError {
+    fn from(e: DataError) -> Self {
+        Self::Data(e)
+    }
+}
+
+impl From<WeightsError> for RunError {
+    fn from(e: WeightsError) -> Self {
+        Self::Weights(e)
+    }
+}
+
+impl From<PlanError> for RunError {
+    fn from(e: PlanError) -> Self {
+        Self::Plan(e)
+    }
+}
+
+impl From<DeviceError> for RunError {
+    fn from(e: DeviceError) -> Self {
+        Self::Device(e)
+    }
+}
+
+impl From<VerifyError> for RunError {
+    fn from(e: VerifyError) -> Self {
+        Self::Verify(e)
+    }
+}
+
+impl From<OutputError> for RunError {
+    fn from(e: OutputError) -> Self {
+        Self::Output(e)
+    }
+}

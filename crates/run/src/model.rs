@@ -1,0 +1,251 @@
+//! Models on disk: configuration, weights, tokenizer, under one name. Invariant: every tensor that a graph
+//! reads was found with its shape before the first byte is allocated.
+
+use crate::{RunError, bundle};
+use data::tokenize::{bpe::Bpe, esm};
+use data::weights::{HubEnv, Weights, resolve_model};
+use graph::{Bounds, Graph, Param, Piece};
+use models::{Encoder, HeadConfig, Output, candidates, derived, mlp_head, twins};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+/// An encoder with its weights.
+pub struct EncoderModel {
+    /// As it was asked for.
+    pub name: String,
+    /// What it computes.
+    pub encoder: Encoder,
+    /// What it knows.
+    pub weights: Weights,
+    /// How it reads sequences.
+    pub tokenizer: Tokenizer,
+}
+
+/// How a model reads sequences.
+#[derive(Clone)]
+pub enum Tokenizer {
+    /// ESM-2's alphabet.
+    Esm,
+    /// A tokenizer.json.
+    Bpe(Arc<Bpe>),
+}
+
+impl Tokenizer {
+    /// Appends the tokens of a sequence; how many of its characters were unknown.
+    pub fn encode(&self, sequence: &[u8], tokens: &mut Vec<i32>) -> Result<usize, RunError> {
+        match self {
+            Self::Esm => Ok(esm::encode(sequence, tokens)),
+            Self::Bpe(bpe) => Ok(bpe.encode(sequence, tokens)?),
+        }
+    }
+}
+
+impl EncoderModel {
+    /// Opens a folder, a weight file, or a model of the hub cache.
+    pub fn open(name: &str, env: &HubEnv) -> Result<Self, RunError> {
+        let place = resolve_model(name, env)?;
+        let config = place.config();
+        let text = std::fs::read_to_string(&config).map_err(RunError::io(&config))?;
+        let encoder =
+            Encoder::from_json(&text).map_err(|source| RunError::Config { path: config.clone(), source })?;
+        let Some(weights) = place.weights() else {
+            return Err(RunError::Refused(format!(
+                "{name} is a configuration without weights; name its folder"
+            )));
+        };
+        let weights = Weights::open(weights)?;
+        let folder = config.parent().unwrap_or(Path::new("."));
+        let tokenizer = match &encoder {
+            Encoder::Esm2(_) => Tokenizer::Esm,
+            Encoder::DnabertS(_) => Tokenizer::Bpe(Arc::new(Bpe::from_file(&folder.join("tokenizer.json"))?)),
+        };
+        Self::new(name, encoder, weights, tokenizer)
+    }
+
+    /// The nucleotide encoder that is compiled in.
+    pub fn builtin_dna() -> Result<Self, RunError> {
+        let tokenizer = Bpe::from_bytes(bundle::TOKENIZER, Path::new("built-in tokenizer.json"))?;
+        Self::builtin(
+            "built-in DNABERT-S",
+            bundle::DNA_CONFIG,
+            bundle::DNA,
+            Tokenizer::Bpe(Arc::new(tokenizer)),
+        )
+    }
+
+    /// The protein encoder that is compiled in.
+    pub fn builtin_protein() -> Result<Self, RunError> {
+        Self::builtin("built-in ESM-2", bundle::PROTEIN_CONFIG, bundle::PROTEIN, Tokenizer::Esm)
+    }
+
+    fn builtin(
+        name: &str,
+        config: &str,
+        weights: &'static [u8],
+        tokenizer: Tokenizer,
+    ) -> Result<Self, RunError> {
+        let encoder = Encoder::from_json(config)
+            .map_err(|source| RunError::Config { path: format!("{name} config.json").into(), source })?;
+        Self::new(name, encoder, Weights::from_bytes(name, weights)?, tokenizer)
+    }
+
+    fn new(name: &str, encoder: Encoder, weights: Weights, tokenizer: Tokenizer) -> Result<Self, RunError> {
+        let vocabulary = match &tokenizer {
+            Tokenizer::Esm => esm::VOCAB,
+            Tokenizer::Bpe(bpe) => bpe.vocab_size(),
+        };
+        if vocabulary as u64 > encoder.vocab_size() {
+            return Err(RunError::Refused(format!(
+                "{name}: its tokenizer has {vocabulary} tokens, its embedding only {} rows; they are not of one model",
+                encoder.vocab_size()
+            )));
+        }
+        let model = Self { name: name.to_owned(), encoder, weights, tokenizer };
+        model.check()?;
+        Ok(model)
+    }
+
+    /// Every tensor of the encoder is there, in its shape; tensors that must be equal are.
+    fn check(&self) -> Result<(), RunError> {
+        let graph = self.encoder.graph(Bounds { tokens: 4, sequences: 1, longest: 4 }, &[Output::Mean])?;
+        for piece in pieces(&graph) {
+            match self.find(&piece.tensor) {
+                Some(name) => {
+                    self.weights.expect(&name, &piece.shape)?;
+                }
+                None if derived(&self.encoder, &piece.tensor).is_some() => {}
+                None => {
+                    let wanted = candidates(&self.encoder, &piece.tensor);
+                    self.weights.expect(wanted.first().unwrap_or(&piece.tensor), &piece.shape)?;
+                }
+            }
+        }
+        for (twin, tensor) in twins(&self.encoder) {
+            self.check_twin(&twin, &tensor)?;
+        }
+        Ok(())
+    }
+
+    fn check_twin(&self, twin: &str, tensor: &str) -> Result<(), RunError> {
+        let (Some(a), Some(b)) = (self.find(twin), self.find(tensor)) else { return Ok(()) };
+        let n = self.weights.tensor(&b)?.elements();
+        let same_shape = self.weights.tensor(&a)?.shape() == self.weights.tensor(&b)?.shape();
+        const PART: u64 = 1 << 14;
+        let (mut x, mut y) = (vec![0f32; PART as usize], vec![0f32; PART as usize]);
+        let mut equal = same_shape;
+        for start in (0..n).step_by(PART as usize).take_while(|_| same_shape) {
+            let len = (n - start).min(PART) as usize;
+            self.weights.read_f32(&a, start..start + len as u64, &mut x[..len])?;
+            self.weights.read_f32(&b, start..start + len as u64, &mut y[..len])?;
+            equal &= x[..len] == y[..len];
+        }
+        if equal {
+            return Ok(());
+        }
+        Err(RunError::Refused(format!(
+            "{}: `{a}` and `{b}` must be equal in this family, and are not",
+            self.name
+        )))
+    }
+
+    fn find(&self, tensor: &str) -> Option<String> {
+        candidates(&self.encoder, tensor).into_iter().find(|n| self.weights.get(n).is_some())
+    }
+
+    /// Reads elements of a parameter: what [`exec::Executor::load`] asks for.
+    pub fn read(&self, param: &Param, elements: Range<u64>, out: &mut [f32]) -> Result<(), RunError> {
+        read_pieces(param, elements, out, &mut |piece, range, out| match self.find(&piece.tensor) {
+            Some(name) => Ok(self.weights.read_f32(&name, range, out)?),
+            None => {
+                let values = derived(&self.encoder, &piece.tensor).unwrap_or_default();
+                let range = range.start as usize..range.end as usize;
+                out.copy_from_slice(&values[range]);
+                Ok(())
+            }
+        })
+    }
+}
+
+/// The VirNucPro head with its weights.
+pub struct HeadModel {
+    /// As it was asked for.
+    pub name: String,
+    /// Its sizes.
+    pub config: HeadConfig,
+    /// What it knows.
+    pub weights: Weights,
+    /// Whether it was trained: a `predict` with an untrained one calls nothing.
+    pub trained: bool,
+}
+
+impl HeadModel {
+    /// Opens a head for embeddings of `dna` and `protein` columns.
+    pub fn open(path: &Path, dna: u64, protein: u64) -> Result<Self, RunError> {
+        Self::new(&path.display().to_string(), Weights::open(path)?, true, dna, protein)
+    }
+
+    /// The head that is compiled in.
+    pub fn builtin(dna: u64, protein: u64) -> Result<Self, RunError> {
+        let name = "built-in head";
+        let weights = Weights::from_bytes(name, bundle::HEAD)?;
+        let trained = weights.metadata().get("trained").is_some_and(|t| t == "true");
+        Self::new(name, weights, trained, dna, protein)
+    }
+
+    fn new(name: &str, weights: Weights, trained: bool, dna: u64, protein: u64) -> Result<Self, RunError> {
+        let rows = |tensor: &str| weights.tensor(tensor).map(|t| t.shape().first().copied().unwrap_or(0));
+        let (hidden, classes) = (rows("hidden_layer.weight")?, rows("output_layer.weight")?);
+        let config = HeadConfig { dna, protein, hidden, classes };
+        if classes != 2 {
+            return Err(RunError::Refused(format!("{name}: the head has {classes} classes; 2 are wanted")));
+        }
+        let graph = mlp_head(&config, Bounds { tokens: 1, sequences: 1, longest: 1 })?;
+        for piece in pieces(&graph) {
+            weights.expect(&piece.tensor, &piece.shape)?;
+        }
+        Ok(Self { name: name.to_owned(), config, weights, trained })
+    }
+
+    /// Reads elements of a parameter: what [`exec::Executor::load`] asks for.
+    pub fn read(&self, param: &Param, elements: Range<u64>, out: &mut [f32]) -> Result<(), RunError> {
+        read_pieces(param, elements, out, &mut |piece, range, out| {
+            Ok(self.weights.read_f32(&piece.tensor, range, out)?)
+        })
+    }
+
+    /// The chunk length that the head's file name speaks of: `300_model.pth`.
+    pub fn named_length(&self) -> Option<usize> {
+        let file = Path::new(&self.name).file_name()?.to_str()?;
+        let digits = file.find(|c: char| !c.is_ascii_digit())?;
+        file[digits..].starts_with("_model").then(|| file[..digits].parse().ok())?
+    }
+}
+
+fn pieces(graph: &Graph) -> impl Iterator<Item = &Piece> {
+    graph.params.iter().flat_map(|p| &p.pieces)
+}
+
+type ReadPiece<'a> = &'a mut dyn FnMut(&Piece, Range<u64>, &mut [f32]) -> Result<(), RunError>;
+
+/// Cuts a range of a parameter into ranges of the tensors that it is made of.
+fn read_pieces(
+    param: &Param,
+    elements: Range<u64>,
+    out: &mut [f32],
+    read: ReadPiece<'_>,
+) -> Result<(), RunError> {
+    let mut start = 0;
+    for piece in &param.pieces {
+        let row: u64 = piece.shape.iter().skip(1).product();
+        let (first, end) = (piece.rows.0 * row, start + (piece.rows.1 - piece.rows.0) * row);
+        let from = elements.start.max(start);
+        let to = elements.end.min(end);
+        if from < to {
+            let part = (from - elements.start) as usize..(to - elements.start) as usize;
+            read(piece, first + from - start..first + to - start, &mut out[part])?;
+        }
+        start = end;
+    }
+    Ok(())
+}

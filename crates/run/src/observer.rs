@@ -1,0 +1,48 @@
+//! How a story tells what it does. Invariant: stories never print; they tell an observer.
+
+/// Hears what happens in a run.
+pub trait Observer {
+    /// Something worth a line: the memory line, a warning, what was skipped.
+    fn say(&mut self, level: Level, text: &str);
+
+    /// How far it is. Called often; an observer decides how often it draws.
+    fn progress(&mut self, progress: &Progress);
+}
+
+/// How loud a line is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Something that changes what the results mean.
+    Warning,
+    /// What a user wants to see.
+    Info,
+    /// What helps to understand a run.
+    Detail,
+}
+
+/// How far a run is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Progress {
+    /// Bytes of the inputs read, as stored.
+    pub bytes: u64,
+    /// Bytes of the inputs; unknown with a pipe.
+    pub bytes_total: Option<u64>,
+    /// Records finished.
+    pub records: u64,
+    /// Sequences (open reading frames) through the models.
+    pub sequences: u64,
+    /// Tokens through the encoders.
+    pub tokens: u64,
+    /// Seconds since the encoders began.
+    pub seconds: f64,
+}
+
+/// Hears nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Silent;
+
+impl Observer for Silent {
+    fn say(&mut self, _: Level, _: &str) {}
+
+    fn progress(&mut self, _: &Progress) {}
+}

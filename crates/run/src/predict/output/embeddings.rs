@@ -1,0 +1,93 @@
+//! The merged embeddings, for `--save-embeddings`: one row per open reading frame, the nucleotide
+//! encoder's values, then the protein encoder's. Invariant: rows and names stand in input order, as
+//! many of one as of the other, and every value is finite.
+
+use super::OutputError;
+use super::table::{Field, Table};
+use data::rows::{NpyWriter, SafetensorsWriter};
+use std::path::Path;
+
+/// The matrix as numpy's.
+pub const NPY: &str = "embeddings.npy";
+/// The names of its rows, one a line.
+pub const NPY_IDS: &str = "embeddings.ids.txt";
+/// Matrix and names as safetensors.
+pub const SAFETENSORS: &str = "embeddings.safetensors";
+
+/// How embeddings are saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EmbeddingFormat {
+    /// `embeddings.npy`, `[n, d]` f32, and `embeddings.ids.txt`.
+    Npy,
+    /// `embeddings.safetensors`: `embeddings [n, d]`, and the names in the metadata as `ids`, a JSON
+    /// array. The format keeps all names in its header, and so in memory, up to 100 MB of them.
+    Safetensors,
+}
+
+impl EmbeddingFormat {
+    /// Its name on the command line and in the run record.
+    pub fn name(self) -> &'static str {
+        match self {
+            EmbeddingFormat::Npy => "npy",
+            EmbeddingFormat::Safetensors => "safetensors",
+        }
+    }
+
+    /// The files it consists of.
+    pub(super) fn files(self) -> &'static [&'static str] {
+        match self {
+            EmbeddingFormat::Npy => &[NPY, NPY_IDS],
+            EmbeddingFormat::Safetensors => &[SAFETENSORS],
+        }
+    }
+}
+
+/// The embeddings' files, being written.
+pub enum Embeddings {
+    /// Matrix and names.
+    Npy(NpyWriter, Table),
+    /// Both in one.
+    Safetensors(Box<SafetensorsWriter>),
+}
+
+impl Embeddings {
+    /// Starts them in `folder`, with rows of `width` values.
+    pub fn create(folder: &Path, format: EmbeddingFormat, width: usize) -> Result<Self, OutputError> {
+        Ok(match format {
+            EmbeddingFormat::Npy => {
+                Embeddings::Npy(NpyWriter::create(folder.join(NPY), width)?, Table::bare(folder, NPY_IDS)?)
+            }
+            EmbeddingFormat::Safetensors => {
+                Embeddings::Safetensors(Box::new(SafetensorsWriter::matrix(folder.join(SAFETENSORS), width)?))
+            }
+        })
+    }
+
+    /// Appends the row of `orf`.
+    pub fn row(&mut self, orf: &str, values: &[f32]) -> Result<(), OutputError> {
+        if !values.iter().all(|x| x.is_finite()) {
+            return Err(OutputError::Embedding { orf: orf.to_owned() });
+        }
+        match self {
+            Embeddings::Npy(matrix, ids) => {
+                matrix.row(values).map_err(|e| e.with_id(orf))?;
+                ids.row(format_args!("{}", Field(orf)))
+            }
+            Embeddings::Safetensors(writer) => Ok(writer.write(orf, values)?),
+        }
+    }
+
+    /// The files appear under their names.
+    pub fn commit(self) -> Result<(), OutputError> {
+        match self {
+            Embeddings::Npy(matrix, ids) => {
+                matrix.finish()?;
+                ids.into_file().commit()?;
+            }
+            Embeddings::Safetensors(writer) => {
+                writer.finish(&[])?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,335 @@
+//! Sorting more lines than memory should hold. Invariant: lines come out in byte order (for UTF-8,
+//! the order of the code points), each as often as it went in; memory holds one run of lines, or as
+//! much again in read buffers; and the temporary file has no name, so nothing is left behind, however
+//! the process ends.
+//!
+//! Runs are sorted in memory and appended to one spool file in the output folder; then up to `fan_in`
+//! at a time are merged, in as many passes as that takes.
+
+use data::{DataError, DataErrorKind};
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+use std::collections::binary_heap::PeekMut;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering as Atomic};
+
+/// What sorting may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of a run in memory, 16 for each line included; also the sum of the read buffers.
+    pub run_bytes: usize,
+    /// Runs merged at a time; 2 if less is given.
+    pub fan_in: usize,
+}
+
+impl Default for Limits {
+    /// 16 MiB; 4 GiB of lines are merged in one pass.
+    fn default() -> Self {
+        Limits { run_bytes: 16 << 20, fan_in: 256 }
+    }
+}
+
+/// Takes lines in any order and gives them back sorted.
+#[derive(Debug)]
+pub struct Sorter {
+    folder: PathBuf,
+    limits: Limits,
+    /// The lines of the current run, one after the other.
+    bytes: Vec<u8>,
+    /// Where each is in `bytes`.
+    lines: Vec<Range<usize>>,
+    /// The runs before it, if there are any.
+    spool: Option<Spool>,
+}
+
+impl Sorter {
+    /// A sorter that puts what memory should not hold into `folder`, which must exist.
+    pub fn new(folder: &Path, limits: Limits) -> Self {
+        let (bytes, lines) = (Vec::new(), Vec::new());
+        // A merge of one run would never end.
+        let limits = Limits { fan_in: limits.fan_in.max(2), ..limits };
+        Sorter { folder: folder.to_owned(), limits, bytes, lines, spool: None }
+    }
+
+    /// Adds a line, which has no line feed in it.
+    pub fn push(&mut self, line: &[u8]) -> Result<(), DataError> {
+        debug_assert!(!line.contains(&b'\n'));
+        let used = self.bytes.len() + size_of_val(&self.lines[..]);
+        if used + line.len() + size_of::<Range<usize>>() > self.limits.run_bytes {
+            self.spill()?;
+        }
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(line);
+        self.lines.push(start..self.bytes.len());
+        Ok(())
+    }
+
+    /// Calls `each` with every line, in order.
+    ///
+    /// # Errors
+    /// Those of the temporary file, and of `each`.
+    pub fn finish<E: From<DataError>>(mut self, mut each: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
+        if self.spool.is_none() {
+            self.sort();
+            return self.lines.iter().try_for_each(|line| each(&self.bytes[line.clone()]));
+        }
+        self.spill()?;
+        let Sorter { folder, limits, spool, .. } = self;
+        let Some(mut spool) = spool else { return Ok(()) };
+        while spool.runs.len() > limits.fan_in {
+            spool = spool.merge_once(&folder, limits)?;
+        }
+        let runs = spool.runs.clone();
+        spool.merge(&runs, limits, each)
+    }
+
+    fn sort(&mut self) {
+        let bytes = &self.bytes;
+        // Equal lines cannot be told apart, so their order does not matter.
+        self.lines.sort_unstable_by(|a, b| bytes[a.clone()].cmp(&bytes[b.clone()]));
+    }
+
+    /// Moves the current run, if it has a line, to the spool.
+    fn spill(&mut self) -> Result<(), DataError> {
+        if self.lines.is_empty() {
+            return Ok(());
+        }
+        self.sort();
+        let mut spool = match self.spool.take() {
+            Some(spool) => spool,
+            None => Spool::create(&self.folder)?,
+        };
+        for line in &self.lines {
+            spool.write(&self.bytes[line.clone()])?;
+        }
+        spool.end_run();
+        self.spool = Some(spool);
+        self.bytes.clear();
+        self.lines.clear();
+        Ok(())
+    }
+}
+
+/// Sorted runs of lines in one file without a name.
+#[derive(Debug)]
+struct Spool {
+    /// The name it had, for messages.
+    path: PathBuf,
+    file: BufWriter<File>,
+    length: u64,
+    runs: Vec<Range<u64>>,
+}
+
+impl Spool {
+    fn create(folder: &Path) -> Result<Self, DataError> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        loop {
+            let count = COUNT.fetch_add(1, Atomic::Relaxed);
+            let path = folder.join(format!(".sort.{}-{count}.part", std::process::id()));
+            let open = OpenOptions::new().read(true).write(true).create_new(true).open(&path);
+            // The open file lives on without its name, until it is closed.
+            match open.and_then(|file| fs::remove_file(&path).map(|()| file)) {
+                Ok(file) => {
+                    let file = BufWriter::with_capacity(64 << 10, file);
+                    return Ok(Spool { path, file, length: 0, runs: Vec::new() });
+                }
+                Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+                Err(e) => return Err(DataError::at(path, DataErrorKind::Write(e))),
+            }
+        }
+    }
+
+    fn write(&mut self, line: &[u8]) -> Result<(), DataError> {
+        let written = self.file.write_all(line).and_then(|()| self.file.write_all(b"\n"));
+        written.map_err(|e| DataError::at(&self.path, DataErrorKind::Write(e)))?;
+        self.length += line.len() as u64 + 1;
+        Ok(())
+    }
+
+    /// What was written since the last run is a run.
+    fn end_run(&mut self) {
+        let start = self.runs.last().map_or(0, |run| run.end);
+        self.runs.push(start..self.length);
+    }
+
+    /// A spool with `fan_in` times fewer runs.
+    fn merge_once(mut self, folder: &Path, limits: Limits) -> Result<Spool, DataError> {
+        let mut merged = Spool::create(folder)?;
+        let runs = std::mem::take(&mut self.runs);
+        for group in runs.chunks(limits.fan_in) {
+            self.merge(group, limits, |line| merged.write(line))?;
+            merged.end_run();
+        }
+        Ok(merged)
+    }
+
+    fn merge<E: From<DataError>>(
+        &mut self,
+        runs: &[Range<u64>],
+        limits: Limits,
+        mut each: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let Spool { path, file, .. } = self;
+        file.flush().map_err(|e| DataError::at(&*path, DataErrorKind::Write(e)))?;
+        let refuse = |e| DataError::at(&*path, DataErrorKind::Read(e));
+        let file = file.get_mut();
+        let buffer = (limits.run_bytes / runs.len().max(1)).clamp(1, 1 << 20);
+        let mut heap = BinaryHeap::with_capacity(runs.len());
+        for run in runs {
+            let mut cursor = Cursor::over(run.clone(), buffer);
+            if cursor.advance(file).map_err(refuse)? {
+                heap.push(cursor);
+            }
+        }
+        while let Some(mut top) = heap.peek_mut() {
+            each(top.line())?;
+            if !top.advance(file).map_err(refuse)? {
+                PeekMut::pop(top);
+            }
+        }
+        // The next run of a spool that is still written to belongs at its end.
+        file.seek(SeekFrom::End(0)).map_err(refuse)?;
+        Ok(())
+    }
+}
+
+/// A place in a run. Ordered by its line, the smallest as the greatest, for the heap.
+struct Cursor {
+    /// Not yet in the buffer.
+    unread: Range<u64>,
+    /// Bytes read at a time.
+    step: u64,
+    buffer: Vec<u8>,
+    line: Range<usize>,
+    /// Where the line after it starts in the buffer.
+    next: usize,
+}
+
+impl Cursor {
+    fn over(run: Range<u64>, step: usize) -> Self {
+        Cursor { unread: run, step: step as u64, buffer: Vec::new(), line: 0..0, next: 0 }
+    }
+
+    fn line(&self) -> &[u8] {
+        &self.buffer[self.line.clone()]
+    }
+
+    /// Goes to the next line of the run; false after the last one. The buffer grows only for a line
+    /// that is longer than a step.
+    fn advance(&mut self, file: &mut File) -> io::Result<bool> {
+        let mut searched = self.next;
+        loop {
+            if let Some(found) = self.buffer[searched..].iter().position(|&b| b == b'\n') {
+                self.line = self.next..searched + found;
+                self.next = self.line.end + 1;
+                return Ok(true);
+            }
+            self.buffer.drain(..self.next);
+            self.next = 0;
+            searched = self.buffer.len();
+            let more = self.step.min(self.unread.end - self.unread.start);
+            if more == 0 {
+                return Ok(false);
+            }
+            self.buffer.resize(searched + more as usize, 0);
+            file.seek(SeekFrom::Start(self.unread.start))?;
+            file.read_exact(&mut self.buffer[searched..])?;
+            self.unread.start += more;
+        }
+    }
+}
+
+impl Ord for Cursor {
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.line().cmp(self.line())
+    }
+}
+
+impl PartialOrd for Cursor {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Cursor {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Cursor {}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Folder;
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sorted(lines: &[String], limits: Limits) -> (Vec<String>, usize) {
+        let folder = Folder::new();
+        let mut sorter = Sorter::new(folder.path(), limits);
+        for line in lines {
+            sorter.push(line.as_bytes()).unwrap();
+        }
+        let runs = sorter.spool.as_ref().map_or(0, |spool| spool.runs.len());
+        let mut found = Vec::new();
+        let each = |line: &[u8]| {
+            found.push(String::from_utf8(line.to_vec()).unwrap());
+            Ok::<(), DataError>(())
+        };
+        sorter.finish(each).unwrap();
+        assert_eq!(folder.names(), Vec::<String>::new());
+        (found, runs)
+    }
+
+    fn check(lines: Vec<String>, limits: Limits) -> usize {
+        let (found, runs) = sorted(&lines, limits);
+        let mut expected = lines;
+        expected.sort();
+        assert_eq!(found, expected, "{limits:?}");
+        runs
+    }
+
+    #[test]
+    fn chunk_numbers_sort_as_text() {
+        let lines = ["r_chunk_2\tTrue", "r_chunk_10\tTrue", "r\tTrue", "r_chunk_1\tFalse", "é", "z", ""];
+        let lines = lines.map(str::to_owned).to_vec();
+        assert_eq!(check(lines.clone(), Limits::default()), 0);
+        assert_eq!(check(lines, Limits { run_bytes: 1, fan_in: 2 }), 6);
+        check(Vec::new(), Limits::default());
+    }
+
+    #[test]
+    fn several_passes_over_many_runs() {
+        // 2000 lines in runs of about 8, merged three at a time: five passes.
+        let lines: Vec<String> =
+            (0..2000u32).map(|i| format!("line {}", i.wrapping_mul(2_654_435_761))).collect();
+        assert!(check(lines, Limits { run_bytes: 256, fan_in: 3 }) > 200);
+    }
+
+    #[test]
+    fn an_error_of_the_reader_ends_it() {
+        let folder = Folder::new();
+        let mut sorter = Sorter::new(folder.path(), Limits { run_bytes: 1, fan_in: 2 });
+        for line in ["b", "a", "c"] {
+            sorter.push(line.as_bytes()).unwrap();
+        }
+        let refuse = |_: &[u8]| Err(DataError::new(DataErrorKind::Malformed("no".to_owned())));
+        assert_eq!(sorter.finish(refuse).unwrap_err().to_string(), "no");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+        #[test]
+        fn any_lines_and_limits_sort_as_in_memory(
+            lines in prop::collection::vec("[a-c_0-9é\\t]{0,12}", 0..120),
+            run_bytes in 0usize..400,
+            fan_in in 2usize..6,
+        ) {
+            check(lines, Limits { run_bytes, fan_in });
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Tab-separated files. Invariant: one record is one line with as many tabs as the header, whatever
+//! is in its ids and texts.
+
+use super::OutputError;
+use data::atomic::AtomicFile;
+use std::fmt::{self, Display, Write as _};
+use std::io::Write as _;
+use std::path::Path;
+
+/// A tab-separated file with a header, being written.
+#[derive(Debug)]
+pub struct Table {
+    file: AtomicFile,
+}
+
+impl Table {
+    /// Starts the file with its header, given with tabs and without an end of line.
+    pub fn create(folder: &Path, name: &str, header: &str) -> Result<Self, OutputError> {
+        let mut table = Table { file: AtomicFile::create(folder.join(name))? };
+        table.row(format_args!("{header}"))?;
+        Ok(table)
+    }
+
+    /// A table without a header.
+    pub fn bare(folder: &Path, name: &str) -> Result<Self, OutputError> {
+        Ok(Table { file: AtomicFile::create(folder.join(name))? })
+    }
+
+    /// Appends a line; texts in it are [`Field`]s.
+    pub fn row(&mut self, fields: fmt::Arguments<'_>) -> Result<(), OutputError> {
+        let written = self.file.write_fmt(fields).and_then(|()| self.file.write_all(b"\n"));
+        written.map_err(|e| self.file.error(e).into())
+    }
+
+    /// Appends a line as it is.
+    pub fn line(&mut self, line: &[u8]) -> Result<(), OutputError> {
+        let written = self.file.write_all(line).and_then(|()| self.file.write_all(b"\n"));
+        written.map_err(|e| self.file.error(e).into())
+    }
+
+    /// The file, to be committed.
+    pub fn into_file(self) -> AtomicFile {
+        self.file
+    }
+}
+
+/// A text as it stands in a line: as it is, but control characters (and the two line separators of
+/// Unicode) as Rust escapes: `\t`, `\n`, `\u{1b}`.
+#[derive(Clone, Copy, Debug)]
+pub struct Field<'a>(pub &'a str);
+
+impl Display for Field<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let breaks = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
+        let mut rest = self.0;
+        while let Some(at) = rest.find(breaks) {
+            let (clean, tail) = rest.split_at(at);
+            f.write_str(clean)?;
+            let mut tail = tail.chars();
+            tail.next().into_iter().flat_map(char::escape_default).try_for_each(|c| f.write_char(c))?;
+            rest = tail.as_str();
+        }
+        f.write_str(rest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, expected: &str) {
+        assert_eq!(Field(text).to_string(), expected);
+    }
+
+    #[test]
+    fn a_field_stays_on_its_line() {
+        check("", "");
+        check("contig|7 é \\ \"", "contig|7 é \\ \"");
+        check("a\tb\nc\r", "a\\tb\\nc\\r");
+        check("\u{1b}[31m\u{7f}\u{85}", "\\u{1b}[31m\\u{7f}\\u{85}");
+        check("é\u{2028}日", "é\\u{2028}日");
+        check("\0\0", "\\u{0}\\u{0}");
+    }
+}

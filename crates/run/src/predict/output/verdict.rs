@@ -1,0 +1,176 @@
+//! What scores mean: the label of an open reading frame, the consensus of a window, the score and the
+//! call of a record. Invariant: pure functions of the scores, in the order in which they are given.
+//!
+//! Sources: label and consensus are VirNucPro's (`prediction.py`: `torch.max` takes the first of equal
+//! values, so a tie is `others`; its consensus over the frames of a chunk gives a tie to virus). The
+//! record is Plimsoll's own: neither public implementation goes beyond the chunk.
+
+use super::OrfScore;
+use data::translate::Frame;
+
+/// What is said of a window or a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Call {
+    /// Of a virus.
+    Virus,
+    /// Of anything else.
+    Other,
+    /// No open reading frame, so nothing was scored.
+    NoCall,
+    /// Scored by weights that were never trained: the score means nothing.
+    Untrained,
+}
+
+impl Call {
+    /// Its text in the tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Call::Virus => "virus",
+            Call::Other => "other",
+            Call::NoCall => "no_call",
+            Call::Untrained => "untrained",
+        }
+    }
+
+    pub(super) fn of(is_virus: bool) -> Self {
+        if is_virus { Call::Virus } else { Call::Other }
+    }
+}
+
+/// VirNucPro's label of one open reading frame: the larger score, `others` on a tie.
+pub fn label([other, virus]: [f32; 2]) -> &'static str {
+    if virus > other { "virus" } else { "others" }
+}
+
+/// What the scored frames of a window say together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Consensus {
+    /// The largest P(others) and the largest P(virus) over the frames, most often of different frames.
+    pub maxima: [f32; 2],
+    /// The frame of the largest P(virus), the first of equal ones.
+    pub best: Frame,
+}
+
+impl Consensus {
+    /// Of the frames of a window; none without a frame.
+    pub fn of(orfs: &[OrfScore]) -> Option<Self> {
+        let (first, rest) = orfs.split_first()?;
+        let mut consensus = Consensus { maxima: first.scores, best: first.frame };
+        for orf in rest {
+            let [other, virus] = orf.scores;
+            if virus > consensus.maxima[1] {
+                consensus.best = orf.frame;
+            }
+            consensus.maxima = [consensus.maxima[0].max(other), consensus.maxima[1].max(virus)];
+        }
+        Some(consensus)
+    }
+
+    /// VirNucPro's consensus: virus iff max P(virus) >= max P(others).
+    pub fn is_virus(&self) -> bool {
+        self.maxima[1] >= self.maxima[0]
+    }
+
+    /// max P(virus) / (max P(others) + max P(virus)), 0 to 1; at least 0.5 iff [`Consensus::is_virus`].
+    pub fn virus_score(&self) -> f64 {
+        let [other, virus] = self.maxima.map(f64::from);
+        virus / (other + virus)
+    }
+}
+
+/// The windows of one record, added up.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RecordScore {
+    /// Windows.
+    pub windows: u64,
+    /// Windows with a scored frame.
+    pub scored: u64,
+    /// Windows whose consensus is virus.
+    pub virus: u64,
+    /// Sum of their scores, in the order of the windows.
+    sum: f64,
+}
+
+impl RecordScore {
+    /// Adds the next window.
+    pub fn add(&mut self, consensus: Option<&Consensus>) {
+        self.windows += 1;
+        if let Some(consensus) = consensus {
+            self.scored += 1;
+            self.virus += u64::from(consensus.is_virus());
+            self.sum += consensus.virus_score();
+        }
+    }
+
+    /// The mean score of the scored windows, 0 to 1; none without one.
+    pub fn virus_score(&self) -> Option<f64> {
+        // Exact below 2^53 windows.
+        (self.scored > 0).then(|| self.sum / self.scored as f64)
+    }
+
+    /// Virus from `threshold` on (the score before it is rounded for printing).
+    pub fn call(&self, threshold: f32) -> Call {
+        match self.virus_score() {
+            Some(score) => Call::of(score >= f64::from(threshold)),
+            None => Call::NoCall,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tie_of_one_frame_is_others() {
+        assert_eq!(label([0.5, 0.5]), "others");
+        assert_eq!(label([0.49999997, 0.5]), "virus");
+        assert_eq!(label([0.5, 0.49999997]), "others");
+    }
+
+    /// Scores of F1, F2, ...; expected: best frame, virus or not, score.
+    fn check(scores: &[[f32; 2]], best: Frame, is_virus: bool, score: f64) {
+        let consensus = Consensus::of(&frames(scores)).unwrap();
+        assert_eq!(consensus.best, best, "{scores:?}");
+        assert_eq!(consensus.is_virus(), is_virus, "{scores:?}");
+        assert_eq!(consensus.virus_score(), score, "{scores:?}");
+        assert_eq!(consensus.virus_score() >= 0.5, is_virus, "{scores:?}");
+    }
+
+    fn frames(scores: &[[f32; 2]]) -> Vec<OrfScore> {
+        scores.iter().zip(Frame::ALL).map(|(&scores, frame)| OrfScore { frame, scores }).collect()
+    }
+
+    #[test]
+    fn the_consensus_takes_each_maximum_by_itself() {
+        check(&[[0.25, 0.75]], Frame::F1, true, 0.75);
+        check(&[[0.75, 0.25], [0.25, 0.75]], Frame::F2, true, 0.5);
+        check(&[[0.25, 0.5], [0.25, 0.5], [0.75, 0.25]], Frame::F1, false, 0.4);
+        check(&[[0.50000006, 0.5]], Frame::F1, false, 0.5 / (f64::from(0.50000006f32) + 0.5));
+        check(&[[1.0, 0.0]], Frame::F1, false, 0.0);
+        check(&[[0.0, 1.0]], Frame::F1, true, 1.0);
+        assert_eq!(Consensus::of(&[]), None);
+    }
+
+    /// One frame per window; expected: the call at the threshold.
+    fn check_record(windows: &[Option<[f32; 2]>], threshold: f32, expected: Call) {
+        let mut score = RecordScore::default();
+        for window in windows {
+            score.add(window.and_then(|scores| Consensus::of(&frames(&[scores]))).as_ref());
+        }
+        assert_eq!(score.call(threshold), expected, "{windows:?} at {threshold}");
+    }
+
+    #[test]
+    fn a_record_is_virus_from_the_threshold_on() {
+        check_record(&[], 0.5, Call::NoCall);
+        check_record(&[None, None], 0.0, Call::NoCall);
+        check_record(&[Some([0.5, 0.5])], 0.5, Call::Virus);
+        check_record(&[Some([0.50000006, 0.5])], 0.5, Call::Other);
+        check_record(&[Some([0.25, 0.75]), None, Some([0.75, 0.25])], 0.5, Call::Virus);
+        check_record(&[Some([0.25, 0.75]), Some([0.75, 0.25])], 0.50000006, Call::Other);
+        check_record(&[Some([1.0, 0.0])], 0.0, Call::Virus);
+        check_record(&[Some([0.0, 1.0])], 1.0, Call::Virus);
+        check_record(&[Some([0.00001, 1.0])], 1.0, Call::Other);
+    }
+}

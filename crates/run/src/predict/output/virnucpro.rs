@@ -1,0 +1,76 @@
+//! The two result files of the original. Invariant: byte for byte what its `prediction.py` writes for
+//! the same scores: the same rows, order and numbers.
+//!
+//! `prediction_results.txt` has one row per open reading frame, in input order.
+//! `prediction_results_highestscore.csv` is separated by tabs despite its name; it has one row per
+//! chunk with an open reading frame, sorted by name as text (`_chunk_10` before `_chunk_2`).
+
+use super::sorted::{Limits, Sorter};
+use super::table::{Field, Table};
+use super::verdict::{Consensus, label};
+use super::{OrfScore, OutputError};
+use data::atomic::AtomicFile;
+use data::number::NumpyF32;
+use std::path::{Path, PathBuf};
+
+/// One row per open reading frame.
+pub const ROWS: &str = "prediction_results.txt";
+/// One row per chunk.
+pub const CONSENSUS: &str = "prediction_results_highestscore.csv";
+
+/// Both files, being written.
+#[derive(Debug)]
+pub struct VirNucPro {
+    folder: PathBuf,
+    rows: Table,
+    consensus: Sorter,
+    line: String,
+}
+
+impl VirNucPro {
+    /// Starts them in `folder`.
+    pub fn create(folder: &Path) -> Result<Self, OutputError> {
+        Ok(VirNucPro {
+            folder: folder.to_owned(),
+            rows: Table::create(folder, ROWS, "Sequence_ID\tPrediction\tscore1\tscore2")?,
+            consensus: Sorter::new(folder, Limits::default()),
+            line: String::new(),
+        })
+    }
+
+    /// Adds a chunk with at least one scored frame.
+    pub fn chunk(&mut self, name: &str, orfs: &[OrfScore], said: &Consensus) -> Result<(), OutputError> {
+        use std::fmt::Write as _;
+        let name = Field(name);
+        for OrfScore { frame, scores } in orfs {
+            let [other, virus] = scores.map(NumpyF32);
+            let (frame, label) = (frame.name(), label(*scores));
+            self.rows.row(format_args!("{name}{frame}\t{label}\t{other}\t{virus}"))?;
+        }
+        self.line.clear();
+        let is_virus = if said.is_virus() { "True" } else { "False" };
+        // Writing to a String cannot fail. A tab is less than any character of a field, so lines sort
+        // as their names do.
+        let _ = write!(self.line, "{name}\t{is_virus}");
+        Ok(self.consensus.push(self.line.as_bytes())?)
+    }
+
+    /// Sorts; both files, complete but for the commit.
+    pub fn finish(self) -> Result<[AtomicFile; 2], OutputError> {
+        let mut table = Table::create(&self.folder, CONSENSUS, "Modified_ID\tIs_Virus")?;
+        let mut last: Vec<u8> = Vec::new();
+        self.consensus.finish(|line| {
+            let name = line.split(|&b| b == b'\t').next().unwrap_or_default();
+            if name == last {
+                return Err(OutputError::mismatch(
+                    &String::from_utf8_lossy(name),
+                    "two results for this chunk",
+                ));
+            }
+            last.clear();
+            last.extend_from_slice(name);
+            table.line(line)
+        })?;
+        Ok([self.rows.into_file(), table.into_file()])
+    }
+}

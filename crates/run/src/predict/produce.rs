@@ -1,0 +1,312 @@
+//! From bytes to tokens, ahead of the encoders: one thread reads and cuts records into jobs, workers
+//! translate and tokenize them, and the engine receives their events in input order.
+//! Invariant: what is in flight is bounded by workers x prefetch jobs, however long a record is.
+
+use crate::predict::output::Note;
+use crate::{RunError, Tokenizer};
+use data::chunk::{Chunk, chunks};
+use data::ids::IdSet;
+use data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
+use data::sequence::{Input, Reader, Record};
+use data::translate::{Frame, Orf, Scratch, orfs};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::{Scope, ScopedJoinHandle};
+
+/// Bases of a job: some milliseconds of work.
+const JOB_BASES: usize = 64 << 10;
+
+/// What the front end needs to know.
+pub(crate) struct Front<'a> {
+    pub(crate) inputs: &'a [PathBuf],
+    pub(crate) length: usize,
+    pub(crate) dna: Tokenizer,
+    pub(crate) protein: Tokenizer,
+    /// Whether jobs carry the text of the intermediate files.
+    pub(crate) intermediate: bool,
+    /// Whether the end of a record carries its sequence.
+    pub(crate) sequences: bool,
+    pub(crate) workers: usize,
+    pub(crate) prefetch: usize,
+}
+
+/// What happened, in input order.
+pub(crate) enum Event {
+    /// A chunk of a record; its ORFs are those of the job that follow those of the chunks before it.
+    Window { record: Arc<str>, chunk: Chunk, orfs: usize },
+    /// The end of a record.
+    End { record: Arc<str>, length: usize, sequence: Option<Arc<Vec<u8>>> },
+    /// Something odd.
+    Note(Note),
+}
+
+/// The tokens of an open reading frame, as ranges of its job's.
+pub(crate) struct OrfTokens {
+    pub(crate) frame: Frame,
+    pub(crate) dna: Range<usize>,
+    pub(crate) protein: Range<usize>,
+}
+
+/// A finished job.
+#[derive(Default)]
+pub(crate) struct Batch {
+    pub(crate) events: Vec<Event>,
+    pub(crate) orfs: Vec<OrfTokens>,
+    pub(crate) dna: Vec<i32>,
+    pub(crate) protein: Vec<i32>,
+    /// Text for chunked.fa, nucleotide.fa and protein.faa.
+    pub(crate) text: [Vec<u8>; 3],
+}
+
+/// Chunks of records, to be translated.
+#[derive(Default)]
+struct Job {
+    parts: Vec<Part>,
+    bases: Vec<u8>,
+}
+
+enum Part {
+    /// A chunk whose bases are a range of the job's.
+    Chunk {
+        record: Arc<str>,
+        chunk: Chunk,
+        bases: Range<usize>,
+    },
+    Event(Event),
+}
+
+type Slot<T> = Receiver<Result<T, RunError>>;
+
+/// The running front end.
+pub(crate) struct Stream<'scope> {
+    /// One receiver for each job, in order.
+    queue: Receiver<Slot<Batch>>,
+    reader: ScopedJoinHandle<'scope, Result<Vec<Input>, RunError>>,
+    /// Bytes of the inputs read so far.
+    pub(crate) bytes_read: Arc<AtomicU64>,
+    /// Bytes of the inputs, where they are known.
+    pub(crate) bytes_total: Option<u64>,
+}
+
+impl Stream<'_> {
+    /// The next batch in input order; `None` at the end of the input.
+    pub(crate) fn next(&self) -> Result<Option<Batch>, RunError> {
+        let Ok(slot) = self.queue.recv() else { return Ok(None) };
+        match slot.recv() {
+            Ok(batch) => batch.map(Some),
+            Err(_) => Err(RunError::Refused("a worker thread died; this is a bug of ours".to_owned())),
+        }
+    }
+
+    /// The inputs with their digests, or why reading ended early.
+    pub(crate) fn finish(self) -> Result<Vec<Input>, RunError> {
+        drop(self.queue);
+        match self.reader.join() {
+            Ok(inputs) => inputs,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+}
+
+/// Starts the threads. They end with the input, or when the stream is dropped.
+pub(crate) fn start<'scope, 'env>(
+    front: &'env Front<'env>,
+    scope: &'scope Scope<'scope, 'env>,
+) -> Result<Stream<'scope>, RunError> {
+    let reader = Reader::open(front.inputs)?;
+    let bytes_total = reader.total_bytes();
+    let bytes_read = Arc::new(AtomicU64::new(0));
+    let depth = front.workers * front.prefetch;
+    let (order, queue) = sync_channel(depth);
+    let (work, jobs) = sync_channel::<(Job, SyncSender<Result<Batch, RunError>>)>(front.workers);
+    let jobs = Arc::new(Mutex::new(jobs));
+    for _ in 0..front.workers {
+        let jobs = Arc::clone(&jobs);
+        scope.spawn(move || worker(front, &jobs));
+    }
+    let progress = Arc::clone(&bytes_read);
+    let reader = scope.spawn(move || {
+        let mut cutter = Cutter { front, job: Job::default(), order, work, ids: IdSet::new(), progress };
+        cutter.read(reader)
+    });
+    Ok(Stream { queue, reader, bytes_read, bytes_total })
+}
+
+type Jobs = Mutex<Receiver<(Job, SyncSender<Result<Batch, RunError>>)>>;
+
+fn worker(front: &Front<'_>, jobs: &Jobs) {
+    let mut scratch = Scratch::default();
+    let mut name = String::new();
+    loop {
+        // A poisoned lock means that another worker panicked while it waited: the receiver is still sound.
+        let job = jobs.lock().unwrap_or_else(|e| e.into_inner()).recv();
+        let Ok((job, reply)) = job else { return };
+        // Nobody listens any more when the engine has failed.
+        let _ = reply.send(translate(front, job, &mut scratch, &mut name));
+    }
+}
+
+/// Reads records and cuts them into jobs.
+struct Cutter<'a> {
+    front: &'a Front<'a>,
+    job: Job,
+    order: SyncSender<Slot<Batch>>,
+    work: SyncSender<(Job, SyncSender<Result<Batch, RunError>>)>,
+    ids: IdSet,
+    progress: Arc<AtomicU64>,
+}
+
+/// The engine is gone: stop quietly, it knows why.
+struct Gone;
+
+impl Cutter<'_> {
+    fn read(&mut self, mut reader: Reader) -> Result<Vec<Input>, RunError> {
+        let mut record = Record::default();
+        loop {
+            match reader.read_into(&mut record) {
+                Ok(true) => {}
+                Ok(false) => {
+                    let _ = self.flush();
+                    return Ok(reader.inputs().to_vec());
+                }
+                Err(error) => {
+                    // What came before it is computed first; then the engine meets the error in its place.
+                    let _ = self.flush();
+                    let (reply, slot) = sync_channel(1);
+                    let _ = reply.send(Err(error.into()));
+                    let _ = self.order.send(slot);
+                    return Ok(vec![]);
+                }
+            }
+            let place = reader.position().map_or(String::new(), |(p, line)| format!("{}:{line}", p.display()));
+            if self.record(&mut record, &place).is_err() {
+                return Ok(vec![]);
+            }
+            self.progress.store(reader.bytes_read(), Ordering::Relaxed);
+        }
+    }
+
+    fn record(&mut self, record: &mut Record, place: &str) -> Result<(), Gone> {
+        let note = |kind: &'static str, detail: String, action: &'static str| {
+            Part::Event(Event::Note(Note { seq_name: record.id.clone(), kind, detail, action }))
+        };
+        if record.seq.is_empty() {
+            self.job.parts.push(note("empty", place.to_owned(), "skipped"));
+            return Ok(());
+        }
+        if !self.ids.insert(&record.id) {
+            let detail = format!("{place}: the id came before");
+            self.job.parts.push(note("duplicate_id", detail, "skipped, the first is kept"));
+            return Ok(());
+        }
+        if let Some(detail) = odd_characters(&record.seq) {
+            self.job.parts.push(note("non_iupac", detail, "codons with them are dropped"));
+        }
+        let id: Arc<str> = record.id.as_str().into();
+        let mut from = 0;
+        let mut base = self.job.bases.len();
+        for chunk in chunks(record.seq.len(), self.front.length) {
+            if self.job.bases.len() >= JOB_BASES {
+                self.flush()?;
+                (from, base) = (chunk.start, 0);
+            }
+            let have = from + (self.job.bases.len() - base);
+            self.job.bases.extend_from_slice(&record.seq[have.max(chunk.start)..chunk.end()]);
+            let bases = base + chunk.start - from..base + chunk.end() - from;
+            self.job.parts.push(Part::Chunk { record: Arc::clone(&id), chunk, bases });
+        }
+        let length = record.seq.len();
+        let sequence = self.front.sequences.then(|| Arc::new(std::mem::take(&mut record.seq)));
+        self.job.parts.push(Part::Event(Event::End { record: id, length, sequence }));
+        if self.job.bases.len() >= JOB_BASES || self.job.parts.len() >= JOB_BASES / 64 {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), Gone> {
+        if self.job.parts.is_empty() {
+            return Ok(());
+        }
+        let (reply, slot) = sync_channel(1);
+        self.order.send(slot).map_err(|_| Gone)?;
+        self.work.send((std::mem::take(&mut self.job), reply)).map_err(|_| Gone)
+    }
+}
+
+/// The characters of a sequence that are no IUPAC nucleotide code, counted.
+fn odd_characters(sequence: &[u8]) -> Option<String> {
+    const IUPAC: [bool; 256] = {
+        let mut table = [false; 256];
+        let letters = b"ACGTURYSWKMBDHVNacgturyswkmbdhvn-";
+        let mut i = 0;
+        while i < letters.len() {
+            table[letters[i] as usize] = true;
+            i += 1;
+        }
+        table
+    };
+    let odd = |b: &&u8| !IUPAC[usize::from(**b)];
+    let count = sequence.iter().filter(odd).count();
+    let first = sequence.iter().find(odd)?;
+    Some(format!("{count} characters, the first is {:?}", char::from(*first)))
+}
+
+/// Translates and tokenizes a job.
+fn translate(front: &Front<'_>, job: Job, scratch: &mut Scratch, name: &mut String) -> Result<Batch, RunError> {
+    let mut batch = Batch::default();
+    for part in job.parts {
+        match part {
+            Part::Event(event) => batch.events.push(event),
+            Part::Chunk { record, chunk, bases } => {
+                let bases = &job.bases[bases];
+                if bases.iter().all(|b| b.eq_ignore_ascii_case(&b'N')) {
+                    batch.events.push(Event::Note(Note {
+                        seq_name: record.to_string(),
+                        kind: "all_n",
+                        detail: format!("window {}", chunk.index + 1),
+                        action: "no open reading frame, no call",
+                    }));
+                }
+                if front.intermediate {
+                    chunk_name(&record, chunk.index, name);
+                    // Writing to a Vec cannot fail.
+                    let _ = write_chunk(&mut batch.text[0], name, bases);
+                }
+                let before = batch.orfs.len();
+                let mut failed = None;
+                orfs(bases, scratch, |orf| {
+                    if front.intermediate {
+                        orf_name(&record, chunk.index, orf.frame, name);
+                        let _ = write_nucleotide(&mut batch.text[1], name, &orf);
+                        let _ = write_protein(&mut batch.text[2], name, &orf);
+                    }
+                    if let Err(error) = tokenize(front, &orf, &mut batch) {
+                        failed.get_or_insert(error);
+                    }
+                });
+                if let Some(error) = failed {
+                    return Err(error);
+                }
+                let orfs = batch.orfs.len() - before;
+                batch.events.push(Event::Window { record, chunk, orfs });
+            }
+        }
+    }
+    Ok(batch)
+}
+
+fn tokenize(front: &Front<'_>, orf: &Orf<'_>, batch: &mut Batch) -> Result<(), RunError> {
+    let (dna, protein) = (batch.dna.len(), batch.protein.len());
+    front.dna.encode(orf.nucleotide, &mut batch.dna)?;
+    front.protein.encode(orf.protein, &mut batch.protein)?;
+    batch.orfs.push(OrfTokens {
+        frame: orf.frame,
+        dna: dna..batch.dna.len(),
+        protein: protein..batch.protein.len(),
+    });
+    Ok(())
+}

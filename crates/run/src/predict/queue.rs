@@ -1,0 +1,128 @@
+//! What waits for its scores, in input order. Invariant: items leave in the order in which they came, and
+//! only when nothing of them is missing.
+
+use super::output::OrfScore;
+use data::chunk::Chunk;
+use data::translate::Frame;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Frames of a chunk.
+const FRAMES: usize = 6;
+
+/// Something that becomes a row of the results.
+pub(crate) enum Item {
+    /// A chunk and its open reading frames.
+    Window(Window),
+    /// The end of a record.
+    End { record: Arc<str>, length: usize, sequence: Option<Arc<Vec<u8>>> },
+    /// Something odd.
+    Note(super::output::Note),
+    /// Text of the intermediate files.
+    Text([Vec<u8>; 3]),
+}
+
+/// A chunk whose open reading frames are on their way.
+pub(crate) struct Window {
+    pub(crate) record: Arc<str>,
+    pub(crate) chunk: Chunk,
+    orfs: [Option<PendingOrf>; FRAMES],
+    waiting: usize,
+}
+
+/// An open reading frame on its way.
+#[derive(Clone, Copy)]
+pub(crate) struct PendingOrf {
+    pub(crate) frame: Frame,
+    /// The slot that holds its embeddings.
+    pub(crate) slot: usize,
+    pub(crate) state: State,
+}
+
+/// How far an open reading frame is.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum State {
+    /// In a packer, or between the encoders and the head.
+    Waiting,
+    /// Through.
+    Scored([f32; 2]),
+    /// Not computable: it gave a value that is no number.
+    Failed,
+}
+
+impl Window {
+    pub(crate) fn new(record: Arc<str>, chunk: Chunk) -> Self {
+        Self { record, chunk, orfs: [None; FRAMES], waiting: 0 }
+    }
+
+    /// All of its open reading frames.
+    pub(crate) fn orfs(&self) -> impl Iterator<Item = &PendingOrf> {
+        self.orfs.iter().flatten()
+    }
+
+    /// Those that were scored, in the order of frames.
+    pub(crate) fn scores(&self) -> impl Iterator<Item = (OrfScore, usize)> {
+        self.orfs().filter_map(|orf| match orf.state {
+            State::Scored(scores) => Some((OrfScore { frame: orf.frame, scores }, orf.slot)),
+            State::Waiting | State::Failed => None,
+        })
+    }
+}
+
+/// Where an open reading frame waits.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Place {
+    item: u64,
+    frame: usize,
+}
+
+/// Items in input order.
+#[derive(Default)]
+pub(crate) struct Queue {
+    items: VecDeque<Item>,
+    /// The number of the first item.
+    first: u64,
+}
+
+impl Queue {
+    pub(crate) fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    pub(crate) fn push(&mut self, item: Item) {
+        self.items.push_back(item);
+    }
+
+    /// Adds an open reading frame to the window that was pushed last.
+    pub(crate) fn push_orf(&mut self, frame: Frame, slot: usize) -> Place {
+        let item = self.first + self.items.len() as u64 - 1;
+        if let Some(Item::Window(window)) = self.items.back_mut() {
+            window.orfs[frame.index()] = Some(PendingOrf { frame, slot, state: State::Waiting });
+            window.waiting += 1;
+        }
+        Place { item, frame: frame.index() }
+    }
+
+    /// An open reading frame is through; the name of its window's record, its chunk and frame.
+    pub(crate) fn settle(&mut self, place: Place, state: State) -> Option<(Arc<str>, usize, Frame)> {
+        let Some(Item::Window(window)) = self.items.get_mut((place.item - self.first) as usize) else {
+            return None;
+        };
+        let orf = window.orfs[place.frame].as_mut()?;
+        orf.state = state;
+        window.waiting -= 1;
+        Some((Arc::clone(&window.record), window.chunk.index, orf.frame))
+    }
+
+    /// The first item, if nothing of it is missing.
+    pub(crate) fn pop_complete(&mut self) -> Option<Item> {
+        if let Some(Item::Window(window)) = self.items.front()
+            && window.waiting > 0
+        {
+            return None;
+        }
+        let item = self.items.pop_front()?;
+        self.first += 1;
+        Some(item)
+    }
+}

@@ -1,0 +1,116 @@
+//! The run record: what was run, on what, with which plan, and how it went. Invariant: its `identity` holds
+//! all that results depend on; equal identities mean equal bytes.
+
+use super::engine::Totals;
+use super::{Opened, Options};
+use crate::RunError;
+use crate::machine::Tracker;
+use crate::price;
+use data::pack::Fill;
+use data::sequence::Input;
+use exec::Executor;
+use graph::Bytes;
+use serde_json::{Value, json};
+
+/// What results depend on.
+pub(crate) fn identity(options: &Options, opened: &Opened, inputs: &[Input]) -> Result<Value, RunError> {
+    let digests = |weights: &data::weights::Weights| -> Result<Value, RunError> {
+        Ok(weights.sha256()?.into_iter().map(|(file, sha)| (file, Value::from(sha))).collect())
+    };
+    let inputs: Vec<Value> =
+        inputs.iter().map(|i| json!({"bytes": i.bytes, "sha256": i.sha256_hex()})).collect();
+    Ok(json!({
+        "inputs": inputs,
+        "models": {
+            "dna": digests(&opened.dna.weights)?,
+            "protein": digests(&opened.protein.weights)?,
+            "head": digests(&opened.head.weights)?,
+        },
+        "parameters": options.result_key(),
+    }))
+}
+
+/// How it went.
+pub(crate) struct Story<'a> {
+    pub(crate) options: &'a Options,
+    pub(crate) opened: &'a Opened,
+    pub(crate) executor: &'a Executor,
+    pub(crate) budget: Bytes,
+    pub(crate) totals: &'a Totals,
+    pub(crate) fill: [Fill; 2],
+    pub(crate) seconds: f64,
+    pub(crate) tracker: &'a Tracker,
+    pub(crate) inputs: &'a [Input],
+    pub(crate) identity: Value,
+}
+
+impl Story<'_> {
+    /// run.json, but for the counts, which the writers add.
+    pub(crate) fn record(&self) -> Result<Value, RunError> {
+        let program = self.executor.program();
+        let t = self.totals;
+        let s = &t.seconds;
+        let rate = |tokens: u64, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
+        let stages: Vec<Value> = self
+            .tracker
+            .stages()
+            .iter()
+            .map(|s| json!({"stage": s.name, "resident_bytes": s.resident.0, "peak_bytes": s.peak.0}))
+            .collect();
+        let inputs: Vec<Value> = self.inputs.iter().map(|i| json!(i.path.display().to_string())).collect();
+        Ok(json!({
+            "plimsoll": env!("CARGO_PKG_VERSION"),
+            "identity": self.identity,
+            "inputs": inputs,
+            "models": {
+                "dna": self.opened.dna.name,
+                "protein": self.opened.protein.name,
+                "head": self.opened.head.name,
+                "trained": self.opened.head.trained,
+            },
+            "device": self.executor.device().name(),
+            "kernels": kernels(self.executor),
+            "precision": "f32",
+            "settings": {
+                "threads": self.options.settings.threads,
+                "dataloader_workers": self.options.workers,
+                "prefetch": self.options.prefetch,
+                "tokens": self.options.settings.tokens,
+                "strict": self.options.strict,
+                "budget_bytes": self.budget.0,
+            },
+            "plan": price::to_json(program)?,
+            "sequences": {"orfs": t.orfs, "failed": t.failed, "records": t.records},
+            "seconds": {
+                "total": self.seconds,
+                "waiting_for_input": s.waiting,
+                "nucleotide_encoder": s.encoders[0],
+                "protein_encoder": s.encoders[1],
+                "head": s.head,
+                "writing": s.writing,
+            },
+            "tokens": {"nucleotide": t.tokens[0], "protein": t.tokens[1]},
+            "tokens_per_second": {
+                "nucleotide": rate(t.tokens[0], s.encoders[0]),
+                "protein": rate(t.tokens[1], s.encoders[1]),
+                "all": rate(t.tokens[0] + t.tokens[1], self.seconds),
+            },
+            "packing_fill": {
+                "nucleotide": self.fill[0].all(),
+                "nucleotide_but_last": self.fill[0].but_last(),
+                "protein": self.fill[1].all(),
+                "protein_but_last": self.fill[1].but_last(),
+            },
+            "memory": stages,
+        }))
+    }
+}
+
+/// The kernel of each op that the program runs.
+fn kernels(executor: &Executor) -> Value {
+    let program = executor.program();
+    let ops: Vec<&str> =
+        program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().map(|n| n.op.name())).collect();
+    let rows = program.target().kernels.iter().filter(|k| ops.contains(&k.op.as_str()));
+    rows.map(|k| (k.op.clone(), Value::from(k.kernel.clone()))).collect()
+}

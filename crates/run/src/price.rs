@@ -1,0 +1,100 @@
+//! What a model would take: the plan of `plimsoll plan`, from the configuration alone.
+
+use crate::session::bounds;
+use crate::{RunError, Settings};
+use data::weights::{HubEnv, resolve_model};
+use graph::Bytes;
+use models::{Encoder, Output, known};
+use plan::{Dump, PlanError, Policy, Program, Search, Target, compile_with};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// What is asked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// Tokens of a step; `None` is the most that fits the budget.
+    pub tokens: Option<u64>,
+    /// The line; `None` is the target's memory, or what is free here where the target has none of its own.
+    pub budget: Option<Bytes>,
+    /// The machine.
+    pub target: Target,
+}
+
+/// Tokens of the longest sequence of an ESM-2 batch: 1022 residues, BOS and EOS.
+const LONGEST: u64 = 1024;
+
+/// The encoder of a known hub id, a config.json, or a model folder. Reads no weights.
+pub fn encoder(model: &str) -> Result<Encoder, RunError> {
+    if let Some(encoder) = known(model).filter(|_| !Path::new(model).exists()) {
+        return Ok(encoder);
+    }
+    let path = resolve_model(model, &HubEnv::from_process())?.config();
+    let text = std::fs::read_to_string(&path).map_err(RunError::io(&path))?;
+    Encoder::from_json(&text).map_err(|source| RunError::Config { path, source })
+}
+
+/// The program that embeds sequences (mean) with `model`.
+pub fn program(model: &str, request: &Request) -> Result<Program, RunError> {
+    program_with(model, request, &mut |_, _| {})
+}
+
+/// The same, and shows the graph after every pass.
+pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Program, RunError> {
+    let encoder = encoder(model)?;
+    let target = &request.target;
+    let longest = request.tokens.map_or(LONGEST, |t| t.min(LONGEST));
+    let mut build = |tokens: u64| {
+        let graph = encoder
+            .graph(bounds(tokens, longest), &[Output::Mean])
+            .map_err(|source| PlanError::Verify { after: "build", source })?;
+        let plan = compile_with(&graph, &Policy::default(), target, dump)?;
+        Ok(Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]))
+    };
+    let budget = match (request.budget, target.memory) {
+        (Some(budget), _) => budget,
+        (None, Bytes::ZERO) => Settings::default().line()?,
+        (None, memory) => memory,
+    };
+    let search = Search { floor: longest, ceiling: target.saturation.max(longest), step: 128, budget };
+    match request.tokens {
+        Some(tokens) => Ok(Program::exactly(tokens, search, &mut build)?),
+        None => Ok(Program::largest_bounds(search, &mut build)?),
+    }
+}
+
+/// The plan as JSON; the ledger sums to `peak_bytes`.
+pub fn to_json(program: &Program) -> Result<Value, RunError> {
+    let ledger = program.ledger();
+    let entries: serde_json::Map<String, Value> =
+        ledger.entries.iter().map(|e| (e.label.clone(), json!(e.bytes.0))).collect();
+    let bounds = program.plans().first().map(|(_, p)| p.graph.bounds);
+    Ok(json!({
+        "target": program.target().name,
+        "bounds": bounds.map(|b| json!({"tokens": b.tokens, "sequences": b.sequences, "longest": b.longest})),
+        "ledger": entries,
+        "peak_bytes": program.peak().0,
+        "lower_bound_bytes": program.lower_bound().0,
+        "peak_instruction": program.peak_at().1,
+        "digest": program.digest()?,
+    }))
+}
+
+/// The plan as a person reads it.
+pub fn to_text(model: &str, program: &Program) -> Result<String, RunError> {
+    let target = program.target();
+    let mut text = format!("{model} on {} ({})\n", target.name, target.about);
+    if let Some((_, plan)) = program.plans().first() {
+        let b = plan.graph.bounds;
+        text += &format!(
+            "a step holds up to {} tokens of {} sequences, the longest {} tokens; precision f32\n",
+            b.tokens, b.sequences, b.longest
+        );
+    }
+    let (peak, bound) = (program.peak(), program.lower_bound());
+    let waste = peak.saturating_sub(bound).0 as f64 / bound.0.max(1) as f64;
+    text += &format!("{}\n", program.ledger());
+    text += &format!("peak at {}\n", program.peak_at().1);
+    text += &format!("lower bound {bound}; packing wastes {:.2} %\n", 100.0 * waste);
+    text += &format!("expected {:.3} s a step\ndigest {}", program.seconds(), program.digest()?);
+    Ok(text)
+}

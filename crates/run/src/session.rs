@@ -1,0 +1,105 @@
+//! From a request to an executor: target, bounds, program, arena. Invariant: a program is only started when
+//! its peak is within the budget; what was chosen is reported.
+
+use crate::{RunError, machine};
+use exec::cpu::CpuDevice;
+use exec::{Executor, Param};
+use graph::{Bounds, Bytes};
+use plan::{PlanError, Program, Search, Target};
+use std::ops::Range;
+
+/// Where to run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Device {
+    /// The fastest that is there: today the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+}
+
+/// What a caller decides about the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Where to run.
+    pub device: Device,
+    /// Compute threads.
+    pub threads: usize,
+    /// The line: `None` is 80 % of what is free now.
+    pub budget: Option<Bytes>,
+    /// Tokens of a step: `None` is the most that fits, up to where more brings no speed.
+    pub tokens: Option<u64>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { device: Device::Auto, threads: machine::cores(), budget: None, tokens: None }
+    }
+}
+
+/// Tokens that bounds are a multiple of.
+const TOKEN_STEP: u64 = 128;
+
+/// Tokens for each sequence that a step can hold: with sequences shorter than this on average, a step is
+/// bounded by its sequences.
+const TOKENS_PER_SEQUENCE: u64 = 8;
+
+impl Settings {
+    /// The machine that plans are made for.
+    pub fn target(&self) -> Result<Target, RunError> {
+        match self.device {
+            Device::Auto | Device::Cpu => Ok(Target::named("cpu")?.with_units(self.threads as u64)),
+        }
+    }
+
+    /// The line in bytes.
+    pub fn line(&self) -> Result<Bytes, RunError> {
+        match self.budget {
+            Some(budget) => Ok(budget),
+            None => machine::parse_budget("80%", machine::available().free),
+        }
+    }
+
+    /// The program that `build` makes for the most tokens that fit, or for those that were asked for.
+    /// A step holds at least `longest` tokens.
+    pub fn fit(
+        &self,
+        longest: u64,
+        build: &mut dyn FnMut(u64) -> Result<Program, PlanError>,
+    ) -> Result<Program, RunError> {
+        let target = self.target()?;
+        let ceiling = target.saturation.max(longest);
+        let search = Search { floor: longest, ceiling, step: TOKEN_STEP, budget: self.line()? };
+        match self.tokens {
+            None => Ok(Program::largest_bounds(search, build)?),
+            Some(tokens) if tokens < longest => Err(RunError::Refused(format!(
+                "--tokens {tokens} is less than the {longest} tokens that the longest sequence may have"
+            ))),
+            Some(tokens) => Ok(Program::exactly(tokens, search, build)?),
+        }
+    }
+
+    /// The device with the program's arena.
+    pub fn start(&self, program: Program) -> Result<Executor, RunError> {
+        match self.device {
+            Device::Auto | Device::Cpu => Ok(Executor::new(Box::new(CpuDevice::new(self.threads)), program)?),
+        }
+    }
+}
+
+/// The bounds of a step of `tokens`.
+pub(crate) fn bounds(tokens: u64, longest: u64) -> Bounds {
+    Bounds { tokens, sequences: (tokens / TOKENS_PER_SEQUENCE).max(1), longest }
+}
+
+/// Loads plan `plan` from whatever reads its parameters.
+pub(crate) fn load(
+    executor: &mut Executor,
+    plan: usize,
+    mut read: impl FnMut(&Param, Range<u64>, &mut [f32]) -> Result<(), RunError>,
+) -> Result<(), RunError> {
+    let mut read = |param: &Param, range: Range<u64>, out: &mut [f32]| {
+        read(param, range, out).map_err(|e| Box::new(e) as Box<dyn std::error::Error + Send + Sync>)
+    };
+    Ok(executor.load(plan, &mut read)?)
+}

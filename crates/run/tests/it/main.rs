@@ -1,0 +1,5 @@
+//! The integration tests of `run`. Invariant: hermetic; every test works in a folder of its own.
+#![forbid(unsafe_code)]
+
+mod predict;
+mod rig;
