@@ -17,11 +17,16 @@ use std::process::ExitCode;
 /// Finds viruses among DNA sequences and embeds DNA and proteins, under a memory line that is known before
 /// the run starts.
 #[derive(Debug, Parser)]
-#[command(name = "plimsoll", version, max_term_width = 100)]
+#[command(name = "plimsoll", version, verbatim_doc_comment, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
+
+/// What scripts can rely on.
+const EXIT_CODES: &str = "\
+Exit codes: 0 success; 1 failure, bad usage or bad input; 2 some sequences failed to compute;
+4 it does not fit in memory";
 
 #[derive(Debug, Subcommand)]
 enum Command {

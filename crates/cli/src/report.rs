@@ -47,7 +47,9 @@ pub fn embedded(report: &embed::Report) -> String {
         rows.push(("cut at the maximal length", report.truncated.to_string()));
     }
     rows.push(("tokens", report.tokens.to_string()));
-    rows.push(("packing fill", format!("{:.1} %", 100.0 * report.fill)));
+    if let Some(fill) = report.fill {
+        rows.push(("packing fill", format!("{:.1} %", 100.0 * fill)));
+    }
     rows.extend(speed(report.seconds, report.tokens_per_second));
     let files: Vec<String> = report.files.iter().map(|p| p.display().to_string()).collect();
     table(&rows) + &format!("results in {}", files.join(" and "))

@@ -1,8 +1,8 @@
 //! The checker: replays the schedule over a map from addresses to values. Invariant: it is written against
 //! the schedule alone and shares no code with the packer or the liveness that it checks.
 
-use crate::{Instr, MemoryPlan, Region, Schedule, Slice};
-use graph::{Def, Graph, Node, Role, ValueId, node_label};
+use crate::{Instr, MemoryPlan, Region, Schedule, Slice, Target};
+use graph::{Bytes, Def, Graph, Node, Role, ValueId, node_label};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -80,6 +80,31 @@ pub fn check(graph: &Graph, schedule: &Schedule, memory: &MemoryPlan) -> Result<
         done.map_err(|what| CheckError { instr: Some(i), what })?;
     }
     replay.end().map_err(|what| CheckError { instr: None, what })
+}
+
+/// What the target's kernels rely on: slices at its alignment, and for every launch its scratch, whole.
+pub fn check_target(
+    graph: &Graph,
+    schedule: &Schedule,
+    memory: &MemoryPlan,
+    target: &Target,
+) -> Result<(), CheckError> {
+    let all = memory.slices.iter().chain(&memory.workspaces).flatten();
+    for slice in all {
+        if !slice.offset.is_multiple_of(target.alignment) {
+            return Err(CheckError { instr: None, what: format!("{slice:?} is not aligned") });
+        }
+    }
+    for (i, instr) in schedule.instrs.iter().enumerate() {
+        let Instr::Launch(id) = *instr else { continue };
+        let fail = |what| CheckError { instr: Some(i), what };
+        let wanted = target.workspace(graph, graph.node(id)).map_err(|e| fail(e.to_string()))?;
+        let given = memory.workspaces[i].map_or(Bytes::ZERO, |s| s.bytes);
+        if given < wanted {
+            return Err(fail(format!("{}: its scratch is {given}, not {wanted}", node_label(graph, id))));
+        }
+    }
+    Ok(())
 }
 
 impl Replay<'_> {

@@ -4,7 +4,7 @@
 use crate::liveness::{Buffer, buffers};
 use crate::pack::{Item, Problem, solve};
 use crate::schedule::schedule;
-use crate::{Instr, MemoryPlan, PlanError, Policy, Region, Schedule, Slice, Target, check, passes};
+use crate::{Instr, MemoryPlan, PlanError, Policy, Region, Schedule, Slice, Target, check, check_target, passes};
 use graph::{Bytes, Def, Graph, Role, ValueId};
 use serde::{Deserialize, Serialize};
 
@@ -51,6 +51,7 @@ pub fn compile_with(
     let schedule = schedule(&graph);
     let memory = place(&graph, &schedule, target)?;
     check(&graph, &schedule, &memory)?;
+    check_target(&graph, &schedule, &memory, target)?;
     Ok(Plan { graph, schedule, memory })
 }
 

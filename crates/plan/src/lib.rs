@@ -21,7 +21,7 @@ mod search;
 mod target;
 
 pub use bill::{Bill, Remedy};
-pub use check::{CheckError, check};
+pub use check::{CheckError, check, check_target};
 pub use compile::{Dump, Plan, compile, compile_with};
 pub use cost::step_seconds;
 pub use error::PlanError;

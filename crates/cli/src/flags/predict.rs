@@ -16,6 +16,7 @@ use std::process::ExitCode;
 /// Reads FASTA or FASTQ, plain or gzip, cuts every sequence into windows, translates each in six frames,
 /// and scores every open reading frame with a DNA model and a protein model.
 #[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
 pub struct Predict {
     /// Sequence files, FASTA or FASTQ, plain or gzip; - is standard input
     #[arg(required = true, value_name = "INPUT")]
@@ -176,26 +177,26 @@ impl ModelFlags {
             }
             return Ok(Models { dna: dna_model.clone(), protein: protein_model.clone(), head: head.clone() });
         };
-        if !bundle.is_dir() {
-            let text = format!(
-                "--weights {}: there is no such folder; it holds dnabert_s/, esm2/ and head.pth",
-                bundle.display()
-            );
-            return Err(RunError::Refused(text));
-        }
-        let folder = |name: &str| Some(bundle.join(name).display().to_string());
         Ok(Models {
-            dna: dna_model.clone().or_else(|| folder("dnabert_s")),
-            protein: protein_model.clone().or_else(|| folder("esm2")),
-            head: head.clone().or_else(|| Some(bundle_head(bundle))),
+            dna: Some(dna_model.clone().map_or_else(|| part(bundle, &["dnabert_s"]), Ok)?),
+            protein: Some(protein_model.clone().map_or_else(|| part(bundle, &["esm2"]), Ok)?),
+            head: Some(head.clone().map_or_else(|| part(bundle, HEADS).map(PathBuf::from), Ok)?),
         })
     }
 }
 
 /// The head of a bundle: safetensors before a pickle.
-fn bundle_head(bundle: &Path) -> PathBuf {
-    let safetensors = bundle.join("head.safetensors");
-    if safetensors.exists() { safetensors } else { bundle.join("head.pth") }
+const HEADS: &[&str] = &["head.safetensors", "head.pth"];
+
+/// The first of `names` that the bundle has. What is missing is said here: a path that does not exist would
+/// be taken for a hub id.
+fn part(bundle: &Path, names: &[&str]) -> Result<String, RunError> {
+    let there = names.iter().map(|name| bundle.join(name)).find(|path| path.exists());
+    there.map(|path| path.display().to_string()).ok_or_else(|| {
+        let (folder, wanted) = (bundle.display(), names.join(" or "));
+        let text = "a folder of weights holds dnabert_s/, esm2/ and head.safetensors or head.pth";
+        RunError::Refused(format!("--weights {folder}: there is no {wanted} in it; {text}"))
+    })
 }
 
 /// `<stem>_plimsoll`, where the stem is the first input's name without what says its format.

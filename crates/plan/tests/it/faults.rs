@@ -4,7 +4,7 @@ use crate::cases::{MEAN, bounds, gradients, mlp, model, narrow, plan, target, wi
 use crate::oracle;
 use crate::random::{graph_of, recipes, run};
 use graph::{Bytes, Role, ValueId};
-use plimsoll_plan::{Instr, Plan, Policy, Region, Slice, check, compile};
+use plimsoll_plan::{Instr, Plan, Policy, Region, Slice, check, check_target, compile};
 use proptest::prelude::*;
 
 /// Plans of several shapes. Those of the CPU are given scratch, so that every rule has something to hold.
@@ -255,4 +255,24 @@ fn checker_and_oracle_agree_on_random_damage() {
     });
     println!("{broken} broken of 150");
     assert!(broken > 30);
+}
+
+#[test]
+fn what_a_target_cannot_run_is_caught() {
+    let t = target("cpu");
+    let graph = narrow("facebook/esm2_t6_8M_UR50D", 1).graph(bounds(256), MEAN).expect("verified");
+    let p = plan(&graph, &t);
+    let verdict = |p: &Plan| check_target(&p.graph, &p.schedule, &p.memory, &t);
+    assert_eq!(verdict(&p), Ok(()));
+    let mut shifted = p.clone();
+    let slice = shifted.memory.slices.iter_mut().flatten().next().expect("a slice");
+    slice.offset += 4;
+    assert!(verdict(&shifted).is_err(), "an odd offset");
+    let scratch = p.memory.workspaces.iter().position(Option::is_some).expect("a kernel with scratch");
+    let mut without = p.clone();
+    without.memory.workspaces[scratch] = None;
+    assert!(verdict(&without).is_err(), "no scratch");
+    let mut small = p.clone();
+    small.memory.workspaces[scratch].as_mut().expect("scratch").bytes = Bytes(64);
+    assert!(verdict(&small).is_err(), "too little scratch");
 }

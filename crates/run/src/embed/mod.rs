@@ -104,8 +104,8 @@ pub struct Report {
     pub seconds: f64,
     /// Tokens by seconds since the weights were loaded.
     pub tokens_per_second: f64,
-    /// Packing fill without the last pack.
-    pub fill: f64,
+    /// Packing fill without the last pack; `None` where the last was the only one.
+    pub fill: Option<f64>,
     /// The plan against the budget, in one line.
     pub memory_line: String,
 }
@@ -139,6 +139,7 @@ pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<Report, R
     let model = EncoderModel::open(&options.model, &HubEnv::from_process())?;
     let sink = Sink::create(&options.output, options.pool, model.encoder.hidden_size() as usize)?;
     let limits = limits(options, &model.encoder)?;
+    observer.say(Level::Detail, "reading the input once for its longest sequence");
     let longest = longest(options, &model, limits)?;
     let (mut executor, memory_line) = plan(options, &model.encoder, longest)?;
     observer.say(Level::Info, &memory_line);
@@ -165,7 +166,7 @@ pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<Report, R
         tokens,
         seconds: start.elapsed().as_secs_f64(),
         tokens_per_second: tokens as f64 / loaded.elapsed().as_secs_f64().max(1e-9),
-        fill: fill.but_last(),
+        fill: (fill.packs > 1).then(|| fill.but_last()),
         memory_line,
     })
 }

@@ -1,0 +1,141 @@
+//! Runs the binary in a folder of its own and compares what it says with a file. Invariant: no test sees
+//! another's files; `PLIMSOLL_BLESS=1` writes the files anew.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// A folder of one test, removed at its end.
+pub struct Folder(PathBuf);
+
+impl Folder {
+    pub fn new(test: &str) -> Self {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).expect("a folder for the test");
+        Self(path)
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    pub fn write(&self, name: &str, bytes: impl AsRef<[u8]>) {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().expect("in the folder")).expect("a folder");
+        fs::write(path, bytes).expect("written");
+    }
+
+    pub fn read(&self, name: &str) -> Vec<u8> {
+        fs::read(self.path(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+    }
+
+    /// A copy of a golden model under its name, one of its files changed by `edit`.
+    pub fn model(&self, name: &str, file: &str, edit: impl Fn(&str) -> String) {
+        for entry in fs::read_dir(golden(name)).expect("goldens").flatten() {
+            let from = entry.path();
+            let to = format!("{name}/{}", entry.file_name().to_string_lossy());
+            self.write(&to, fs::read(from).expect("read"));
+        }
+        let path = format!("{name}/{file}");
+        let text = String::from_utf8(self.read(&path)).expect("text");
+        assert_ne!(edit(&text), text, "nothing was changed in {path}");
+        self.write(&path, edit(&text));
+    }
+
+    /// Runs `plimsoll` here.
+    pub fn run(&self, words: &[&str]) -> Ran {
+        self.run_with(words, b"")
+    }
+
+    /// Runs `plimsoll` here with bytes on standard input.
+    pub fn run_with(&self, words: &[&str], input: &[u8]) -> Ran {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+            .args(words)
+            .current_dir(&self.0)
+            .env_remove("HF_HUB_CACHE")
+            .env("HF_HOME", self.0.join("hf"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        // It may end without reading.
+        let _ = child.stdin.take().expect("piped").write_all(input);
+        let output = child.wait_with_output().expect("it ends");
+        Ran { words: words.join(" "), output, folder: self.0.clone() }
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+}
+
+/// The path of a golden file or folder.
+pub fn golden(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/goldens").join(name);
+    path.display().to_string()
+}
+
+/// What happened.
+pub struct Ran {
+    words: String,
+    output: Output,
+    folder: PathBuf,
+}
+
+impl Ran {
+    pub fn code(&self) -> i32 {
+        self.output.status.code().unwrap_or(-1)
+    }
+
+    pub fn stdout(&self) -> String {
+        String::from_utf8_lossy(&self.output.stdout).into_owned()
+    }
+
+    pub fn stderr(&self) -> String {
+        String::from_utf8_lossy(&self.output.stderr).into_owned()
+    }
+
+    /// It ended with this code; otherwise the test ends and shows what was said.
+    pub fn ended(&self, code: i32) -> &Self {
+        assert_eq!(self.code(), code, "plimsoll {}\n{}{}", self.words, self.stdout(), self.stderr());
+        self
+    }
+
+    /// All that a user saw, with the test's own paths replaced, and digests, which change with the planner.
+    pub fn seen(&self) -> String {
+        let text = format!(
+            "$ plimsoll {}\nexit {}\n-- stdout\n{}-- stderr\n{}",
+            self.words,
+            self.code(),
+            self.stdout(),
+            self.stderr()
+        );
+        let text = text.replace(&self.folder.display().to_string(), "TMP").replace(&golden(""), "GOLDENS/");
+        let line = |line: &str| match line.strip_prefix("digest ") {
+            Some(_) => "digest DIGEST\n".to_owned(),
+            None => line.to_owned(),
+        };
+        text.split_inclusive('\n').map(line).collect()
+    }
+
+    /// Compares what was seen with the file `name`.
+    pub fn matches(&self, name: &str) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots").join(format!("{name}.txt"));
+        let seen = self.seen();
+        if std::env::var_os("PLIMSOLL_BLESS").is_some() {
+            fs::write(&path, &seen).expect("written");
+        }
+        let wanted = fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            seen == wanted,
+            "{name}: wanted\n{wanted}\nseen\n{seen}\nif it is right, run with PLIMSOLL_BLESS=1"
+        );
+    }
+}
