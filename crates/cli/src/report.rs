@@ -27,8 +27,9 @@ pub fn predicted(report: &predict::Report) -> String {
     if report.notes > 0 {
         rows.push(("notes", format!("{}, see notes.tsv", report.notes)));
     }
-    let [dna, protein] = report.fill.map(|fill| 100.0 * fill);
-    rows.push(("packing fill", format!("{dna:.1} % DNA, {protein:.1} % protein")));
+    if let [Some(dna), Some(protein)] = report.fill {
+        rows.push(("packing fill", format!("{:.1} % DNA, {:.1} % protein", 100.0 * dna, 100.0 * protein)));
+    }
     rows.extend(speed(report.seconds, report.tokens_per_second));
     table(&rows) + &format!("results in {}", report.output_dir.display())
 }

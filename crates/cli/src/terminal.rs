@@ -91,10 +91,11 @@ impl Terminal {
     fn bar(&mut self, total: Option<u64>) -> &ProgressBar {
         self.bar.get_or_insert_with(|| {
             let (bar, template) = match total {
-                Some(total) => {
-                    (ProgressBar::new(total), "{bar:30} {percent:>3} %  {msg}  {elapsed} of about {duration}")
-                }
-                None => (ProgressBar::new_spinner(), "{spinner} {bytes} read  {msg}  {elapsed}"),
+                Some(total) => (
+                    ProgressBar::new(total),
+                    "{bar:20} {percent:>3} %  {elapsed} of about {duration}  {wide_msg}",
+                ),
+                None => (ProgressBar::new_spinner(), "{spinner} {bytes} read  {elapsed}  {wide_msg}"),
             };
             // The templates are ours; a plain bar is no reason to stop a run.
             bar.with_style(

@@ -4,7 +4,9 @@
 use crate::liveness::{Buffer, buffers};
 use crate::pack::{Item, Problem, solve};
 use crate::schedule::schedule;
-use crate::{Instr, MemoryPlan, PlanError, Policy, Region, Schedule, Slice, Target, check, check_target, passes};
+use crate::{
+    Instr, MemoryPlan, PlanError, Policy, Region, Schedule, Slice, Target, check, check_target, passes,
+};
 use graph::{Bytes, Def, Graph, Role, ValueId};
 use serde::{Deserialize, Serialize};
 

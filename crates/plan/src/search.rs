@@ -11,7 +11,7 @@ pub struct Search {
     pub floor: u64,
     /// Beyond this more brings no speed.
     pub ceiling: u64,
-    /// Tokens are a multiple of this above the floor; 0 counts as 1.
+    /// Above the floor tokens are a multiple of this; 0 counts as 1.
     pub step: u64,
     /// The line.
     pub budget: Bytes,
@@ -23,8 +23,9 @@ pub fn largest(
     build: &mut dyn FnMut(u64) -> Result<Program, PlanError>,
 ) -> Result<Program, PlanError> {
     let step = search.step.max(1);
-    let tokens = |k: u64| (search.floor + k * step).min(search.ceiling.max(search.floor));
-    let last = search.ceiling.saturating_sub(search.floor).div_ceil(step);
+    let ceiling = search.ceiling.max(search.floor);
+    let tokens = |k: u64| if k == 0 { search.floor } else { ((search.floor / step + k) * step).min(ceiling) };
+    let last = if ceiling == search.floor { 0 } else { ceiling.div_ceil(step) - search.floor / step };
     let widest = build(tokens(last))?;
     if last == 0 || widest.peak() <= search.budget {
         return widest.within(search.budget);

@@ -5,7 +5,7 @@
 //!
 //! A library user asks the plan what the command line asks:
 //! ```
-//! use plan::{Search, Target};
+//! use plan::Target;
 //! use plimsoll_run::{machine, price};
 //!
 //! # fn main() -> Result<(), plimsoll_run::RunError> {
@@ -36,4 +36,5 @@ mod session;
 pub use error::RunError;
 pub use model::{EncoderModel, HeadModel, Tokenizer};
 pub use observer::{Level, Observer, Progress, Silent};
+pub use plan::Target;
 pub use session::{Device, Settings};

@@ -103,3 +103,10 @@ pub(crate) fn load(
     };
     Ok(executor.load(plan, &mut read)?)
 }
+
+/// The plan against the line, as a run prints it.
+pub(crate) fn memory_line(program: &Program, budget: Bytes) -> String {
+    let tokens = program.plans().iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0);
+    let (peak, ledger) = (program.peak(), program.ledger().line());
+    format!("memory line {budget}; planned {peak} at {tokens} tokens a step ({ledger})")
+}

@@ -17,7 +17,7 @@ pub struct Machine {
     precision: Precision,
 
     /// The most memory the run may take, like 2GiB, 500MB or 80% of what is free [default: 80%]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, alias = "budget", value_name = "SIZE")]
     memory_budget: Option<String>,
 
     /// Tokens computed in one step; more need more memory [default: the most that fit and bring speed]

@@ -21,7 +21,7 @@ pub struct Plan {
     tokens: Option<u64>,
 
     /// The most memory it may take, like 24GiB [default: the target's memory; of this machine 80% of what is free]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, alias = "memory-budget", value_name = "SIZE")]
     budget: Option<String>,
 
     /// The machine

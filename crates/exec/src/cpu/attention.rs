@@ -328,7 +328,7 @@ impl Task<'_> {
             for j in (0..keys).step_by(PANEL) {
                 let shape = (rows, (keys - j).min(PANEL).div_ceil(LANES));
                 let k = self.part(self.parts.keys).add(j * hd);
-                strip::<S, QUERY>(s, shape, hd, q, k, scores.add(j), SCORES, Begin::Zero);
+                strip::<S, QUERY, 0>(s, shape, hd, q, k, scores.add(j), SCORES, Begin::Zero, &[]);
             }
             for (r, decay) in decay.iter_mut().enumerate().take(rows) {
                 *decay = self.soften(s, tile, keys, row + r, scores.add(r * SCORES));
@@ -339,7 +339,7 @@ impl Task<'_> {
                 let shape = (rows, (hd - j).min(PANEL).div_ceil(LANES));
                 let v = self.part(self.parts.values).add(j * KEYS);
                 let o = self.part(self.parts.out).add(row * ldo + j);
-                strip::<S, SCORES>(s, shape, keys, scores, v, o, ldo, begin);
+                strip::<S, SCORES, 0>(s, shape, keys, scores, v, o, ldo, begin, &[]);
             }
         }
     }

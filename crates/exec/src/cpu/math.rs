@@ -37,13 +37,13 @@ const FAR: f32 = 9.0;
 /// log2 Phi(-a) on [0, 9], lowest power first. Fitted so that a Phi(-a) is off by at most
 /// 7e-9 (Lawson's iteration for the minimax fit; weight a Phi(-a) + 3e-4).
 const LOG2_TAIL: [f32; 12] = [
-    -0.999_999_01,
+    -0.999_999,
     -1.151_119_8,
     -0.459_141_88,
     -0.052_625_902,
     0.007_178_356,
     -1.675_631_7e-4,
-    -2.074_755_1e-4,
+    -2.074_755e-4,
     5.815_752_6e-5,
     -8.453_578e-6,
     7.283_552e-7,
@@ -53,7 +53,7 @@ const LOG2_TAIL: [f32; 12] = [
 
 /// 2^r on [-1/2, 1/2], lowest power first; relative error 2e-9.
 const EXP2: [f32; 7] =
-    [1.0, core::f32::consts::LN_2, 0.240_226_51, 0.055_503_27, 0.009_618_057, 0.001_340_042_9, 1.546_144_5e-4];
+    [1.0, core::f32::consts::LN_2, 0.240_226_5, 0.055_503_27, 0.009_618_057, 0.001_340_042_9, 1.546_144_5e-4];
 
 /// GELU, x Phi(x) with the normal distribution Phi(x) = (1 + erf(x / sqrt 2)) / 2
 /// (Hendrycks and Gimpel, 2016), as max(x, 0) - a Phi(-a), a = |x|: no cancellation in either

@@ -37,8 +37,10 @@ pub(super) trait Simd: Copy {
     /// # Safety
     /// `n` f32 must be writable at `p`.
     unsafe fn store_part(self, p: *mut f32, v: Self::V, n: usize);
-    /// Asks for the cache line of `p`, which need not be readable.
+    /// Asks for the cache line of `p`, which need not be readable, in L1.
     fn prefetch(self, p: *const f32);
+    /// The same in L2.
+    fn prefetch_far(self, p: *const f32);
     /// a + b
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     /// a - b
@@ -134,6 +136,8 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn prefetch(self, _: *const f32) {}
+    #[inline(always)]
+    fn prefetch_far(self, _: *const f32) {}
     #[inline(always)]
     fn add(self, a: Self::V, b: Self::V) -> Self::V {
         core::array::from_fn(|i| a[i] + b[i])

@@ -106,6 +106,11 @@ impl Simd for Avx512 {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
     #[inline(always)]
+    fn prefetch_far(self, p: *const f32) {
+        // SAFETY: a prefetch of any address is harmless.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
+    #[inline(always)]
     fn add(self, a: Self::V, b: Self::V) -> Self::V {
         // SAFETY: `self` proves the instructions.
         unsafe { _mm512_add_ps(a, b) }
@@ -228,6 +233,11 @@ impl Simd for Avx2 {
     fn prefetch(self, p: *const f32) {
         // SAFETY: a prefetch of any address is harmless.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
+    fn prefetch_far(self, p: *const f32) {
+        // SAFETY: a prefetch of any address is harmless.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
     #[inline(always)]
     fn add(self, a: Self::V, b: Self::V) -> Self::V {

@@ -69,6 +69,11 @@ impl<'a> Rows<'a> {
         self.cols
     }
 
+    /// f32 from one row to the next.
+    pub(super) fn ld(self) -> usize {
+        self.ld
+    }
+
     /// Where row `r` starts. May be called with any `r`; read only inside the matrix.
     #[inline(always)]
     pub(super) fn row(self, r: usize) -> *const f32 {
@@ -108,6 +113,11 @@ impl<'a> RowsMut<'a> {
     /// Number of columns.
     pub fn cols(&self) -> usize {
         self.cols
+    }
+
+    /// f32 from one row to the next.
+    pub(super) fn ld(&self) -> usize {
+        self.ld
     }
 
     /// Where row `r` starts.

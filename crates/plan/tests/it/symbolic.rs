@@ -44,7 +44,20 @@ pub fn meaning(g: &Graph) -> Meaning {
                 Op::Attention(a) => term(("attention", attention_terms(g, &terms, &node.inputs, a), k)),
                 Op::Add(_) => sum(ins[0], ins[1]),
                 Op::Gelu(_) => term(("gelu", ins[0])),
-                op => term((format!("{op:?}"), ins, k)),
+                Op::BatchNorm(_)
+                | Op::Concat(_)
+                | Op::Embed(_)
+                | Op::GeluGrad(_)
+                | Op::Glu(_)
+                | Op::LayerNorm(_)
+                | Op::LayerNormGrad(_)
+                | Op::LinearInputGrad(_)
+                | Op::LinearWeightGrad(_)
+                | Op::Relu(_)
+                | Op::RotaryTable(_)
+                | Op::SegmentMean(_)
+                | Op::SelectRows(_)
+                | Op::Softmax(_) => term((format!("{:?}", node.op), ins, k)),
             };
         }
     }
@@ -86,7 +99,7 @@ fn plain_terms(g: &Graph, inputs: &[ValueId], ins: &[Term]) -> Vec<Term> {
             Role::Param(p) => {
                 g.params[p.index()].pieces.iter().map(|p| pieces(std::slice::from_ref(p))).collect()
             }
-            _ => vec![term(v)],
+            Role::Input | Role::State | Role::Activation | Role::Grad | Role::Scratch => vec![term(v)],
         }
     };
     let weights: Vec<Vec<Term>> = inputs[1..].iter().map(|&v| parts(v)).collect();

@@ -10,7 +10,7 @@ mod engine;
 mod front;
 mod output;
 
-use crate::session::{bounds, load};
+use crate::session::{bounds, load, memory_line};
 use crate::{EncoderModel, Level, Observer, Progress, RunError, Settings};
 use data::sequence::Reader;
 use data::weights::HubEnv;
@@ -218,9 +218,7 @@ fn plan(options: &Options, encoder: &Encoder, longest: Option<u64>) -> Result<(E
         let plan = compile(&graph, &Policy::default(), &target)?;
         Ok(Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]))
     })?;
-    let tokens = program.plans().first().map_or(0, |(_, p)| p.graph.bounds.tokens);
-    let (peak, ledger) = (program.peak(), program.ledger().line());
-    let line = format!("memory line {budget}; planned {peak} at {tokens} tokens a step ({ledger})");
+    let line = memory_line(&program, budget);
     Ok((settings.start(program)?, line))
 }
 

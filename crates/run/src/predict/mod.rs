@@ -14,8 +14,8 @@ mod record;
 pub use options::{Models, Options};
 
 use crate::machine::{Tracker, resident};
-use crate::session::load;
-use crate::{EncoderModel, HeadModel, Level, Observer, RunError};
+use crate::session::{load, memory_line};
+use crate::{EncoderModel, HeadModel, Level, Observer, RunError, Settings};
 use data::sequence::{Input, Reader, Record};
 use data::weights::HubEnv;
 use engine::{Engine, Manner};
@@ -53,8 +53,9 @@ pub struct Report {
     pub seconds: f64,
     /// Tokens through both encoders by seconds of the whole run.
     pub tokens_per_second: f64,
-    /// Packing fill of the nucleotide and the protein encoder, without the last packs.
-    pub fill: [f64; 2],
+    /// Packing fill of the nucleotide and the protein encoder without their last packs; `None` where there
+    /// was no other.
+    pub fill: [Option<f64>; 2],
     /// The plan against the budget, in one line.
     pub memory_line: String,
 }
@@ -70,8 +71,7 @@ pub(crate) struct Opened {
 pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<Report, RunError> {
     let start = Instant::now();
     let mut tracker = Tracker::new();
-    // Missing files are found before anything else happens.
-    Reader::open(&options.inputs)?;
+    look_at_inputs(options)?;
     let opened = open(options, observer)?;
     if let Some(report) = already_there(options, &opened)? {
         return Ok(report);
@@ -79,8 +79,8 @@ pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<Report,
     tracker.track("opened");
     let shape = shape(&opened, options);
     let budget = options.settings.line()?;
-    let mut executor = plan(options, &shape)?;
-    let memory_line = memory_line(&executor, budget);
+    let mut executor = plan(options, budget, &shape)?;
+    let memory_line = memory_line(executor.program(), budget);
     observer.say(Level::Info, &memory_line);
     observer.say(Level::Detail, &executor.device().name());
     load(&mut executor, DNA, |p, range, out| opened.dna.read(p, range, out))?;
@@ -124,9 +124,18 @@ pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<Report,
         trained: opened.head.trained,
         seconds,
         tokens_per_second: tokens as f64 / seconds.max(1e-9),
-        fill: [fill[0].but_last(), fill[1].but_last()],
+        fill: fill.map(|f| (f.packs > 1).then(|| f.but_last())),
         memory_line,
     })
+}
+
+/// Files that are missing or no sequence files are found before anything else happens.
+fn look_at_inputs(options: &Options) -> Result<(), RunError> {
+    Reader::open(&options.inputs)?;
+    for path in options.inputs.iter().filter(|p| p.is_file()) {
+        Reader::open([path])?.read_into(&mut Record::default())?;
+    }
+    Ok(())
 }
 
 fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, RunError> {
@@ -194,7 +203,7 @@ fn already_there(options: &Options, opened: &Opened) -> Result<Option<Report>, R
         trained: opened.head.trained,
         seconds: 0.0,
         tokens_per_second: 0.0,
-        fill: [0.0; 2],
+        fill: [None; 2],
         memory_line: String::new(),
         run_record: old,
     }))
@@ -220,18 +229,13 @@ fn shape(opened: &Opened, options: &Options) -> Shape {
     }
 }
 
-fn plan(options: &Options, shape: &Shape) -> Result<Executor, RunError> {
-    let target = options.settings.target()?;
+/// The line was read once: what is free changes from moment to moment.
+fn plan(options: &Options, budget: Bytes, shape: &Shape) -> Result<Executor, RunError> {
+    let settings = Settings { budget: Some(budget), ..options.settings.clone() };
+    let target = settings.target()?;
     let longest = shape.longest_dna().max(shape.longest_protein());
-    let program = options.settings.fit(longest, &mut |tokens| shape.program(&target, tokens))?;
-    options.settings.start(program)
-}
-
-fn memory_line(executor: &Executor, budget: Bytes) -> String {
-    let program = executor.program();
-    let tokens = program.plans().first().map_or(0, |(_, p)| p.graph.bounds.tokens);
-    let (peak, ledger) = (program.peak(), program.ledger().line());
-    format!("memory line {budget}; planned {peak} at {tokens} tokens a step ({ledger})")
+    let program = settings.fit(longest, &mut |tokens| shape.program(&target, tokens))?;
+    settings.start(program)
 }
 
 fn output_options(options: &Options, opened: &Opened, shape: &Shape) -> output::Options {

@@ -125,7 +125,8 @@ fn embeddings_are_rows_of_the_table() {
             same_bits(&y[i * d..][..d], &want, "gather");
         }
         y.fill(9.0);
-        embed::gather_esm(&cpu, &ids, &spans, 32, 0.88, table_rows, RowsMut::new(&mut y, ids.len(), d, d));
+        let out = RowsMut::new(&mut y, ids.len(), d, d);
+        embed::gather_esm(&cpu, &ids, &spans, 32, 0.88, table_rows, None, out);
         for (i, &id) in ids.iter().enumerate() {
             let scale = [0.88 / (1.0f32 - 0.25), 0.88 / (1.0 - 0.5)][usize::from(i >= 4)];
             let row = |j| match i {
