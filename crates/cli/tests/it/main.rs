@@ -6,3 +6,4 @@ mod harness;
 mod messages;
 mod plans;
 mod predictions;
+mod readme;

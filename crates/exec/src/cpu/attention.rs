@@ -26,6 +26,10 @@ const SCORES: usize = KEYS + 16;
 const QUERIES: usize = 224;
 /// Row stride of packed queries, past `MAX_HEAD_DIM` so that rows do not share cache sets.
 const QUERY: usize = MAX_HEAD_DIM + 16;
+/// Rows of a softmax at a time; every strip's height is a multiple.
+const PAIR: usize = 2;
+/// How many rows ahead of its use a row of q, k or v is asked for: a head's rows lie far apart.
+const AHEAD: usize = 16;
 /// Most rows of a strip.
 const STRIP: usize = 14;
 
@@ -129,8 +133,8 @@ fn check(
     }
 }
 
-/// Keys, values and sums per column of a head; queries, scores and what rounding up the columns
-/// takes. `Parts` fits in it for every head dim (tested).
+/// Keys, values and sums per column of a head; queries (one row to spare), scores and what rounding up the
+/// columns takes. `Parts` fits in it for every head dim (tested).
 const PER_COLUMN: u64 = 4 * (2 * KEYS + QUERIES) as u64;
 const PER_UNIT: u64 = 4
     * (KEYS * (PANEL - 1) + QUERIES * (LANES - 1) + QUERIES * QUERY + STRIP * SCORES + 2 * QUERIES + QUERY)
@@ -152,8 +156,6 @@ struct Parts {
     /// [QUERIES] each: running maximum, running sum
     top: usize,
     sum: usize,
-    /// One row of keys, [QUERY]
-    row: usize,
     len: usize,
 }
 
@@ -166,8 +168,7 @@ impl Parts {
         let out = scores + STRIP * SCORES;
         let top = out + QUERIES * head_dim.next_multiple_of(LANES);
         let sum = top + QUERIES;
-        let row = sum + QUERIES;
-        Parts { keys, values, queries, scores, out, top, sum, row, len: row + QUERY }
+        Parts { keys, values, queries, scores, out, top, sum, len: sum + QUERIES }
     }
 }
 
@@ -202,13 +203,15 @@ struct Task<'a> {
 impl Kernel for Task<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let (first, last) = self.place.queries;
+        let ((first, last), hd) = (self.place.queries, self.job.config.head_dim);
         // SAFETY: the scratch is laid out by `parts`; every row and column below lies in the
         // block's sequence and head, which `attention` has checked.
         unsafe {
             for i in first..last {
                 let to = self.part(self.parts.queries).add((i - first) * QUERY);
                 self.rotate(s, self.job.q, i, self.job.config.scale, to);
+                let o = self.job.o.row(self.place.start + i).wrapping_add(self.place.head * hd);
+                (0..hd).step_by(LANES).for_each(|j| s.prefetch_far(o.wrapping_add(j)));
             }
             // The tile's padding rows are computed too: keep them finite.
             let padding = (last - first).next_multiple_of(STRIP) - (last - first);
@@ -242,22 +245,33 @@ impl Task<'_> {
         x.row(self.place.start + i).wrapping_add(self.place.head * self.job.config.head_dim)
     }
 
+    /// Asks for row `i`, which need not exist.
+    #[inline(always)]
+    fn prefetch<S: Simd>(&self, s: S, x: Rows<'_>, i: usize) {
+        for j in (0..self.job.config.head_dim).step_by(LANES) {
+            s.prefetch(self.row(x, i).wrapping_add(j));
+        }
+    }
+
     /// Writes scale * x[i], rotated to position i, to `to`.
     ///
     /// # Safety
-    /// Position i lies in the sequence; `to` holds `head_dim` f32.
+    /// Position i lies in the sequence; `to` holds QUERY f32.
     #[inline(always)]
     unsafe fn rotate<S: Simd>(&self, s: S, x: Rows<'_>, i: usize, scale: f32, to: *mut f32) {
-        let (hd, x, scale) = (self.job.config.head_dim, self.row(x, i), s.splat(scale));
+        let (hd, scale) = (self.job.config.head_dim, s.splat(scale));
+        self.prefetch(s, x, i + AHEAD);
+        let x = self.row(x, i);
         // SAFETY: j + n stays in the row, or in its half and position i's row of the tables.
         unsafe {
             let Some(rope) = self.job.config.rope else {
                 for j in (0..hd).step_by(LANES) {
                     let n = LANES.min(hd - j);
-                    s.store_n(to.add(j), s.mul(s.load_n(x.add(j), n), scale), n);
+                    s.store(to.add(j), s.mul(s.load_n(x.add(j), n), scale));
                 }
                 return;
             };
+            // Whole vectors where what spills over is written afterwards or lies past the head.
             let half = hd / 2;
             for j in (0..half).step_by(LANES) {
                 let n = LANES.min(half - j);
@@ -265,8 +279,13 @@ impl Task<'_> {
                 let sin = s.load_n(rope.sin.as_ptr().add(i * half + j), n);
                 let a = s.mul(s.load_n(x.add(j), n), scale);
                 let b = s.mul(s.load_n(x.add(half + j), n), scale);
-                s.store_n(to.add(j), s.sub(s.mul(a, cos), s.mul(b, sin)), n);
-                s.store_n(to.add(half + j), s.add(s.mul(b, cos), s.mul(a, sin)), n);
+                let (low, high) = (s.sub(s.mul(a, cos), s.mul(b, sin)), s.add(s.mul(b, cos), s.mul(a, sin)));
+                if j == 0 {
+                    s.store(to, low);
+                } else {
+                    s.store_n(to.add(j), low, n);
+                }
+                s.store(to.add(half + j), high);
             }
         }
     }
@@ -277,18 +296,28 @@ impl Task<'_> {
     /// The keys lie in the sequence.
     #[inline(always)]
     unsafe fn pack_keys<S: Simd>(&self, s: S, tile: usize, keys: usize) {
-        let (hd, row) = (self.job.config.head_dim, self.part(self.parts.row));
-        // SAFETY: `keys <= KEYS`, so each panel lies in its part; `row` is one row.
-        unsafe {
-            for j in 0..keys.next_multiple_of(PANEL) {
-                let to = self.part(self.parts.keys).add(j / PANEL * PANEL * hd + j % PANEL);
-                if j < keys {
-                    self.rotate(s, self.job.k, tile + j, 1.0, row);
-                } else {
-                    row.write_bytes(0, hd);
+        // The scores are not in use yet: sixteen rows of QUERY fit there.
+        let (hd, rows) = (self.job.config.head_dim, self.part(self.parts.scores));
+        for j in (0..keys.next_multiple_of(PANEL)).step_by(LANES) {
+            let panel = self.part(self.parts.keys).wrapping_add(j / PANEL * PANEL * hd + j % PANEL);
+            // SAFETY: `keys <= KEYS`, so each panel lies in its part; rows are QUERY long, more than
+            // `head_dim` rounded up to vectors, and what was not written there is not kept.
+            unsafe {
+                for r in 0..LANES {
+                    match j + r < keys {
+                        true => self.rotate(s, self.job.k, tile + j + r, 1.0, rows.add(r * QUERY)),
+                        false => rows.add(r * QUERY).write_bytes(0, hd),
+                    }
                 }
-                for d in 0..hd {
-                    to.add(d * PANEL).write(row.add(d).read());
+                for d in (0..hd).step_by(LANES) {
+                    let mut square = [s.splat(0.0); LANES];
+                    for (r, v) in square.iter_mut().enumerate() {
+                        *v = s.load(rows.add(r * QUERY + d));
+                    }
+                    s.transpose(&mut square);
+                    for (i, &v) in square.iter().enumerate().take(hd - d) {
+                        s.store(panel.add((d + i) * PANEL), v);
+                    }
                 }
             }
         }
@@ -305,6 +334,7 @@ impl Task<'_> {
             let n = LANES.min(hd - j);
             let to = self.part(self.parts.values).wrapping_add(j / PANEL * PANEL * KEYS + j % PANEL);
             for key in 0..keys {
+                s.prefetch(self.row(self.job.v, tile + key + AHEAD).wrapping_add(j));
                 let from = self.row(self.job.v, tile + key).wrapping_add(j);
                 // SAFETY: n columns of the key's row; a vector of its panel.
                 unsafe { s.store(to.add(key * PANEL), s.load_n(from, n)) };
@@ -330,8 +360,9 @@ impl Task<'_> {
                 let k = self.part(self.parts.keys).add(j * hd);
                 strip::<S, QUERY, 0>(s, shape, hd, q, k, scores.add(j), SCORES, Begin::Zero, &[]);
             }
-            for (r, decay) in decay.iter_mut().enumerate().take(rows) {
-                *decay = self.soften(s, tile, keys, row + r, scores.add(r * SCORES));
+            for r in (0..rows).step_by(PAIR) {
+                let two = self.soften(s, tile, keys, row + r, scores.add(r * SCORES));
+                decay[r..r + PAIR].copy_from_slice(&two);
             }
             let begin = if tile == 0 { Begin::Zero } else { Begin::Scaled(decay.as_ptr()) };
             let ldo = hd.next_multiple_of(LANES);
@@ -344,49 +375,92 @@ impl Task<'_> {
         }
     }
 
-    /// Turns a row of scores into exponentials under the running maximum; returns the factor
-    /// for what was summed before.
+    /// Turns a pair of rows of scores into exponentials under their running maxima; returns the factors for
+    /// what was summed before. Two rows at once, since one row's chain (maximum, exponentials, sum) is long.
     ///
     /// # Safety
-    /// `scores` holds `keys` f32, rounded up to vectors; `row` lies in the block.
+    /// `scores` holds two rows of `keys` f32, rounded up to vectors; `row` lies in the block.
     #[inline(always)]
-    unsafe fn soften<S: Simd>(&self, s: S, tile: usize, keys: usize, row: usize, scores: *mut f32) -> f32 {
-        let low = s.splat(f32::NEG_INFINITY);
-        // SAFETY: as the caller promises; `top` and `sum` have an entry per row of the block.
+    unsafe fn soften<S: Simd>(
+        &self,
+        s: S,
+        tile: usize,
+        keys: usize,
+        row: usize,
+        scores: *mut f32,
+    ) -> [f32; PAIR] {
+        // SAFETY: as the caller promises; `top` and `sum` have an even number of entries.
         unsafe {
-            let mut top = low;
-            for j in (0..keys).step_by(LANES) {
-                let mut v = s.load(scores.add(j));
-                if let Some(slopes) = self.job.config.slopes {
-                    // Distances below 2^24 are exact in f32.
-                    let i = (self.place.queries.0 + row) as f32 - (tile + j) as f32;
-                    let far = s.abs(s.sub(s.splat(i), s.iota()));
-                    let slope = s.splat(-*slopes.as_ptr().add(self.place.head));
-                    v = s.fma(slope, far, v);
+            let top = self.highest(s, tile, keys, row, scores);
+            let mut now = [0.0; PAIR];
+            let mut decay = [0.0; PAIR];
+            for r in 0..PAIR {
+                let at = self.part(self.parts.top + row + r);
+                let before = if tile == 0 { f32::NEG_INFINITY } else { *at };
+                now[r] = s.max_lane(top[r]).max(before);
+                *at = now[r];
+                if tile > 0 {
+                    decay[r] = s.max_lane(exp(s, s.splat(before - now[r])));
                 }
-                v = s.first(v, low, LANES.min(keys - j));
-                s.store(scores.add(j), v);
-                top = s.max(v, top);
             }
-            let (top_at, sum_at) = (self.part(self.parts.top + row), self.part(self.parts.sum + row));
-            let before = if tile == 0 { f32::NEG_INFINITY } else { *top_at };
-            let now = s.max_lane(top).max(before);
-            let now_all = s.splat(now);
-            let mut sum = s.splat(0.0);
+            let now = now.map(|x| s.splat(x));
+            let mut sums = [s.splat(0.0); PAIR];
             for j in (0..keys).step_by(LANES) {
-                let e = exp(s, s.sub(s.load(scores.add(j)), now_all));
-                s.store(scores.add(j), e);
-                sum = s.add(sum, e);
+                for r in 0..PAIR {
+                    let at = scores.add(r * SCORES + j);
+                    let e = exp(s, s.sub(s.load(at), now[r]));
+                    s.store(at, e);
+                    sums[r] = s.add(sums[r], e);
+                }
             }
-            let sum = s.sum(sum);
-            if tile == 0 {
-                (*top_at, *sum_at) = (now, sum);
-                return 0.0;
+            for r in 0..PAIR {
+                let at = self.part(self.parts.sum + row + r);
+                let before = if tile == 0 { 0.0 } else { *at * decay[r] };
+                *at = before + s.sum(sums[r]);
             }
-            let decay = s.max_lane(exp(s, s.splat(before - now)));
-            (*top_at, *sum_at) = (now, *sum_at * decay + sum);
             decay
         }
+    }
+
+    /// The lanes' maxima of a pair of rows of scores, after adding ALiBi's bias and turning what lies past
+    /// the keys into -inf.
+    ///
+    /// # Safety
+    /// As `soften`.
+    #[inline(always)]
+    unsafe fn highest<S: Simd>(
+        &self,
+        s: S,
+        tile: usize,
+        keys: usize,
+        row: usize,
+        scores: *mut f32,
+    ) -> [S::V; PAIR] {
+        let low = s.splat(f32::NEG_INFINITY);
+        let mut top = [low; PAIR];
+        let slope = self.job.config.slopes.map(|slopes| s.splat(-slopes[self.place.head]));
+        for j in (0..keys).step_by(LANES) {
+            for (r, top) in top.iter_mut().enumerate() {
+                let at = scores.wrapping_add(r * SCORES + j);
+                // SAFETY: a vector of the row's scores.
+                let mut v = unsafe { s.load(at) };
+                if let Some(slope) = slope {
+                    // Distances below 2^24 are exact in f32.
+                    let i = (self.place.queries.0 + row + r) as f32 - (tile + j) as f32;
+                    v = s.fma(slope, s.abs(s.sub(s.splat(i), s.iota())), v);
+                }
+                let inside = LANES.min(keys - j);
+                if inside < LANES {
+                    v = s.first(v, low, inside);
+                }
+                if inside < LANES || slope.is_some() {
+                    // SAFETY: as above.
+                    unsafe { s.store(at, v) };
+                }
+                *top = s.max(v, *top);
+            }
+        }
+        top
     }
 
     /// Divides a row by its sum and writes it out, with its lse.

@@ -24,11 +24,10 @@ pub(super) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     let r = s.fma(n, s.splat(-0.693_359_4), clamped);
     let r = s.fma(n, s.splat(2.121_944_4e-4), r);
     let mut p = s.splat(0.001_392_691_8);
-    for c in [0.008_363_767, 0.041_666_55, 0.166_665_73, 0.5] {
+    for c in [0.008_363_767, 0.041_666_55, 0.166_665_73, 0.5, 1.0, 1.0] {
         p = s.fma(p, r, s.splat(c));
     }
-    let e = s.add(s.fma(s.mul(r, r), p, r), s.splat(1.0));
-    s.zero_below(s.mul(e, s.shl23(t)), x, low)
+    s.zero_below(s.mul(p, s.shl23(t)), x, low)
 }
 
 /// Where the polynomial for log2 Phi(-a) ends; 9 Phi(-9) = 1e-18.

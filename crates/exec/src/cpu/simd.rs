@@ -70,6 +70,21 @@ pub(super) trait Simd: Copy {
     /// The largest lane.
     fn max_lane(self, a: Self::V) -> f32;
 
+    /// Turns rows into columns: lane i of vector j becomes lane j of vector i.
+    #[inline(always)]
+    fn transpose(self, rows: &mut [Self::V; LANES]) {
+        let mut square = [[0.0f32; LANES]; LANES];
+        for (row, &v) in square.iter_mut().zip(rows.iter()) {
+            // SAFETY: a row of the square is sixteen f32.
+            unsafe { self.store(row.as_mut_ptr(), v) };
+        }
+        for (j, column) in rows.iter_mut().enumerate() {
+            let lanes: [f32; LANES] = core::array::from_fn(|i| square[i][j]);
+            // SAFETY: sixteen f32.
+            *column = unsafe { self.load(lanes.as_ptr()) };
+        }
+    }
+
     /// `load_part`, quicker for full vectors.
     /// # Safety
     /// `n` f32 must be readable at `p`.

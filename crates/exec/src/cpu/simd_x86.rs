@@ -65,6 +65,32 @@ fn mask8(n: usize) -> __m256i {
     _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), lane)
 }
 
+/// Sixteen rows to sixteen columns: within quarters of the registers, then quarters among registers.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transpose16(rows: &mut [__m512; 16]) {
+    let mut quads = *rows;
+    for g in (0..16).step_by(4) {
+        let [a, b, c, d] = [rows[g], rows[g + 1], rows[g + 2], rows[g + 3]];
+        let (ab, cd) = (_mm512_castps_pd(_mm512_unpacklo_ps(a, b)), _mm512_castps_pd(_mm512_unpacklo_ps(c, d)));
+        let (ef, gh) = (_mm512_castps_pd(_mm512_unpackhi_ps(a, b)), _mm512_castps_pd(_mm512_unpackhi_ps(c, d)));
+        quads[g] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
+        quads[g + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
+        quads[g + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(ef, gh));
+        quads[g + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(ef, gh));
+    }
+    // Quarter q of quads[4 g + c] is now column 4 q + c of rows 4 g .. 4 g + 4.
+    for c in 0..4 {
+        let [a, b, d, e] = [quads[c], quads[4 + c], quads[8 + c], quads[12 + c]];
+        let (even, odd) = (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
+        let (even2, odd2) = (_mm512_shuffle_f32x4::<0x88>(d, e), _mm512_shuffle_f32x4::<0xdd>(d, e));
+        rows[c] = _mm512_shuffle_f32x4::<0x88>(even, even2);
+        rows[4 + c] = _mm512_shuffle_f32x4::<0x88>(odd, odd2);
+        rows[8 + c] = _mm512_shuffle_f32x4::<0xdd>(even, even2);
+        rows[12 + c] = _mm512_shuffle_f32x4::<0xdd>(odd, odd2);
+    }
+}
+
 impl Simd for Avx512 {
     type V = __m512;
     const ROWS: usize = 14;
@@ -179,6 +205,11 @@ impl Simd for Avx512 {
     fn max_lane(self, a: Self::V) -> f32 {
         // SAFETY: `self` proves the instructions.
         unsafe { max8(_mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a))) }
+    }
+    #[inline(always)]
+    fn transpose(self, rows: &mut [Self::V; 16]) {
+        // SAFETY: `self` proves the instructions.
+        unsafe { transpose16(rows) }
     }
 }
 

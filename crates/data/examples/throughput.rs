@@ -1,0 +1,214 @@
+//! What one core does in this crate: FASTA to ORF files, and BPE tokens against the `tokenizers`
+//! crate. Invariant: both sides of a comparison see the same reads, in turn, in one run, and agree.
+//!
+//! `cargo run --release -p plimsoll-data --example throughput -- [--tokenizer FILE] [--rounds N]
+//! [--folder DIR]`; `--folder` is where the FASTA and the three ORF files go (default `/dev/shm` if
+//! it is there). Figures are medians over the rounds.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use plimsoll_data::chunk::chunks;
+use plimsoll_data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
+use plimsoll_data::sequence::{Reader, Record};
+use plimsoll_data::tokenize::Bpe;
+use plimsoll_data::translate::{Scratch, orfs};
+use tokenizers::{ModelWrapper, Tokenizer};
+
+const READS: usize = 2000;
+const READ: usize = 500;
+const RECORDS: usize = 8000;
+const CODONS: usize = 1500;
+const CHUNK: usize = 500;
+/// Output is handed to the file when a buffer holds this much.
+const FLUSH: usize = 1 << 20;
+
+fn main() {
+    let mut tokenizer =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/goldens/dnabert_s/tokenizer.json");
+    let mut rounds = 15;
+    let shm = Path::new("/dev/shm");
+    let mut folder = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let value = words.next().unwrap_or_else(|| panic!("{word} needs a value"));
+        match word.as_str() {
+            "--tokenizer" => tokenizer = PathBuf::from(value),
+            "--rounds" => rounds = value.parse().expect("--rounds takes a number"),
+            "--folder" => folder = PathBuf::from(value),
+            other => panic!("unknown flag {other}"),
+        }
+    }
+    bpe(&tokenizer, rounds);
+    orf_files(&folder, rounds);
+}
+
+/// A small generator (xorshift64*): the same data on every machine.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        ((self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize) % n
+    }
+}
+
+fn bpe(path: &Path, rounds: usize) {
+    let mut random = Random(7);
+    let reads: Vec<String> = (0..READS)
+        .map(|_| (0..READ).map(|_| char::from(b"ACGT"[random.below(4)])).collect())
+        .collect();
+    let ours = Bpe::from_file(path).expect("the tokenizer");
+    let cached = library(path, true);
+    let plain = library(path, false);
+    let mut found = Vec::new();
+    for read in &reads {
+        found.clear();
+        ours.encode(read.as_bytes(), &mut found).expect("tokens");
+        let expected = plain.encode_fast(read.as_str(), true).expect("tokens");
+        assert!(found.iter().map(|&t| t.cast_unsigned()).eq(expected.get_ids().iter().copied()));
+    }
+    let mut times = [const { Vec::new() }; 3];
+    for _ in 0..rounds {
+        times[0].push(timed(|| {
+            for read in &reads {
+                found.clear();
+                ours.encode(read.as_bytes(), &mut found).expect("tokens");
+            }
+        }));
+        for (times, side) in times[1..].iter_mut().zip([&plain, &cached]) {
+            times.push(timed(|| {
+                for read in &reads {
+                    std::hint::black_box(side.encode_fast(read.as_str(), true).expect("tokens"));
+                }
+            }));
+        }
+    }
+    let [ours, plain, cached] = times.map(median);
+    println!("BPE: {READS} random reads of {READ} bases, {} ({rounds} rounds)", path.display());
+    let line = |name: &str, time: Duration| {
+        let per_second = READS as f64 / time.as_secs_f64();
+        println!("  {name:28} {per_second:10.0} reads/s {:8.1} MB/s", per_second * READ as f64 / 1e6);
+    };
+    line("plimsoll", ours);
+    line("tokenizers, no cache", plain);
+    line("tokenizers, cache of words", cached);
+    let best = plain.min(cached);
+    println!("  ratio to the better: {:.2}", best.as_secs_f64() / ours.as_secs_f64());
+}
+
+fn library(path: &Path, cache: bool) -> Tokenizer {
+    let mut tokenizer = Tokenizer::from_file(path).expect("the tokenizer");
+    tokenizer.with_truncation(None).expect("no truncation");
+    tokenizer.with_padding(None);
+    let ModelWrapper::BPE(model) = tokenizer.get_model() else { panic!("not BPE") };
+    let mut model = model.clone();
+    if !cache {
+        model.resize_cache(0);
+    }
+    tokenizer.with_model(model);
+    tokenizer
+}
+
+fn orf_files(folder: &Path, rounds: usize) {
+    let folder = folder.join("plimsoll-throughput");
+    fs::create_dir_all(&folder).expect("a folder");
+    let input = folder.join("coding.fa");
+    let bases = write_coding(&input);
+    let mut times = [const { Vec::new() }; 2];
+    let mut counts = (0, 0);
+    for _ in 0..rounds {
+        times[0].push(timed(|| counts = convert(&input, Some(&folder))));
+        times[1].push(timed(|| counts = convert(&input, None)));
+    }
+    println!("FASTA to ORF files: {:.1} MB of coding sequence on both strands", bases as f64 / 1e6);
+    println!("  {} open frames, {:.1} MB written ({rounds} rounds)", counts.0, counts.1 as f64 / 1e6);
+    for (name, time) in ["to files", "without the writes"].iter().zip(times.map(median)) {
+        println!("  {name:28} {:8.1} MB of bases a second", bases as f64 / 1e6 / time.as_secs_f64());
+    }
+    fs::remove_dir_all(&folder).expect("the folder is ours");
+}
+
+/// Random codons without stops, every second record as its reverse complement, lines of 60.
+fn write_coding(path: &Path) -> usize {
+    let mut random = Random(11);
+    let mut text = Vec::new();
+    for record in 0..RECORDS {
+        let mut sequence = Vec::with_capacity(3 * CODONS);
+        while sequence.len() < 3 * CODONS {
+            let codon = [0; 3].map(|_| b"ACGT"[random.below(4)]);
+            if ![b"TAA", b"TAG", b"TGA"].contains(&&codon) {
+                sequence.extend(codon);
+            }
+        }
+        if record % 2 == 1 {
+            sequence.reverse();
+            for base in &mut sequence {
+                *base = b"TGCA"[b"ACGT".iter().position(|b| b == base).expect("a base")];
+            }
+        }
+        writeln!(text, ">gene_{record} coding").expect("memory");
+        for line in sequence.chunks(60) {
+            text.extend_from_slice(line);
+            text.push(b'\n');
+        }
+    }
+    fs::write(path, &text).expect("the input can be written");
+    RECORDS * 3 * CODONS
+}
+
+/// Writes the three files of `input` into `folder`, or formats them only; open frames and bytes.
+fn convert(input: &Path, folder: Option<&Path>) -> (usize, usize) {
+    let names = ["chunked.fa", "nucleotide.fa", "protein.faa"];
+    let mut outs = names.map(|name| (Vec::with_capacity(FLUSH + FLUSH / 4), folder.map(|f| create(f, name))));
+    let (mut record, mut scratch, mut name) = (Record::default(), Scratch::default(), String::new());
+    let (mut open, mut bytes) = (0, 0);
+    let mut reader = Reader::open([input]).expect("the input");
+    while reader.read_into(&mut record).expect("a record") {
+        for chunk in chunks(record.seq.len(), CHUNK) {
+            let bases = chunk.of(&record.seq);
+            chunk_name(&record.id, chunk.index, &mut name);
+            write_chunk(&mut outs[0].0, &name, bases).expect("memory");
+            orfs(bases, &mut scratch, |orf| {
+                open += 1;
+                orf_name(&record.id, chunk.index, orf.frame, &mut name);
+                write_nucleotide(&mut outs[1].0, &name, &orf).expect("memory");
+                write_protein(&mut outs[2].0, &name, &orf).expect("memory");
+            });
+        }
+        for out in &mut outs {
+            if out.0.len() >= FLUSH {
+                bytes += flush(out);
+            }
+        }
+    }
+    (open, bytes + outs.iter_mut().map(flush).sum::<usize>())
+}
+
+fn create(folder: &Path, name: &str) -> File {
+    File::create(folder.join(name)).expect("a file")
+}
+
+fn flush((buffer, file): &mut (Vec<u8>, Option<File>)) -> usize {
+    if let Some(file) = file {
+        file.write_all(buffer).expect("the file can be written");
+    }
+    let bytes = buffer.len();
+    buffer.clear();
+    bytes
+}
+
+fn timed(f: impl FnOnce()) -> Duration {
+    let start = Instant::now();
+    f();
+    start.elapsed()
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}
