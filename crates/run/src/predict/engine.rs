@@ -113,7 +113,7 @@ impl Engine {
         for event in std::mem::take(&mut batch.events) {
             match event {
                 Event::Window { record, chunk, orfs: count } => {
-                    self.queue.push(Item::Window(Window::new(record, chunk)));
+                    self.queue.push(Item::Window(Window::new(record, chunk, count)));
                     for orf in orfs.by_ref().take(count) {
                         self.admit(&batch, &orf)?;
                     }
@@ -255,16 +255,7 @@ impl Engine {
     /// An open reading frame is through.
     fn settle(&mut self, slot: usize, state: State) {
         self.totals.orfs += 1;
-        let what = self.queue.settle(self.slots[slot].place, state);
-        if let (State::Failed, Some((record, chunk, frame))) = (state, what) {
-            self.totals.failed += 1;
-            self.queue.push(Item::Note(Note {
-                seq_name: record.to_string(),
-                kind: "failed",
-                detail: format!("window {} frame {}: a value is not a number", chunk + 1, frame.name()),
-                action: "not scored",
-            }));
-        }
+        self.queue.settle(self.slots[slot].place, state);
         if !self.manner.embeddings {
             self.free.push(slot);
         }
@@ -293,12 +284,29 @@ impl Engine {
         if self.manner.embeddings {
             self.write_embeddings(&window.record, window)?;
         }
+        self.note_failures(window)?;
         self.scored.clear();
         self.scored.extend(window.scores().map(|(score, _)| score));
         let (start, end) = (window.chunk.start, window.chunk.end());
         let row =
             OutputWindow { record: &window.record, index: window.chunk.index, start, end, orfs: &self.scored };
         Ok(self.outputs.window(&row)?)
+    }
+
+    /// Failures are noted when their window is written, so that notes come in input order too.
+    fn note_failures(&mut self, window: &Window) -> Result<(), RunError> {
+        for orf in window.orfs().filter(|orf| orf.state == State::Failed) {
+            self.totals.failed += 1;
+            self.totals.notes += 1;
+            let (number, frame) = (window.chunk.index + 1, orf.frame.name());
+            self.outputs.note(&Note {
+                seq_name: window.record.to_string(),
+                kind: "failed",
+                detail: format!("window {number} frame {frame}: a value is not a number"),
+                action: "not scored",
+            })?;
+        }
+        Ok(())
     }
 
     fn write_embeddings(&mut self, record: &Arc<str>, window: &Window) -> Result<(), RunError> {

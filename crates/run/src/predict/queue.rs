@@ -51,8 +51,10 @@ pub(crate) enum State {
 }
 
 impl Window {
-    pub(crate) fn new(record: Arc<str>, chunk: Chunk) -> Self {
-        Self { record, chunk, orfs: [None; FRAMES], waiting: 0 }
+    /// A chunk with so many open reading frames. It waits for all of them from the start: those that are
+    /// through must not let it go while others still want a slot.
+    pub(crate) fn new(record: Arc<str>, chunk: Chunk, orfs: usize) -> Self {
+        Self { record, chunk, orfs: [None; FRAMES], waiting: orfs }
     }
 
     /// All of its open reading frames.
@@ -93,25 +95,24 @@ impl Queue {
         self.items.push_back(item);
     }
 
-    /// Adds an open reading frame to the window that was pushed last.
+    /// Adds an open reading frame to the window that was pushed last, and is still the last item: nothing
+    /// else may be pushed before all of its frames are in.
     pub(crate) fn push_orf(&mut self, frame: Frame, slot: usize) -> Place {
         let item = self.first + self.items.len() as u64 - 1;
         if let Some(Item::Window(window)) = self.items.back_mut() {
             window.orfs[frame.index()] = Some(PendingOrf { frame, slot, state: State::Waiting });
-            window.waiting += 1;
         }
         Place { item, frame: frame.index() }
     }
 
-    /// An open reading frame is through; the name of its window's record, its chunk and frame.
-    pub(crate) fn settle(&mut self, place: Place, state: State) -> Option<(Arc<str>, usize, Frame)> {
-        let Some(Item::Window(window)) = self.items.get_mut((place.item - self.first) as usize) else {
-            return None;
-        };
-        let orf = window.orfs[place.frame].as_mut()?;
-        orf.state = state;
-        window.waiting -= 1;
-        Some((Arc::clone(&window.record), window.chunk.index, orf.frame))
+    /// An open reading frame is through.
+    pub(crate) fn settle(&mut self, place: Place, state: State) {
+        if let Some(Item::Window(window)) = self.items.get_mut((place.item - self.first) as usize)
+            && let Some(orf) = window.orfs[place.frame].as_mut()
+        {
+            orf.state = state;
+            window.waiting -= 1;
+        }
     }
 
     /// The first item, if nothing of it is missing.

@@ -222,6 +222,14 @@ fn a_poisoned_sequence_is_listed() {
     let out = folder.path("out");
     let mut options = golden(&reads(), &out);
     options.models.protein = Some(model.display().to_string());
+    // Few slots and short windows: frames fail while others are still being admitted.
+    let mut crowded = Options { length: 9, output_dir: folder.path("crowded"), ..options.clone() };
+    crowded.settings.tokens = Some(64);
+    crowded.save_embeddings = Some(EmbeddingFormat::Npy);
+    let report = run(&crowded).unwrap_or_else(|e| panic!("{e}"));
+    let noted = read(crowded.output_dir.join("notes.tsv")).matches("\tfailed\t").count() as u64;
+    assert!(report.failed > 100 && noted == report.failed);
+
     let report = run(&options).unwrap_or_else(|e| panic!("{e}"));
     let proteins = read(out.join("protein.faa"));
     let with_w = |on: bool| {
@@ -269,4 +277,19 @@ fn short_and_strange_inputs_run() {
             .unwrap_or_else(|e| panic!("{name}: {e}"));
         assert_eq!(report.counts.records, 1, "{name}");
     }
+}
+
+/// More open reading frames in a few records than there are slots at the smallest step: windows wait for
+/// frames that are not admitted yet.
+#[test]
+fn every_frame_is_scored_when_slots_are_few() {
+    let folder = Folder::new("slots");
+    let out = folder.path("out");
+    let mut options = Options { length: 9, ..golden(&reads(), &out) };
+    options.settings.tokens = Some(16);
+    let report = run(&options).unwrap_or_else(|e| panic!("{e}"));
+    let orfs = read(out.join("protein.faa")).lines().filter(|l| l.starts_with('>')).count() as u64;
+    assert!(orfs > 10_000, "{orfs}");
+    assert_eq!(report.counts.orfs, orfs);
+    assert_eq!(read(out.join("prediction_results.txt")).lines().count() as u64, orfs + 1);
 }
