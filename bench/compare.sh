@@ -11,18 +11,18 @@ model=${MODEL:-facebook/esm2_t12_35M_UR50D}
 batch=${BATCH:-64}
 length=${LENGTH:-168}
 threads=${THREADS:-2}
-dtype=${DTYPE:-f32} # the peer's; Plimsoll's is f32
+precision=${PRECISION:-f32} # Plimsoll's
+dtype=${DTYPE:-f32}         # the peer's
 rounds=${ROUNDS:-5}
 repeats=${REPEATS:-2} # timed passes of each side in a round, after one warm-up
 
-cargo build --release --quiet -p plimsoll-run --example bench_encoder
+cargo build --release --quiet
 lines=$(mktemp)
 trap 'rm -f "$lines"' EXIT
 
 for ((round = 1; round <= rounds; round++)); do
-    cargo run --release --quiet -p plimsoll-run --example bench_encoder -- \
-        --model "$model" --batch "${batch}x$length" --threads "$threads" --repeats "$repeats" |
-        tee -a "$lines"
+    target/release/plimsoll bench --model "$model" --batch "${batch}x$length" --precision "$precision" \
+        --device cpu --threads "$threads" --repeats "$repeats" --json | tee -a "$lines"
     "$python" "$here/cpu_esm2.py" --model "$model" --dtype "$dtype" --batch "$batch" \
         --length "$length" --threads "$threads" --repeats "$repeats" | tee -a "$lines"
 done

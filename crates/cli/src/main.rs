@@ -33,6 +33,7 @@ enum Command {
     Predict(Box<flags::predict::Predict>),
     Embed(flags::embed::Embed),
     Plan(flags::plan::Plan),
+    Bench(Box<flags::bench::Bench>),
     Doctor(flags::doctor::Doctor),
 }
 
@@ -49,10 +50,11 @@ fn main() -> ExitCode {
         Command::Predict(command) => command.run(),
         Command::Embed(command) => command.run(),
         Command::Plan(command) => command.run(),
+        Command::Bench(command) => command.run(),
         Command::Doctor(command) => command.run(),
     };
     done.unwrap_or_else(|error| {
-        eprintln!("{}", chain(&error));
+        terminal::complain(&chain(&error));
         ExitCode::from(error.exit_code())
     })
 }

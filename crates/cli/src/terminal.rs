@@ -3,6 +3,7 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 use run::{Level, Observer, Progress, RunError};
+use std::fmt::{self, Display, Formatter, Write as _};
 use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, Write, stderr};
 use std::path::Path;
@@ -74,7 +75,7 @@ impl Terminal {
     pub fn log(&mut self, text: &str) {
         let Some(file) = &mut self.log else { return };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        if let Err(error) = writeln!(file, "{} {text}", utc(now.as_secs())) {
+        if let Err(error) = writeln!(file, "{} {}", utc(now.as_secs()), Shown(text)) {
             self.log = None;
             self.print(&format!("warning: the log file cannot be written any more: {error}"));
         }
@@ -83,8 +84,8 @@ impl Terminal {
     /// A line on standard error, above the bar.
     fn print(&self, text: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("{text}")),
-            None => eprintln!("{text}"),
+            Some(bar) => bar.suspend(|| write(text)),
+            None => write(text),
         }
     }
 
@@ -117,8 +118,8 @@ impl Observer for Terminal {
         }
         match level {
             // Bold yellow.
-            Level::Warning if self.colours => self.print(&format!("\x1b[1;33m{line}\x1b[0m")),
-            Level::Warning | Level::Info | Level::Detail => self.print(&line),
+            Level::Warning if self.colours => self.print(&format!("\x1b[1;33m{}\x1b[0m", Shown(&line))),
+            Level::Warning | Level::Info | Level::Detail => self.print(&Shown(&line).to_string()),
         }
     }
 
@@ -142,6 +143,33 @@ impl Observer for Terminal {
         if self.shows_lines {
             self.print(&line);
         }
+    }
+}
+
+/// An error on standard error, where no terminal lives any more.
+pub fn complain(text: &str) {
+    write(&Shown(text).to_string());
+}
+
+/// A line on standard error. Who read it may have gone, as `head` does: no reason to stop a run.
+fn write(text: &str) {
+    let _ = writeln!(stderr(), "{text}");
+}
+
+/// A text as it is shown: names in it come from files, and must not move the cursor or colour the screen.
+/// Control characters stand as escapes; line ends and tabs are ours.
+struct Shown<'a>(&'a str);
+
+impl Display for Shown<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        for c in self.0.chars() {
+            match c {
+                '\n' | '\t' => f.write_char(c)?,
+                c if c.is_control() => c.escape_default().try_for_each(|c| f.write_char(c))?,
+                c => f.write_char(c)?,
+            }
+        }
+        Ok(())
     }
 }
 
@@ -180,6 +208,14 @@ mod tests {
         ] {
             assert_eq!(utc(seconds), wanted);
         }
+    }
+
+    #[test]
+    fn names_cannot_command_the_terminal() {
+        let check = |text: &str, wanted: &str| assert_eq!(Shown(text).to_string(), wanted);
+        check("'a|b/../é' is empty\n\tnext", "'a|b/../é' is empty\n\tnext");
+        check("'\x1b[31mred\x07\r'", "'\\u{1b}[31mred\\u{7}\\r'");
+        check("\u{9b}2J", "\\u{9b}2J");
     }
 
     #[test]

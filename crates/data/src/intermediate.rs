@@ -1,7 +1,6 @@
 //! The three files between VirNucPro's stages (`chunked.fa`, `nucleotide.fa`, `protein.faa`) and the
 //! names in them. Invariant: byte for byte what the original writes.
 
-use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use crate::translate::{Frame, Orf};
@@ -9,11 +8,15 @@ use crate::translate::{Frame, Orf};
 /// The line width of Biopython's FASTA writer.
 const WIDTH: usize = 60;
 
+/// Lines that are put together before they are handed on: those of a chunk of 500 bases.
+const LINES: usize = 8;
+
 /// Sets `name` to a chunk's: `RECORD_chunk_N`, where N counts from 1 and `chunk` from 0.
 pub fn chunk_name(record: &str, chunk: usize, name: &mut String) {
     name.clear();
-    // Writing to a String cannot fail.
-    let _ = write!(name, "{record}_chunk_{}", chunk + 1);
+    name.push_str(record);
+    name.push_str("_chunk_");
+    push_number(chunk + 1, name);
 }
 
 /// Sets `name` to an open reading frame's: `RECORD_chunk_NF1` and so on.
@@ -24,12 +27,20 @@ pub fn orf_name(record: &str, chunk: usize, frame: Frame, name: &mut String) {
 
 /// Writes one record of `chunked.fa`: as in the input, wrapped at 60 columns.
 pub fn write_chunk(out: &mut impl Write, name: &str, bases: &[u8]) -> io::Result<()> {
-    writeln!(out, ">{name}")?;
-    for line in bases.chunks(WIDTH) {
-        out.write_all(line)?;
-        out.write_all(b"\n")?;
+    write_title(out, name)?;
+    let (lines, rest) = bases.as_chunks::<WIDTH>();
+    let mut text = [[b'\n'; WIDTH + 1]; LINES];
+    for lines in lines.chunks(LINES) {
+        for (to, line) in text.iter_mut().zip(lines) {
+            to[..WIDTH].copy_from_slice(line);
+        }
+        out.write_all(text[..lines.len()].as_flattened())?;
     }
-    Ok(())
+    if rest.is_empty() {
+        return Ok(());
+    }
+    out.write_all(rest)?;
+    out.write_all(b"\n")
 }
 
 /// Writes one record of `nucleotide.fa`, in two lines.
@@ -43,9 +54,29 @@ pub fn write_protein(out: &mut impl Write, name: &str, orf: &Orf<'_>) -> io::Res
 }
 
 fn write_unwrapped(out: &mut impl Write, name: &str, letters: &[u8]) -> io::Result<()> {
-    writeln!(out, ">{name}")?;
+    write_title(out, name)?;
     out.write_all(letters)?;
     out.write_all(b"\n")
+}
+
+/// The pieces one by one: formatting them costs more than translating a frame.
+fn write_title(out: &mut impl Write, name: &str) -> io::Result<()> {
+    out.write_all(b">")?;
+    out.write_all(name.as_bytes())?;
+    out.write_all(b"\n")
+}
+
+/// Appends `number` in decimal.
+fn push_number(mut number: usize, text: &mut String) {
+    let mut power = 1;
+    while number / power >= 10 {
+        power *= 10;
+    }
+    while power > 0 {
+        text.push(char::from(b'0' + (number / power) as u8));
+        number %= power;
+        power /= 10;
+    }
 }
 
 #[cfg(test)]
@@ -59,6 +90,10 @@ mod tests {
         assert_eq!(name, "r_chunk_1");
         orf_name("r", 9, Frame::R3, &mut name);
         assert_eq!(name, "r_chunk_10R3");
+        for chunk in (0..1200).chain([99_999, 100_000, usize::MAX - 1]) {
+            chunk_name("", chunk, &mut name);
+            assert_eq!(name, format!("_chunk_{}", chunk + 1));
+        }
     }
 
     fn check(bases: usize, expected: &[usize]) {
@@ -77,5 +112,7 @@ mod tests {
         check(60, &[60]);
         check(61, &[60, 1]);
         check(180, &[60, 60, 60]);
+        check(500, &[60, 60, 60, 60, 60, 60, 60, 60, 20]);
+        check(1020, &[60; 17]);
     }
 }

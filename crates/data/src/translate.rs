@@ -10,31 +10,30 @@
 /// The standard genetic code (NCBI table 1), indexed `16 a + 4 b + c` with A, C, G, T = 0, 1, 2, 3.
 const CODE: &[u8; 64] = b"KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF";
 
-/// What [`BASE`] says of a character that is none of A, C, G, T.
+/// Marks the code of a base that is none of A, C, G, T, and of every codon that holds one.
 const OTHER: u8 = 0x80;
 
-/// Two bits per base; [`OTHER`] for the rest. Input is upper case.
-const BASE: [u8; 256] = {
-    let mut table = [OTHER; 256];
-    table[b'A' as usize] = 0;
-    table[b'C' as usize] = 1;
-    table[b'G' as usize] = 2;
-    table[b'T' as usize] = 3;
+/// The residue of each codon as it stands on the forward strand; 0 for one that is dropped.
+const FORWARD: [u8; 256] = {
+    let mut table = [0; 256];
+    let mut codon = 0;
+    while codon < 64 {
+        table[codon] = CODE[codon];
+        codon += 1;
+    }
     table
 };
 
-/// The complement of A, C, G, T; any other character is its own.
-const COMPLEMENT: [u8; 256] = {
+/// The residue of each codon's reverse complement, by the codon on the forward strand. The complement
+/// of a base is 3 minus its code.
+const REVERSE: [u8; 256] = {
     let mut table = [0; 256];
-    let mut i = 0;
-    while i < 256 {
-        table[i] = i as u8;
-        i += 1;
+    let mut codon = 0;
+    while codon < 64 {
+        let [a, b, c] = [codon >> 4, codon >> 2 & 3, codon & 3];
+        table[codon] = CODE[(3 - c) << 4 | (3 - b) << 2 | (3 - a)];
+        codon += 1;
     }
-    table[b'A' as usize] = b'T';
-    table[b'C' as usize] = b'G';
-    table[b'G' as usize] = b'C';
-    table[b'T' as usize] = b'A';
     table
 };
 
@@ -105,50 +104,170 @@ pub struct Orf<'a> {
     pub protein: &'a [u8],
 }
 
-/// Buffers of [`orfs`], reused from chunk to chunk: three times the longest chunk at most.
+/// Buffers of [`orfs`], reused from chunk to chunk: five times the longest chunk at most.
 #[derive(Debug, Default)]
 pub struct Scratch {
+    /// The code of each base: two bits, or [`OTHER`]. Two more of these at the end.
+    bases: Vec<u8>,
+    /// The codon that starts at each base of the forward strand: six bits, or [`OTHER`] and more.
+    codons: Vec<u8>,
+    /// Whether a codon is to be dropped.
+    dropped: bool,
+    protein: Vec<u8>,
+    /// The strands, upper case; built when a frame on them is open.
     forward: Vec<u8>,
     reverse: Vec<u8>,
-    protein: Vec<u8>,
 }
 
 /// Calls `f` for every open reading frame of `chunk`, in the order of [`Frame::ALL`]. Frames with a
 /// stop, and frames without a residue, are skipped.
+///
+/// The bases are coded once, the stops of all six frames found in that code a vector at a time; only
+/// frames without a stop are translated, and only the strands that they are on are spelled.
 pub fn orfs(chunk: &[u8], scratch: &mut Scratch, mut f: impl FnMut(Orf<'_>)) {
-    let Scratch { forward, reverse, protein } = scratch;
+    scratch.code(chunk);
+    let stops = stops(&scratch.codons);
+    let Scratch { codons, dropped, protein, forward, reverse, .. } = scratch;
     forward.clear();
-    forward.extend(chunk.iter().map(u8::to_ascii_uppercase));
     reverse.clear();
-    reverse.extend(forward.iter().rev().map(|&b| COMPLEMENT[usize::from(b)]));
     for frame in Frame::ALL {
-        let strand: &[u8] = if frame.strand() == '+' { forward } else { reverse };
-        let Some(strand) = strand.get(frame.offset()..) else { continue };
-        if open_frame(strand, protein) && !protein.is_empty() {
-            let end = strand.len().min(3 * protein.len() + 1);
-            f(Orf { frame, nucleotide: &strand[..end], protein });
+        let Some(first) = first_codon(frame, chunk.len()) else { continue };
+        if stops[first % 3] & strand_bit(frame) != 0 {
+            continue;
         }
+        translate(frame, codons, *dropped, protein);
+        if protein.is_empty() {
+            continue;
+        }
+        let strand = match frame.strand() {
+            '+' => spelled(forward, chunk, spell_forward),
+            _ => spelled(reverse, chunk, spell_reverse),
+        };
+        let strand = &strand[frame.offset()..];
+        let end = strand.len().min(3 * protein.len() + 1);
+        f(Orf { frame, nucleotide: &strand[..end], protein });
     }
 }
 
-/// Translates the codons of `strand` into `protein`; false at the first stop.
-fn open_frame(strand: &[u8], protein: &mut Vec<u8>) -> bool {
-    protein.clear();
-    for codon in strand.chunks_exact(3) {
-        let [a, b, c] = [codon[0], codon[1], codon[2]].map(|x| BASE[usize::from(x)]);
-        if (a | b | c) & OTHER != 0 {
-            continue;
-        }
-        match CODE[usize::from(a << 4 | b << 2 | c)] {
-            b'*' => return false,
-            residue => protein.push(residue),
-        }
+impl Scratch {
+    /// Codes the bases of `chunk` and its codons. Written so that the compiler does it a vector at
+    /// a time.
+    fn code(&mut self, chunk: &[u8]) {
+        self.bases.clear();
+        self.bases.extend(chunk.iter().map(|&b| base(b)));
+        self.dropped = self.bases.iter().fold(0, |all, b| all | b) & OTHER != 0;
+        self.bases.extend([OTHER; 2]);
+        let codons = self.bases.iter().zip(&self.bases[1..]).zip(&self.bases[2..]);
+        let codon = |((a, b), c): ((&u8, &u8), &u8)| (a << 4 | b << 2 | c) & 0x3f | (a | b | c) & OTHER;
+        self.codons.clear();
+        self.codons.extend(codons.map(codon));
     }
-    true
+}
+
+/// The base on the forward strand at which the first codon of `frame` starts (on the reverse strand:
+/// ends), if `bases` are enough for one. The others are multiples of three away.
+fn first_codon(frame: Frame, bases: usize) -> Option<usize> {
+    match frame.strand() {
+        '+' => (bases >= frame.offset() + 3).then_some(frame.offset()),
+        _ => bases.checked_sub(frame.offset() + 3),
+    }
+}
+
+/// The bit of [`stops`] that stands for the strand of `frame`.
+fn strand_bit(frame: Frame) -> u8 {
+    1 << u8::from(frame.strand() == '-')
+}
+
+/// For the codons at 0, 3, 6, ..., those at 1, 4, 7, ... and those at 2, 5, 8, ...: bit 0 if one is
+/// a stop on the forward strand, bit 1 if one is a stop on the reverse strand.
+fn stops(codons: &[u8]) -> [u8; 3] {
+    /// Vectors of any length up to 32 bytes divide it, and three does.
+    const BLOCK: usize = 96;
+    let mut found = [0; BLOCK];
+    let (blocks, rest) = codons.as_chunks::<BLOCK>();
+    for block in blocks {
+        found.iter_mut().zip(block).for_each(|(found, &codon)| *found |= stop(codon));
+    }
+    found.iter_mut().zip(rest).for_each(|(found, &codon)| *found |= stop(codon));
+    let (threes, _) = found.as_chunks::<3>();
+    threes.iter().fold([0; 3], |[a, b, c], [x, y, z]| [a | x, b | y, c | z])
+}
+
+/// Bit 0 if `codon` is a stop, bit 1 if its reverse complement is.
+#[inline]
+fn stop(codon: u8) -> u8 {
+    const TAA: u8 = 0b11_00_00;
+    const TAG: u8 = 0b11_00_10;
+    const TGA: u8 = 0b11_10_00;
+    const TTA: u8 = 0b11_11_00;
+    const CTA: u8 = 0b01_11_00;
+    const TCA: u8 = 0b11_01_00;
+    let forward = (codon == TAA) | (codon == TAG) | (codon == TGA);
+    let reverse = (codon == TTA) | (codon == CTA) | (codon == TCA);
+    u8::from(forward) | u8::from(reverse) << 1
+}
+
+/// Sets `protein` to the residues of `frame`, which has no stop. There is a codon for each base.
+fn translate(frame: Frame, codons: &[u8], dropped: bool, protein: &mut Vec<u8>) {
+    let bases = codons.len();
+    let whole = (bases - frame.offset()) / 3 * 3;
+    protein.clear();
+    if frame.strand() == '+' {
+        let (codons, _) = codons[frame.offset()..][..whole].as_chunks::<3>();
+        protein.extend(codons.iter().map(|&[codon, ..]| FORWARD[usize::from(codon)]));
+    } else {
+        let end = bases - frame.offset();
+        let (codons, _) = codons[end - whole..end].as_chunks::<3>();
+        protein.extend(codons.iter().rev().map(|&[codon, ..]| REVERSE[usize::from(codon)]));
+    }
+    if dropped {
+        protein.retain(|&residue| residue != 0);
+    }
+}
+
+/// The code of a base of either case.
+#[inline]
+fn base(letter: u8) -> u8 {
+    // Clears the bit of lower case; what becomes A, C, G or T thereby was one.
+    let upper = letter & !0x20;
+    let known = (upper == b'A') | (upper == b'C') | (upper == b'G') | (upper == b'T');
+    // In ASCII these bits of the four letters are 0, 1, 2, 3 in this order.
+    let code = (upper >> 1 ^ upper >> 2) & 3;
+    if known { code } else { OTHER }
+}
+
+/// The strand that `strand` holds, or, when that is empty, that `spell` makes of `chunk`.
+fn spelled<'a>(strand: &'a mut Vec<u8>, chunk: &[u8], spell: fn(&[u8], &mut Vec<u8>)) -> &'a [u8] {
+    if strand.is_empty() {
+        spell(chunk, strand);
+    }
+    strand
+}
+
+fn spell_forward(chunk: &[u8], strand: &mut Vec<u8>) {
+    strand.extend(chunk.iter().map(u8::to_ascii_uppercase));
+}
+
+/// The reverse complement; any letter but A, C, G, T is its own complement.
+fn spell_reverse(chunk: &[u8], strand: &mut Vec<u8>) {
+    let (rest, eights) = chunk.as_rchunks::<8>();
+    strand.resize(8 * eights.len(), 0);
+    for (to, from) in strand.as_chunks_mut::<8>().0.iter_mut().zip(eights.iter().rev()) {
+        *to = u64::from_le_bytes(*from).to_be_bytes();
+    }
+    strand.extend(rest.iter().rev());
+    for letter in strand {
+        let upper = letter.to_ascii_uppercase();
+        let weak = if (upper == b'A') | (upper == b'T') { b'A' ^ b'T' } else { 0 };
+        let strong = if (upper == b'C') | (upper == b'G') { b'C' ^ b'G' } else { 0 };
+        *letter = upper ^ weak ^ strong;
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     /// `expected`: "frame protein/nucleotide" of every frame that is kept.
@@ -192,6 +311,75 @@ mod tests {
     #[test]
     fn a_frame_with_a_stop_is_closed() {
         check("TAATAG", "F2 N/AATA, F3 I/ATAG, R1 LL/CTATTA, R2 Y/TATT, R3 I/ATTA");
+    }
+
+    /// The definition, step by step: both strands spelled, each frame read codon by codon.
+    fn by_the_letter(chunk: &[u8]) -> Vec<(Frame, Vec<u8>, Vec<u8>)> {
+        let forward: Vec<u8> = chunk.to_ascii_uppercase();
+        let complement = |b: &u8| match b {
+            b'A' => b'T',
+            b'C' => b'G',
+            b'G' => b'C',
+            b'T' => b'A',
+            other => *other,
+        };
+        let reverse: Vec<u8> = forward.iter().rev().map(complement).collect();
+        let mut found = Vec::new();
+        for frame in Frame::ALL {
+            let strand = if frame.strand() == '+' { &forward } else { &reverse };
+            let Some(strand) = strand.get(frame.offset()..) else { continue };
+            let index = |b: &u8| b"ACGT".iter().position(|x| x == b);
+            let codes = strand.chunks_exact(3).filter_map(|codon| {
+                let [a, b, c] = [index(&codon[0])?, index(&codon[1])?, index(&codon[2])?];
+                Some(CODE[16 * a + 4 * b + c])
+            });
+            let protein: Vec<u8> = codes.collect();
+            if !protein.is_empty() && !protein.contains(&b'*') {
+                let end = strand.len().min(3 * protein.len() + 1);
+                found.push((frame, strand[..end].to_vec(), protein));
+            }
+        }
+        found
+    }
+
+    fn check_by_the_letter(chunk: &[u8], scratch: &mut Scratch) {
+        let mut found = Vec::new();
+        orfs(chunk, scratch, |o| found.push((o.frame, o.nucleotide.to_vec(), o.protein.to_vec())));
+        assert_eq!(found, by_the_letter(chunk), "{}", chunk.escape_ascii());
+    }
+
+    #[test]
+    fn every_byte_is_what_the_definition_says() {
+        let mut scratch = Scratch::default();
+        for byte in 0..=255 {
+            check_by_the_letter(&[byte, b'C', b'A', byte, byte, b'g', b'C', byte], &mut scratch);
+            check_by_the_letter(&[byte; 10], &mut scratch);
+        }
+    }
+
+    #[test]
+    fn every_codon_on_every_frame() {
+        let mut scratch = Scratch::default();
+        let bases = b"ACGTN";
+        for code in 0..125 {
+            let codon = [code / 25, code / 5 % 5, code % 5].map(|i| bases[i]);
+            for length in 0..8 {
+                check_by_the_letter(&[&b"GCCGCCG"[..length], &codon, b"GGC"].concat(), &mut scratch);
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() })]
+
+        #[test]
+        fn any_chunks(
+            chunks in prop::collection::vec(prop::collection::vec(
+                prop::sample::select(b"AACCCCGGGGTTACGTACGTacgtNRU-".to_vec()), 0..120), 1..4),
+        ) {
+            let mut scratch = Scratch::default();
+            chunks.iter().for_each(|chunk| check_by_the_letter(chunk, &mut scratch));
+        }
     }
 
     #[test]

@@ -1,13 +1,15 @@
-//! Times the CPU kernels: the product against a raw FMA loop and the `gemm` crate, attention against the raw
-//! loop. Both sides of each ratio run by turns in one process; medians.
+//! Times the CPU kernels: the product against raw FMA and AMX loops, the `gemm` crate and our own plain FMA
+//! kernel, attention against the raw loop. All sides of each ratio run by turns in one process; medians.
 //!
 //! `cargo run --release -p plimsoll-exec --example kernels [-- threads [avx512|avx2|portable]]`
 
 use plimsoll_exec::cpu::attention::{self, Attention, Rope, attention};
 use plimsoll_exec::cpu::gemm::{self, Act, Epilogue};
-use plimsoll_exec::cpu::{Cpu, Isa, Rows, RowsMut, elementwise, norm, rope};
-use std::hint::black_box;
+use plimsoll_exec::cpu::{Cpu, Isa, Rows, RowsMut, elementwise, norm, peak, rope};
 use std::time::Instant;
+
+#[path = "../src/cpu/tests/peer.rs"]
+mod peer;
 
 const TURNS: usize = 15;
 
@@ -18,9 +20,11 @@ fn main() {
     let cpu = Cpu::with_isa(threads, isa);
     println!("{} x {threads}; medians of {TURNS} turns; rates in GFLOP/s", cpu.isa().name());
     println!(
-        "{:>22} {:>8} {:>8} {:>8} {:>8} | ours/raw ours/gemm",
-        "linear M,N,K", "raw", "gemm", "ours", "+gelu"
+        "{:>22} {:>7} {:>7} {:>7} {:>7} {:>7} {:>7} | ours/: raw  gemm plain amx/6",
+        "linear M,N,K", "raw", "raw amx", "gemm", "plain", "ours", "+gelu"
     );
+    let plain = Isa::available().find(|isa| !isa.has_tiles()).expect("portable is there");
+    let plain = Cpu::with_isa(threads, plain);
     let shapes = [
         (480, 480),
         (1440, 480),
@@ -38,10 +42,10 @@ fn main() {
         (1280, 5120),
     ];
     for (n, k) in shapes {
-        linear(&cpu, 2048, n, k);
+        linear(&cpu, &plain, 2048, n, k);
     }
-    linear(&cpu, 168, 480, 480);
-    linear(&cpu, 16, 1920, 480);
+    linear(&cpu, &plain, 168, 480, 480);
+    linear(&cpu, &plain, 16, 1920, 480);
     println!("{:>34} {:>8} {:>8} | ours/raw", "attention", "raw", "ours");
     for (heads, hd) in [(20, 16), (20, 24), (20, 32), (20, 64), (40, 128)] {
         attend(&cpu, heads, hd, 168, 24, false);
@@ -65,118 +69,65 @@ fn by_turns<const N: usize>(mut sides: [&mut dyn FnMut(); N]) -> [f64; N] {
             }
         }
     }
-    seconds.map(|mut s| {
-        s.sort_by(f64::total_cmp);
-        s[TURNS / 2]
-    })
+    seconds.map(median)
 }
 
 fn numbers(n: usize) -> Vec<f32> {
     (0..n).map(|i| ((i * 7919 + 13) % 2003) as f32 / 1001.5 - 1.0).collect()
 }
 
-/// Multiply-adds in registers, at least `flops` on all threads together; returns how many really.
+/// GFLOP/s of the raw loop, of about as long a time as `flops` take there.
 fn raw(cpu: &Cpu, flops: f64) -> f64 {
-    let rounds = (flops / (cpu.threads() * RAW_FLOPS) as f64).ceil() as usize;
-    cpu.pool().run(cpu.threads(), &|_, _| raw_loop(rounds));
-    (rounds * cpu.threads() * RAW_FLOPS) as f64
+    peak::fma_gflops(cpu, seconds(cpu, flops))
 }
 
-#[cfg(target_arch = "x86_64")]
-const RAW_FLOPS: usize = 24 * 32;
-
-#[cfg(target_arch = "x86_64")]
-fn raw_loop(rounds: usize) {
-    use core::arch::x86_64::*;
-    #[target_feature(enable = "avx512f")]
-    fn avx512(rounds: usize) {
-        let x = black_box(_mm512_set1_ps(0.5));
-        let mut acc = [_mm512_set1_ps(1.0); 24];
-        for _ in 0..rounds {
-            for a in &mut acc {
-                *a = _mm512_fmadd_ps(*a, x, x);
-            }
-        }
-        black_box(acc);
-    }
-    #[target_feature(enable = "avx2,fma")]
-    fn avx2(rounds: usize) {
-        let x = black_box(_mm256_set1_ps(0.5));
-        let mut acc = [_mm256_set1_ps(1.0); 12];
-        for _ in 0..4 * rounds {
-            for a in &mut acc {
-                *a = _mm256_fmadd_ps(*a, x, x);
-            }
-        }
-        black_box(acc);
-    }
-    if is_x86_feature_detected!("avx512f") {
-        // SAFETY: just detected.
-        unsafe { avx512(rounds) }
-    } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-        // SAFETY: just detected.
-        unsafe { avx2(rounds) }
-    }
+/// GFLOP/s of the raw loop on tiles, as long as `raw`; zero where there are no tiles.
+fn raw_amx(cpu: &Cpu, flops: f64) -> f64 {
+    peak::amx_gflops(cpu, seconds(cpu, flops)).unwrap_or_default()
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-const RAW_FLOPS: usize = 16 * 8;
-
-#[cfg(not(target_arch = "x86_64"))]
-fn raw_loop(rounds: usize) {
-    let x = black_box(0.5f32);
-    let mut acc = [1.0f32; 64];
-    for _ in 0..rounds {
-        for a in &mut acc {
-            *a = a.mul_add(x, x);
-        }
-    }
-    black_box(acc);
+/// How long a raw loop runs that is compared with `flops`.
+fn seconds(cpu: &Cpu, flops: f64) -> f64 {
+    /// Between AVX2 and AVX-512 on a core of today.
+    const GFLOPS_OF_A_THREAD: f64 = 100.0;
+    flops / 1e9 / (GFLOPS_OF_A_THREAD * cpu.threads() as f64)
 }
 
-fn linear(cpu: &Cpu, m: usize, n: usize, k: usize) {
+/// The middle one.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// `plain` is the best instruction set without tiles.
+fn linear(cpu: &Cpu, plain: &Cpu, m: usize, n: usize, k: usize) {
     let (x, w, bias) = (numbers(m * k), numbers(n * k), numbers(n));
     let mut packed = vec![0.0; gemm::packed_len(n, k)];
     for (rows, out) in w.chunks(gemm::PANEL * k).zip(packed.chunks_exact_mut(gemm::PANEL * k)) {
         gemm::pack_panel(rows, k, out);
     }
-    let (mut y, mut peer) = (vec![0.0; m * n], vec![0.0; m * n]);
-    let mut space = vec![0.0; gemm::WORKSPACE.per_unit.0 as usize / 4 * cpu.threads()];
-    let mut gelu_y = vec![0.0; m * n];
-    let mut gelu_space = space.clone();
-    let ours = |act, y: &mut [f32], space: &mut [f32]| {
+    let [mut product, mut y, mut z, mut gelu] = [(); 4].map(|()| vec![0.0; m * n]);
+    let space = vec![0.0; gemm::WORKSPACE.per_unit.0 as usize / 4 * cpu.threads()];
+    let [mut y_space, mut z_space, mut gelu_space] = [(); 3].map(|()| space.clone());
+    let ours = |cpu: &Cpu, act, y: &mut [f32], space: &mut [f32]| {
         let e = Epilogue { bias: Some(&bias), act, residual: None };
         gemm::linear(cpu, Rows::new(&x, m, k, k), &packed, e, RowsMut::new(y, m, n, n), space);
     };
     let flops = 2.0 * (m * n * k) as f64;
-    let mut raw_flops = 0.0;
-    let [raw_s, gemm_s, ours_s, gelu_s] = by_turns([
-        &mut || raw_flops = raw(cpu, flops),
-        &mut || peer_linear(cpu.threads(), m, n, k, &x, &w, &mut peer),
-        &mut || ours(Act::None, &mut y, &mut space),
-        &mut || ours(Act::Gelu, &mut gelu_y, &mut gelu_space),
+    let (mut raws, mut amxs) = (Vec::new(), Vec::new());
+    let [_, _, seconds @ ..] = by_turns([
+        &mut || raws.push(raw(cpu, flops)),
+        &mut || amxs.push(raw_amx(cpu, flops)),
+        &mut || peer::linear(cpu.threads(), (m, n, k), &x, &w, &mut product),
+        &mut || ours(plain, Act::None, &mut z, &mut z_space),
+        &mut || ours(cpu, Act::None, &mut y, &mut y_space),
+        &mut || ours(cpu, Act::Gelu, &mut gelu, &mut gelu_space),
     ]);
-    let rate = [raw_flops / raw_s, flops / gemm_s, flops / ours_s, flops / gelu_s].map(|r| r / 1e9);
-    println!(
-        "{m:>8},{n:>6},{k:>6} {:>8.1} {:>8.1} {:>8.1} {:>8.1} | {:>8.2} {:>9.2}",
-        rate[0],
-        rate[1],
-        rate[2],
-        rate[3],
-        rate[2] / rate[0],
-        rate[2] / rate[1]
-    );
-}
-
-/// The same product by the `gemm` crate (its best features; no bias).
-fn peer_linear(threads: usize, m: usize, n: usize, k: usize, x: &[f32], w: &[f32], y: &mut [f32]) {
-    let threads = if threads == 1 { ::gemm::Parallelism::None } else { ::gemm::Parallelism::Rayon(threads) };
-    let (kk, nn) = (k as isize, n as isize);
-    // SAFETY: x (m, k), w (n, k) read as (k, n), y (m, n), all row-major and of these sizes.
-    unsafe {
-        let (y, x, w) = (y.as_mut_ptr(), x.as_ptr(), w.as_ptr());
-        ::gemm::gemm(m, n, k, y, 1, nn, false, x, 1, kk, w, kk, 1, 0.0, 1.0, false, false, false, threads);
-    }
+    let [peer, plain, ours, gelu] = seconds.map(|s: f64| flops / s / 1e9);
+    let (raw, amx) = (median(raws), median(amxs));
+    print!("{m:>8},{n:>6},{k:>6}");
+    [raw, amx, peer, plain, ours, gelu].iter().for_each(|r| print!(" {r:>7.1}"));
+    println!(" | {:>9.2} {:>5.2} {:>5.2} {:>5.2}", ours / raw, ours / peer, ours / plain, 6.0 * ours / amx);
 }
 
 fn attend(cpu: &Cpu, heads: usize, hd: usize, len: usize, sequences: usize, alibi: bool) {
@@ -198,12 +149,12 @@ fn attend(cpu: &Cpu, heads: usize, hd: usize, len: usize, sequences: usize, alib
     let mut space = vec![0.0; attention::workspace_bytes(hd) / 4 * cpu.threads()];
     let x = Rows::new(&qkv, t, 3 * d, 3 * d);
     let flops = 4.0 * (t * len * d) as f64;
-    let mut raw_flops = 0.0;
-    let [raw_s, ours_s] = by_turns([&mut || raw_flops = raw(cpu, flops), &mut || {
+    let mut raws = Vec::new();
+    let [_, ours_s] = by_turns([&mut || raws.push(raw(cpu, flops)), &mut || {
         let [q, k, v] = [0, 1, 2].map(|i| x.columns(i * d, d));
         attention(cpu, config, q, k, v, &spans, RowsMut::new(&mut o, t, d, d), None, &mut space);
     }]);
-    let (raw, ours) = (raw_flops / raw_s / 1e9, flops / ours_s / 1e9);
+    let (raw, ours) = (median(raws), flops / ours_s / 1e9);
     let what = format!("{heads} heads x {hd}, {sequences} x {len}{}", if alibi { " alibi" } else { "" });
     println!("{what:>34} {raw:>8.1} {ours:>8.1} | {:>8.2}", ours / raw);
 }

@@ -5,6 +5,7 @@ use crate::device::{Device, DeviceError, Launch, Operand};
 use graph::{Bytes, Counts, DType, Layout, Op, Param, TensorSpec, ValueId};
 use plan::{Instr, KernelRow, Program};
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 /// A NaN in every float format.
 const POISON: u8 = 0xFF;
@@ -85,19 +86,36 @@ impl Executor {
 
     /// Runs one step of a plan on inputs that were given for `counts`.
     pub fn run(&mut self, plan: usize, counts: Counts) -> Result<(), DeviceError> {
-        if !self.program.plans()[plan].1.graph.bounds.admits(counts) {
-            return Err(DeviceError::OverBounds { counts });
+        self.admits(plan, counts)?;
+        self.steps[plan].iter().try_for_each(|step| step.run(self.device.as_mut(), counts))
+    }
+
+    /// The same, and adds the time of every instruction of the plan's schedule to its entry of `times`.
+    pub fn run_timed(
+        &mut self,
+        plan: usize,
+        counts: Counts,
+        times: &mut [Duration],
+    ) -> Result<(), DeviceError> {
+        self.admits(plan, counts)?;
+        let (entries, instructions) = (times.len(), self.steps[plan].len());
+        if entries != instructions {
+            let why = format!("{entries} entries for the times of {instructions} instructions");
+            return Err(DeviceError::Kernel { op: "run_timed", why });
         }
-        for step in &self.steps[plan] {
-            match step {
-                Step::Launch { op, ins, outs, workspace } => {
-                    let launch = Launch { op, ins, outs, workspace: *workspace, counts };
-                    self.device.launch(&launch)?;
-                }
-                Step::Copy { from, to, spec } => self.device.copy(*from, *to, spec.bytes_at(counts))?,
-            }
+        for (step, time) in self.steps[plan].iter().zip(times) {
+            let start = Instant::now();
+            step.run(self.device.as_mut(), counts)?;
+            *time += start.elapsed();
         }
         Ok(())
+    }
+
+    fn admits(&self, plan: usize, counts: Counts) -> Result<(), DeviceError> {
+        if self.program.plans()[plan].1.graph.bounds.admits(counts) {
+            return Ok(());
+        }
+        Err(DeviceError::OverBounds { counts })
     }
 
     /// Reads an output; `out` has the size of a step of the last run's counts, or of its first rows.
@@ -133,6 +151,17 @@ impl Executor {
         let weights: u64 = self.program.plans().iter().map(|(_, p)| p.memory.persistent.0).sum();
         let rest = self.program.arena_bytes() - Bytes(weights);
         self.device.fill(weights, rest, POISON)
+    }
+}
+
+impl Step {
+    fn run(&self, device: &mut dyn Device, counts: Counts) -> Result<(), DeviceError> {
+        match self {
+            Self::Launch { op, ins, outs, workspace } => {
+                device.launch(&Launch { op, ins, outs, workspace: *workspace, counts })
+            }
+            Self::Copy { from, to, spec } => device.copy(*from, *to, spec.bytes_at(counts)),
+        }
     }
 }
 

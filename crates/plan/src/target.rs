@@ -144,11 +144,47 @@ impl Target {
             let known: Vec<&str> = Self::names().collect();
             return Err(bad(format!("not known; known are {}", known.join(", "))));
         };
+        Self::parse(name, text)
+    }
+
+    /// The target in the text of a target file, which errors name as `file`.
+    pub fn parse(file: &str, text: &str) -> Result<Self, PlanError> {
+        let bad = |why: String| PlanError::BadTarget { target: file.to_owned(), why };
         let mut target: Self = toml::from_str(text).map_err(|e| bad(e.to_string()))?;
         if let Some(other) = &target.kernels_of {
-            target.kernels = Self::named(other)?.kernels;
+            if !target.kernels.is_empty() {
+                return Err(bad("it has kernels of its own and `kernels_of`; one of them".to_owned()));
+            }
+            let (_, text) = FILES.iter().find(|(n, _)| n == other).ok_or_else(|| {
+                let known: Vec<&str> = Self::names().collect();
+                bad(format!("kernels_of `{other}` is not known; known are {}", known.join(", ")))
+            })?;
+            target.kernels = Self::parse(other, text)?.kernels;
         }
+        target.check().map_err(bad)?;
         Ok(target)
+    }
+
+    /// What the planner takes for granted of a target.
+    fn check(&self) -> Result<(), String> {
+        let Rates { f32, bf16, memory, launch } = self.rates;
+        for (key, rate) in [("f32", f32), ("bf16", bf16), ("memory", memory)] {
+            if !(rate.is_finite() && rate > 0.0) {
+                return Err(format!("rates.{key} = {rate} is no rate"));
+            }
+        }
+        if !(launch.is_finite() && launch >= 0.0) {
+            return Err(format!("rates.launch = {launch} is no time"));
+        }
+        for (key, number) in [("units", self.units), ("saturation", self.saturation)] {
+            if number == 0 {
+                return Err(format!("{key} = 0; it must be at least 1"));
+            }
+        }
+        match self.alignment.is_power_of_two() {
+            true => Ok(()),
+            false => Err(format!("alignment = {} is no power of two", self.alignment)),
+        }
     }
 
     /// The same machine with this many workers.
@@ -200,5 +236,23 @@ mod tests {
             assert!(null.kernels.iter().any(|k| k.op == *op), "null lacks {op}");
         }
         assert!(Target::named("tpu").is_err());
+    }
+
+    #[test]
+    fn a_bad_file_is_refused_by_name() {
+        let text = include_str!("targets/h200.toml");
+        assert!(Target::parse("h.toml", text).is_ok());
+        for (from, to, says) in [
+            ("units", "cores", "unknown field `cores`"),
+            ("units = 1", "units = 0", "units = 0"),
+            ("alignment = 256", "alignment = 100", "no power of two"),
+            ("launch = 4e-6", "launch = nan", "rates.launch"),
+            ("f32 = 6.7e+13", "f32 = 0.0", "rates.f32"),
+            ("kernels_of = \"null\"", "kernels_of = \"tpu\"", "kernels_of `tpu`"),
+            ("name", "= name", "TOML"),
+        ] {
+            let error = Target::parse("h.toml", &text.replacen(from, to, 1)).expect_err(to).to_string();
+            assert!(error.starts_with("target `h.toml`: ") && error.contains(says), "{error}");
+        }
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::machine::{self, Memory};
 use crate::{RunError, Settings};
-use data::weights::{HubEnv, find_in_hub, resolve_model};
+use data::weights::{FOLDER_FILES, HubEnv, find_in_hub, resolve_model};
 use exec::Device as _;
 use exec::cpu::{CpuDevice, Isa};
 use graph::Bytes;
@@ -184,11 +184,11 @@ fn state(id: &str, env: &HubEnv) -> String {
     if find_in_hub(id, env).is_err() {
         return "incomplete, no snapshot of `main`".to_owned();
     }
-    let config = resolve_model(id, env).map(|place| place.config());
-    let Some(text) = config.ok().and_then(|path| fs::read_to_string(path).ok()) else {
-        return "no config.json".to_owned();
-    };
+    let Ok(place) = resolve_model(id, env) else { return "no config.json".to_owned() };
+    let Ok(text) = fs::read_to_string(place.config()) else { return "no config.json".to_owned() };
+    let has_weights = FOLDER_FILES.iter().any(|name| place.path().join(name).exists());
     match Encoder::from_json(&text) {
+        Ok(encoder) if !has_weights => format!("{}, without weights", encoder.family()),
         Ok(encoder) => encoder.family().to_owned(),
         Err(error) => error.to_string(),
     }

@@ -1,4 +1,4 @@
-//! The user stories: predict, embed, plan, doctor. Each is readable from top to bottom.
+//! The user stories: predict, embed, plan, bench, doctor. Each is readable from top to bottom.
 //!
 //! Invariant of the crate: it decides nothing about numbers or addresses (that is below) and nothing about
 //! words or flags (that is above); what it reports it has measured or read from the plan.
@@ -22,6 +22,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod bench;
 mod bundle;
 pub mod doctor;
 pub mod embed;

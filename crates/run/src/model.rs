@@ -6,6 +6,10 @@ use data::tokenize::{bpe::Bpe, esm};
 use data::weights::{HubEnv, Weights, resolve_model};
 use graph::{Bounds, Graph, Param, Piece};
 use models::{Encoder, HeadConfig, Output, candidates, derived, mlp_head, twins};
+use sha2::{Digest, Sha256};
+use std::fmt::Write;
+use std::fs;
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +24,12 @@ pub struct EncoderModel {
     pub weights: Weights,
     /// How it reads sequences.
     pub tokenizer: Tokenizer,
+    /// The files beside the weights that results depend on: name and SHA-256 in hexadecimal.
+    pub described_by: Vec<(&'static str, String)>,
 }
+
+const CONFIG: &str = "config.json";
+const TOKENIZER: &str = "tokenizer.json";
 
 /// How a model reads sequences.
 #[derive(Clone)]
@@ -46,7 +55,7 @@ impl EncoderModel {
     pub fn open(name: &str, env: &HubEnv) -> Result<Self, RunError> {
         let place = resolve_model(name, env)?;
         let config = place.config();
-        let text = std::fs::read_to_string(&config).map_err(RunError::io(&config))?;
+        let text = read_config(&config)?;
         let encoder =
             Encoder::from_json(&text).map_err(|source| RunError::Config { path: config.clone(), source })?;
         let Some(weights) = place.weights() else {
@@ -56,22 +65,26 @@ impl EncoderModel {
         };
         let weights = Weights::open(weights)?;
         let folder = config.parent().unwrap_or(Path::new("."));
+        let mut described_by = vec![(CONFIG, sha256(text.as_bytes()))];
         let tokenizer = match &encoder {
             Encoder::Esm2(_) => Tokenizer::Esm,
-            Encoder::DnabertS(_) => Tokenizer::Bpe(Arc::new(Bpe::from_file(&folder.join("tokenizer.json"))?)),
+            Encoder::DnabertS(_) => {
+                let path = folder.join(TOKENIZER);
+                let bytes = fs::read(&path).map_err(RunError::io(&path))?;
+                described_by.push((TOKENIZER, sha256(&bytes)));
+                Tokenizer::Bpe(Arc::new(Bpe::from_bytes(&bytes, &path)?))
+            }
         };
-        Self::new(name, encoder, weights, tokenizer)
+        Self::new(name, encoder, weights, tokenizer, described_by)
     }
 
     /// The nucleotide encoder that is compiled in.
     pub fn builtin_dna() -> Result<Self, RunError> {
         let tokenizer = Bpe::from_bytes(bundle::TOKENIZER, Path::new("built-in tokenizer.json"))?;
-        Self::builtin(
-            "built-in DNABERT-S",
-            bundle::DNA_CONFIG,
-            bundle::DNA,
-            Tokenizer::Bpe(Arc::new(tokenizer)),
-        )
+        let tokenizer = Tokenizer::Bpe(Arc::new(tokenizer));
+        let mut model = Self::builtin("built-in DNABERT-S", bundle::DNA_CONFIG, bundle::DNA, tokenizer)?;
+        model.described_by.push((TOKENIZER, sha256(bundle::TOKENIZER)));
+        Ok(model)
     }
 
     /// The protein encoder that is compiled in.
@@ -87,10 +100,17 @@ impl EncoderModel {
     ) -> Result<Self, RunError> {
         let encoder = Encoder::from_json(config)
             .map_err(|source| RunError::Config { path: format!("{name} config.json").into(), source })?;
-        Self::new(name, encoder, Weights::from_bytes(name, weights)?, tokenizer)
+        let described_by = vec![(CONFIG, sha256(config.as_bytes()))];
+        Self::new(name, encoder, Weights::from_bytes(name, weights)?, tokenizer, described_by)
     }
 
-    fn new(name: &str, encoder: Encoder, weights: Weights, tokenizer: Tokenizer) -> Result<Self, RunError> {
+    fn new(
+        name: &str,
+        encoder: Encoder,
+        weights: Weights,
+        tokenizer: Tokenizer,
+        described_by: Vec<(&'static str, String)>,
+    ) -> Result<Self, RunError> {
         let vocabulary = match &tokenizer {
             Tokenizer::Esm => esm::VOCAB,
             Tokenizer::Bpe(bpe) => bpe.vocab_size(),
@@ -101,7 +121,7 @@ impl EncoderModel {
                 encoder.vocab_size()
             )));
         }
-        let model = Self { name: name.to_owned(), encoder, weights, tokenizer };
+        let model = Self { name: name.to_owned(), encoder, weights, tokenizer, described_by };
         model.check()?;
         Ok(model)
     }
@@ -220,6 +240,26 @@ impl HeadModel {
         let digits = file.find(|c: char| !c.is_ascii_digit())?;
         file[digits..].starts_with("_model").then(|| file[..digits].parse().ok())?
     }
+}
+
+/// The text of a model's configuration.
+pub(crate) fn read_config(path: &Path) -> Result<String, RunError> {
+    fs::read_to_string(path).map_err(|source| match source.kind() {
+        ErrorKind::NotFound => RunError::Refused(format!(
+            "{}: there is no such file; a model is a folder with its {CONFIG} beside its weights",
+            path.display()
+        )),
+        _ => RunError::io(path)(source),
+    })
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    let mut hex = String::with_capacity(64);
+    for byte in Sha256::digest(bytes) {
+        // Writing to a String cannot fail.
+        let _ = write!(hex, "{byte:02x}");
+    }
+    hex
 }
 
 fn pieces(graph: &Graph) -> impl Iterator<Item = &Piece> {

@@ -1,7 +1,8 @@
 //! What a model would take: the plan of `plimsoll plan`, from the configuration alone.
 
+use crate::model::read_config;
 use crate::session::bounds;
-use crate::{RunError, Settings};
+use crate::{RunError, Settings, machine};
 use data::weights::{HubEnv, resolve_model};
 use graph::Bytes;
 use models::{Encoder, Output, known};
@@ -20,8 +21,27 @@ pub struct Request {
     pub target: Target,
 }
 
+/// A budget on `target` as a person writes it; a percentage is of the target's memory, or of what is free here
+/// where the target has none of its own.
+pub fn parse_budget(text: &str, target: &Target) -> Result<Bytes, RunError> {
+    let whole = match target.memory {
+        Bytes::ZERO => machine::available().free,
+        memory => memory,
+    };
+    machine::parse_budget(text, whole)
+}
+
 /// Tokens of the longest sequence of an ESM-2 batch: 1022 residues, BOS and EOS.
 const LONGEST: u64 = 1024;
+
+/// The machine of a name, or of a target file: a path that ends in `.toml`.
+pub fn target(word: &str) -> Result<Target, RunError> {
+    if !word.ends_with(".toml") {
+        return Ok(Target::named(word)?);
+    }
+    let text = std::fs::read_to_string(word).map_err(RunError::io(word))?;
+    Ok(Target::parse(word, &text)?)
+}
 
 /// The encoder of a known hub id, a config.json, or a model folder. Reads no weights.
 pub fn encoder(model: &str) -> Result<Encoder, RunError> {
@@ -29,7 +49,7 @@ pub fn encoder(model: &str) -> Result<Encoder, RunError> {
         return Ok(encoder);
     }
     let path = resolve_model(model, &HubEnv::from_process())?.config();
-    let text = std::fs::read_to_string(&path).map_err(RunError::io(&path))?;
+    let text = read_config(&path)?;
     Encoder::from_json(&text).map_err(|source| RunError::Config { path, source })
 }
 

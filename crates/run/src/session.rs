@@ -73,7 +73,8 @@ impl Settings {
         match self.tokens {
             None => Ok(Program::largest_bounds(search, build)?),
             Some(tokens) if tokens < longest => Err(RunError::Refused(format!(
-                "--tokens {tokens} is less than the {longest} tokens that the longest sequence may have"
+                "--tokens {tokens} is less than the {longest} tokens that the longest sequence may have; \
+                 give --tokens {longest} or more"
             ))),
             Some(tokens) => Ok(Program::exactly(tokens, search, build)?),
         }

@@ -1,6 +1,7 @@
 //! One file per command, and one for what commands share. Invariant: every flag of a command is in its
 //! file, with its default and its help.
 
+pub mod bench;
 pub mod doctor;
 pub mod embed;
 pub mod machine;

@@ -1,10 +1,11 @@
 //! `plimsoll plan`: the flags.
 
 use super::{at_least_one, print};
-use clap::builder::PossibleValuesParser;
-use clap::{Args, ValueEnum};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Arg, Args, Command, Error, ValueEnum};
 use run::price::{self, Request};
-use run::{RunError, Target, machine};
+use run::{RunError, Target};
+use std::ffi::OsStr;
 use std::process::ExitCode;
 
 /// Show what a model would take of a machine's memory, to the byte, from its configuration alone
@@ -20,12 +21,12 @@ pub struct Plan {
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     tokens: Option<u64>,
 
-    /// The most memory it may take, like 24GiB [default: the target's memory; of this machine 80% of what is free]
+    /// The most memory it may take, like 24GiB or 80% of the target's [default: the target's memory; of this machine 80% of what is free]
     #[arg(long, alias = "memory-budget", value_name = "SIZE")]
     budget: Option<String>,
 
-    /// The machine
-    #[arg(long, default_value = "cpu", value_name = "NAME", value_parser = PossibleValuesParser::new(Target::names()))]
+    /// The machine, by name or as the FILE.toml that bench --calibrate wrote
+    #[arg(long, default_value = "cpu", value_name = "NAME|FILE.toml", value_parser = TargetParser)]
     target: String,
 
     /// How to print the plan
@@ -33,7 +34,7 @@ pub struct Plan {
     format: Format,
 
     /// Print the graph as it is after this pass instead; a wrong name lists them
-    #[arg(long, value_name = "PASS")]
+    #[arg(long, value_name = "PASS", conflicts_with = "format")]
     dump_after: Option<String>,
 }
 
@@ -43,12 +44,30 @@ enum Format {
     Json,
 }
 
+/// A known name, with suggestions for a misspelt one, or anything that ends in `.toml`.
+#[derive(Clone)]
+struct TargetParser;
+
+impl TypedValueParser for TargetParser {
+    type Value = String;
+
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<String, Error> {
+        match value.to_str() {
+            Some(file) if file.ends_with(".toml") => Ok(file.to_owned()),
+            Some(_) | None => PossibleValuesParser::new(Target::names()).parse_ref(command, arg, value),
+        }
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(Target::names().map(PossibleValue::new)))
+    }
+}
+
 impl Plan {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, RunError> {
-        let target = Target::named(&self.target)?;
-        let free = machine::available().free;
-        let budget = self.budget.as_deref().map(|text| machine::parse_budget(text, free)).transpose()?;
+        let target = price::target(&self.target)?;
+        let budget = self.budget.as_deref().map(|text| price::parse_budget(text, &target)).transpose()?;
         let request = Request { tokens: self.tokens, budget, target };
         let text = match (&self.dump_after, self.format) {
             (Some(pass), _) => self.dump(pass, request)?,

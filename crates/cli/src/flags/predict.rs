@@ -46,7 +46,7 @@ pub struct Predict {
     #[arg(long, value_enum, value_name = "FORMAT")]
     save_embeddings: Option<Format>,
 
-    /// Stop with an error at anything odd in the input, such as empty or repeated sequences
+    /// Stop with an error at anything odd in the input (empty or repeated sequences, windows of N alone)
     #[arg(long)]
     strict: bool,
 

@@ -1,6 +1,7 @@
 //! The binary as a user meets it. Invariant: hermetic: every run has its own folder, an empty hub cache and
 //! no network, and what it says is the same on every machine.
 
+mod bench;
 mod embeddings;
 mod harness;
 mod messages;

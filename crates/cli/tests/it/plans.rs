@@ -70,10 +70,48 @@ fn the_budget_changes_the_plan() {
 }
 
 #[test]
+fn a_percentage_is_of_the_target() {
+    let folder = Folder::new("percentage");
+    let words = ["plan", "--model", "facebook/esm2_t36_3B_UR50D", "--target", "4090", "--budget", "1%"];
+    let ran = folder.run(&words);
+    assert!(ran.ended(4).stderr().contains("the budget is 257 572 208 B"), "{}", ran.stderr());
+}
+
+#[test]
+fn a_file_without_a_configuration_is_no_model() {
+    let folder = Folder::new("no_configuration");
+    folder.write("p.faa", ">a\nMKV\n");
+    let ran = folder.run(&["plan", "--model", "p.faa"]);
+    assert!(ran.ended(1).stderr().contains("beside its weights"), "{}", ran.stderr());
+    let words = ["plan", "--model", "esm2_t6_8M_UR50D", "--dump-after", "fuse", "--format", "json"];
+    folder.run(&words).ended(1);
+}
+
+#[test]
 fn the_doctor_looks() {
     let folder = Folder::new("doctor");
     let text = folder.run(&["doctor"]).ended(0).stdout();
+    assert!(text.contains("no models"), "{text}");
     assert!(text.contains("gemm_f32") && text.contains(&folder.path("hf/hub").display().to_string()), "{text}");
     let json: Value = serde_json::from_str(&folder.run(&["doctor", "--json"]).ended(0).stdout()).expect("JSON");
     assert_eq!(json["plimsoll"], env!("CARGO_PKG_VERSION"));
+    for (name, file) in [("whole", Some("model.safetensors")), ("planned", None)] {
+        let model = format!("hf/hub/models--org--{name}");
+        folder.write(&format!("{model}/refs/main"), "0123abcd");
+        for file in ["config.json"].into_iter().chain(file) {
+            let bytes = std::fs::read(golden("esm2") + "/" + file).expect("golden");
+            folder.write(&format!("{model}/snapshots/0123abcd/{file}"), bytes);
+        }
+    }
+    folder.write("hf/hub/models--org--partial/blobs/x.incomplete", "");
+    let json: Value = serde_json::from_str(&folder.run(&["doctor", "--json"]).ended(0).stdout()).expect("JSON");
+    let wanted = serde_json::json!({
+        "org/whole": "ESM-2",
+        "org/planned": "ESM-2, without weights",
+        "org/partial": "incomplete, no snapshot of `main`",
+    });
+    assert_eq!(json["hub_cache"]["models"], wanted);
+    folder.write("p.faa", ">a\nMKV\n");
+    folder.run(&["embed", "--model", "org/whole", "p.faa", "-o", "e.npy"]).ended(0);
+    folder.run(&["embed", "--model", "org/planned", "p.faa", "-o", "f.npy"]).ended(1);
 }

@@ -1,7 +1,12 @@
 //! `plimsoll predict` from the outside: folders, models, exit codes. What it computes is tested in `run`.
 
 use crate::harness::{Folder, golden};
+use data::weights::Weights;
 use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 const READS: &str = "pipeline/reads.fa";
 
@@ -56,4 +61,99 @@ fn standard_input_has_a_folder_too() {
     folder.run_with(&["predict", "-"], &reads).ended(0);
     assert!(folder.path("stdin_plimsoll/run.json").exists());
     folder.run_with(&["predict", "-"], &reads).ended(1);
+}
+
+/// An error is met while the pipe is still open: the command must not wait for its end.
+#[test]
+fn an_error_does_not_wait_for_the_pipe() {
+    let folder = Folder::new("open_pipe");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+        .args(["predict", "--strict", "-q", "-"])
+        .current_dir(folder.path(""))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the binary starts");
+    let mut pipe = child.stdin.take().expect("piped");
+    let long = "ACGTTGCA".repeat(1 << 15);
+    write!(pipe, ">a\nACGT\n>a\nACGT\n>b\n{long}\n>c\nACGT\n").expect("written");
+    let start = Instant::now();
+    let code = loop {
+        match child.try_wait().expect("a child") {
+            Some(status) => break status.code(),
+            None if start.elapsed() > Duration::from_secs(60) => {
+                child.kill().expect("killed");
+                panic!("it waits for the pipe");
+            }
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    assert_eq!(code, Some(1));
+    drop(pipe);
+}
+
+/// As after `2> >(head -1)`, or when a terminal is closed.
+#[test]
+fn a_run_goes_on_when_nobody_reads_its_messages() {
+    let folder = Folder::new("no_reader");
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let status = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+        .args(["predict", &golden(READS), "-o", "out", "-v"])
+        .current_dir(folder.path(""))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(writer)
+        .status()
+        .expect("the binary starts");
+    assert_eq!(status.code(), Some(0));
+    assert!(folder.path("out/run.json").exists());
+}
+
+#[test]
+fn ids_cannot_command_the_terminal() {
+    let folder = Folder::new("escapes");
+    let reads = ">\x1b[31mred\nACGT\n>\x1b[31mred\nACGT\n";
+    for words in [&["predict", "-", "-v"][..], &["predict", "-", "--strict", "-o", "out"]] {
+        let ran = folder.run_with(words, reads.as_bytes());
+        assert!(ran.stderr().contains("'\\u{1b}[31mred': duplicate_id"), "{}", ran.stderr());
+        assert!(!ran.stderr().contains('\x1b'), "{}", ran.stderr());
+    }
+}
+
+/// A protein model that gives no numbers: every sequence fails, all of it is said, and a second look at the
+/// result is no success either.
+#[test]
+fn sequences_that_fail_are_exit_code_2() {
+    let folder = Folder::new("failed");
+    let model = golden("esm2/model.safetensors");
+    let mut file = fs::read(&model).expect("golden");
+    let weights = Weights::open(Path::new(&model)).expect("opened");
+    let norm = weights.tensor("esm.encoder.emb_layer_norm_after.bias").expect("there");
+    file[norm.offset() as usize..][..4].fill(0xff);
+    folder.write("esm2/model.safetensors", file);
+    folder.write("esm2/config.json", fs::read(golden("esm2/config.json")).expect("golden"));
+    folder.write("reads.fa", ">a\nACGAAAGCAGCAGCAGCA\n");
+    let words = ["predict", "reads.fa", "--weights", &golden(""), "--protein-model", "esm2"];
+    for _ in 0..2 {
+        folder.run(&words).ended(2);
+    }
+    let notes = String::from_utf8(folder.read("reads_plimsoll/notes.tsv")).expect("text");
+    assert!(notes.contains("a\tfailed\twindow 1 frame F1"), "{notes}");
+    let table = String::from_utf8(folder.read("reads_plimsoll/predictions.tsv")).expect("text");
+    assert!(table.contains("\tno_call"), "{table}");
+}
+
+#[test]
+fn a_head_for_other_windows_is_warned_of() {
+    let folder = Folder::new("length");
+    fs::copy(golden("head.pth"), folder.path("300_model.pth")).expect("copied");
+    let check = |length: &str, warns: bool| {
+        let words = ["predict", &golden(READS), "--weights", &golden(""), "--head", "300_model.pth", "-q"];
+        let ran = folder.run(&[&words[..], &["--length", length, "-o", length]].concat());
+        assert_eq!(ran.ended(0).stderr().contains("a head for chunks of 300"), warns, "{}", ran.stderr());
+    };
+    check("500", true);
+    check("300", false);
 }

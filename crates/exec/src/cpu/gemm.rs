@@ -4,6 +4,7 @@
 //! K - 1, begun at zero. Cutting K into blocks stores and reloads that f32 sum exactly; the
 //! cuts of rows and columns only say who computes what. So the bits of a row depend on that row
 //! and the weights: not on M, the row's position, the threads, or (with FMA) the instructions.
+//! Where the tiles of AMX are used, `gemm_amx` takes over: with other bits, under the same rule.
 //!
 //! Packed weights: panels of 32 columns; panel p holds, for k in 0..K, the 32 values
 //! `W[32 p .. 32 p + 32][k]`, zeros past N. One layout for all instruction sets.
@@ -34,12 +35,16 @@ const BLOCK: usize = 168;
 /// sums and one panel's slice take 0.8 MB of L2. (16 is 2 to 3 % quicker for K > 768, at 172 032 B more.)
 const GROUP: usize = 8;
 
-/// Bytes of workspace per thread, as the planner's table has them: a slice of a block of rows,
-/// and a group's sums.
+/// Bytes of workspace per thread, as the planner's table has them: one figure for all instruction sets.
 pub const WORKSPACE: Workspace = Workspace { per_unit: Bytes(4 * EACH as u64), per_column: Bytes(0) };
 
-/// f32 of workspace per thread, whole cache lines.
-const EACH: usize = BLOCK * (STRIDE + GROUP * PANEL);
+/// f32 of workspace per thread, whole cache lines: what the tiles need, the most of all.
+const EACH: usize = 374_784;
+
+// A slice of a block of rows, and a group's sums.
+const _: () = assert!(BLOCK * (STRIDE + GROUP * PANEL) <= EACH);
+#[cfg(target_arch = "x86_64")]
+const _: () = assert!(super::gemm_amx::EACH == 4 * EACH);
 
 /// What follows the product, in this order: `+ bias`, `act`, `residual +`.
 #[derive(Clone, Copy, Default)]
@@ -108,9 +113,15 @@ pub fn linear(
     let fits = |r: Rows<'_>| r.rows() == m && r.cols() == n;
     assert!(epilogue.residual.is_none_or(fits), "residual of ({m}, {n})");
     assert!(workspace.len() >= EACH * cpu.threads(), "workspace for {} threads", cpu.threads());
-    let split = Split::new(m, n, k, cpu);
-    let scratch = workspace.as_mut_ptr() as usize;
     let job = Job { x, w, epilogue, y: &y };
+    #[cfg(target_arch = "x86_64")]
+    if cpu.isa().has_tiles() && k > 0 {
+        return super::gemm_amx::linear(cpu, job, workspace.as_mut_ptr(), 4 * EACH);
+    }
+    let panels = n.div_ceil(PANEL);
+    let fewest = if k > DEPTH { panels.div_ceil(GROUP) } else { 1 };
+    let split = Split::new(m, panels, cpu.threads(), cpu.isa().tile_rows(), BLOCK, fewest);
+    let scratch = workspace.as_mut_ptr() as usize;
     cpu.pool().run(split.tasks(), &|task, worker| {
         let (rows, panels) = split.task(task);
         let scratch = scratch as *mut f32;
@@ -121,7 +132,7 @@ pub fn linear(
 }
 
 /// How the output is cut into tasks: row blocks times groups of panels.
-struct Split {
+pub(super) struct Split {
     m: usize,
     panels: usize,
     rows: usize,
@@ -130,11 +141,18 @@ struct Split {
 }
 
 impl Split {
-    fn new(m: usize, n: usize, k: usize, cpu: &Cpu) -> Split {
-        let (panels, threads, height) = (n.div_ceil(PANEL), cpu.threads(), cpu.isa().tile_rows());
-        // As many blocks as a multiple of the threads, of equal size, in whole tiles.
-        let wanted = m.div_ceil(BLOCK).next_multiple_of(threads).max(1);
-        let rows = m.div_ceil(wanted).next_multiple_of(height).min(BLOCK);
+    /// Blocks of at most `most` rows, in whole tiles of `height`; at least `fewest` groups.
+    pub(super) fn new(
+        m: usize,
+        panels: usize,
+        threads: usize,
+        height: usize,
+        most: usize,
+        fewest: usize,
+    ) -> Split {
+        // As many blocks as a multiple of the threads, of equal size.
+        let wanted = m.div_ceil(most).next_multiple_of(threads).max(1);
+        let rows = m.div_ceil(wanted).next_multiple_of(height).min(most);
         let blocks = m.div_ceil(rows.max(1));
         // Few rows: the threads share the panels too, each copying the rows for itself.
         let shares = match blocks {
@@ -142,16 +160,15 @@ impl Split {
             _ if threads == 1 || blocks >= 2 * threads => 1,
             _ => (2 * threads).div_ceil(blocks),
         };
-        let fewest = if k > DEPTH { panels.div_ceil(GROUP) } else { 1 };
         Split { m, panels, rows, blocks, groups: shares.max(fewest).min(panels) }
     }
 
-    fn tasks(&self) -> usize {
+    pub(super) fn tasks(&self) -> usize {
         self.blocks * self.groups
     }
 
     /// The rows and panels of one task.
-    fn task(&self, task: usize) -> (Range<usize>, Range<usize>) {
+    pub(super) fn task(&self, task: usize) -> (Range<usize>, Range<usize>) {
         let (block, group) = (task / self.groups, task % self.groups);
         let start = block * self.rows;
         let panel = |g: usize| g * self.panels / self.groups;
@@ -159,12 +176,13 @@ impl Split {
     }
 }
 
+/// The operands of a product.
 #[derive(Clone, Copy)]
-struct Job<'a> {
-    x: Rows<'a>,
-    w: &'a [f32],
-    epilogue: Epilogue<'a>,
-    y: &'a RowsMut<'a>,
+pub(super) struct Job<'a> {
+    pub(super) x: Rows<'a>,
+    pub(super) w: &'a [f32],
+    pub(super) epilogue: Epilogue<'a>,
+    pub(super) y: &'a RowsMut<'a>,
 }
 
 /// One task, for `Isa::run`. `scratch` is `EACH` f32 of this worker's own.
@@ -273,7 +291,14 @@ unsafe fn copy_rows<S: Simd>(x: Rows<'_>, row: usize, rows: usize, ks: &Range<us
 /// # Safety
 /// `sum` holds `rows` rows of 32; rows `row..row + rows` of y belong to this task.
 #[inline(always)]
-unsafe fn finish<S: Simd>(s: S, job: &Job<'_>, row: usize, rows: usize, panel: usize, sum: *const f32) {
+pub(super) unsafe fn finish<S: Simd>(
+    s: S,
+    job: &Job<'_>,
+    row: usize,
+    rows: usize,
+    panel: usize,
+    sum: *const f32,
+) {
     let e = &job.epilogue;
     for column in [0, LANES] {
         let j = panel * PANEL + column;

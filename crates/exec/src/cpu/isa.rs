@@ -13,6 +13,9 @@ pub struct Isa(Kind);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
+    /// AVX-512, and products on the tiles of AMX.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
     #[cfg(target_arch = "x86_64")]
     Avx512,
     #[cfg(target_arch = "x86_64")]
@@ -30,6 +33,8 @@ impl Isa {
     pub fn available() -> impl Iterator<Item = Isa> {
         [
             #[cfg(target_arch = "x86_64")]
+            (Kind::Amx, has_avx512() && super::amx::available()),
+            #[cfg(target_arch = "x86_64")]
             (Kind::Avx512, has_avx512()),
             #[cfg(target_arch = "x86_64")]
             (Kind::Avx2, has_avx2()),
@@ -39,9 +44,11 @@ impl Isa {
         .filter_map(|(kind, has)| has.then_some(Isa(kind)))
     }
 
-    /// `avx512`, `avx2` or `portable`.
+    /// `avx512+amx`, `avx512`, `avx2` or `portable`.
     pub fn name(self) -> &'static str {
         match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Amx => "avx512+amx",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
@@ -50,11 +57,23 @@ impl Isa {
         }
     }
 
-    /// Whether `fma` rounds once: all such sets give the same bits.
+    /// Whether products with weights run on the tiles of AMX, each in six bf16 products: to f32 accuracy, but
+    /// with bits of their own.
+    pub fn has_tiles(self) -> bool {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Amx => true,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 | Kind::Avx2 => false,
+            Kind::Portable => false,
+        }
+    }
+
+    /// Whether `fma` rounds once: all such sets give the same bits, but for products on tiles.
     pub fn has_fma(self) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 | Kind::Avx2 => true,
+            Kind::Amx | Kind::Avx512 | Kind::Avx2 => true,
             Kind::Portable => cfg!(any(target_feature = "fma", target_arch = "aarch64")),
         }
     }
@@ -63,7 +82,7 @@ impl Isa {
     pub(super) fn tile_rows(self) -> usize {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => Avx512::ROWS,
+            Kind::Amx | Kind::Avx512 => Avx512::ROWS,
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => Avx2::ROWS,
             Kind::Portable => Portable::ROWS,
@@ -75,8 +94,8 @@ impl Isa {
     pub(super) fn run<K: Kernel>(self, kernel: K) {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `Kind::Avx512` is made only by `available`, after detection.
-            Kind::Avx512 => unsafe { run_avx512(kernel) },
+            // SAFETY: both kinds are made only by `available`, after detection.
+            Kind::Amx | Kind::Avx512 => unsafe { run_avx512(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Kind::Avx2` is made only by `available`, after detection.
             Kind::Avx2 => unsafe { run_avx2(kernel) },

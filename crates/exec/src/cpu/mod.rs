@@ -3,11 +3,17 @@
 //! Invariants, for every kernel here: nothing is allocated; workspace is the caller's, of a size
 //! given by a const function; the bits of a row or sequence depend on its own values only, never
 //! on other rows, other sequences, the number of threads or the order in which they work; and,
-//! where the hardware has FMA, not on the instruction set either.
+//! where the hardware has FMA, not on the instruction set either, but for products on AMX tiles.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod device;
+#[cfg(target_arch = "x86_64")]
+mod gemm_amx;
 mod isa;
 mod math;
+#[cfg(target_arch = "x86_64")]
+mod parts;
 mod pool;
 mod simd;
 #[cfg(target_arch = "x86_64")]
@@ -20,6 +26,7 @@ pub mod elementwise;
 pub mod embed;
 pub mod gemm;
 pub mod norm;
+pub mod peak;
 pub mod reduce;
 pub mod rope;
 

@@ -10,6 +10,7 @@ use plimsoll_exec::reference::ReferenceDevice;
 use plimsoll_exec::{DeviceError, Executor};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::alloc::System;
+use std::time::Duration;
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -28,17 +29,21 @@ fn small(model: &str) -> Result<graph::Graph, VerifyError> {
 /// still proves the claim, and it is tried until one does.
 #[test]
 fn a_step_allocates_nothing() {
-    for model in ["esm2", "dnabert_s"] {
+    for (model, timed) in [("esm2", false), ("esm2", true), ("dnabert_s", false)] {
         let graph = small(model).expect("verified");
         let mut executor =
             load(On::Cpu(Isa::detect(), 2), &graph, true, |_, _, out| out.fill(0.01)).expect("planned");
         let counts = Counts { tokens: 60, sequences: 2 };
+        let mut times = vec![Duration::ZERO; executor.program().plans()[0].1.schedule.instrs.len()];
         let mut least = usize::MAX;
         for _ in 0..200 {
             executor.input_i32(0, "ids", &[5; 60]).expect("ids");
             executor.input_i32(0, "spans", &[0, 20, 20, 60]).expect("spans");
             let region = Region::new(ALLOCATOR);
-            executor.run(0, counts).expect("a run");
+            match timed {
+                false => executor.run(0, counts).expect("a run"),
+                true => executor.run_timed(0, counts, &mut times).expect("a timed run"),
+            }
             least = least.min(region.change().allocations);
             if least == 0 {
                 break;
@@ -70,6 +75,28 @@ fn more_than_the_bounds_is_refused() {
     let mut executor = load(On::Reference, &graph, true, |_, _, out| out.fill(0.0)).expect("planned");
     let error = executor.run(0, Counts { tokens: 65, sequences: 1 }).expect_err("refused");
     assert!(matches!(error, DeviceError::OverBounds { .. }), "{error}");
+}
+
+#[test]
+fn a_timed_run_is_a_run() {
+    let graph = small("esm2").expect("verified");
+    let mut executor =
+        load(On::Cpu(Isa::detect(), 2), &graph, true, |_, _, out| out.fill(0.01)).expect("planned");
+    let counts = Counts { tokens: 3, sequences: 1 };
+    let mut times = vec![Duration::ZERO; executor.program().plans()[0].1.schedule.instrs.len()];
+    let mut mean = |times: Option<&mut [Duration]>| {
+        executor.input_i32(0, "ids", &[5, 6, 7]).expect("ids");
+        executor.input_i32(0, "spans", &[0, 3]).expect("spans");
+        match times {
+            None => executor.run(0, counts).expect("a run"),
+            Some(times) => executor.run_timed(0, counts, times).expect("a timed run"),
+        }
+        output(&mut executor, "mean", 40)
+    };
+    assert_eq!(mean(None), mean(Some(&mut times)));
+    assert!(times.iter().any(|&t| t > Duration::ZERO));
+    let error = executor.run_timed(0, counts, &mut times[1..]).expect_err("refused");
+    assert!(error.to_string().contains("instructions"), "{error}");
 }
 
 #[test]

@@ -46,8 +46,9 @@ fn the_largest_that_fits_is_found() {
     for (floor, ceiling, step) in
         [(1, 40, 1), (7, 40, 5), (8, 40, 8), (10, 10, 3), (10, 3, 3), (5, 6, 100), (4, 9, 0)]
     {
-        let candidates: Vec<u64> =
-            (floor..=ceiling.max(floor)).filter(|t| *t == ceiling || (t - floor) % step.max(1) == 0).collect();
+        let candidates: Vec<u64> = (floor..=ceiling.max(floor))
+            .filter(|t| [floor, ceiling].contains(t) || t % step.max(1) == 0)
+            .collect();
         for budget in (0..=42u64).flat_map(|t| [(128 * t).saturating_sub(1), 128 * t]) {
             let search = Search { floor, ceiling, step, budget: Bytes(budget) };
             let wanted = candidates.iter().copied().filter(|t| 128 * t <= budget).max();

@@ -19,6 +19,9 @@ use std::time::Instant;
 /// with hardly any open reading frames does not pile up.
 const MOST_WAITING: usize = 1 << 16;
 
+/// Bytes of sequences and texts that may wait so: 2^16 windows of 100 000 bases would be 6 GB.
+const MOST_BYTES_WAITING: usize = 32 << 20;
+
 /// What an open reading frame has so far.
 #[derive(Clone, Copy, Default)]
 struct Slot {
@@ -42,7 +45,6 @@ pub(crate) struct Totals {
     pub(crate) records: u64,
     pub(crate) orfs: u64,
     pub(crate) failed: u64,
-    pub(crate) notes: u64,
     pub(crate) tokens: [u64; 2],
     pub(crate) seconds: Seconds,
 }
@@ -125,7 +127,7 @@ impl Engine {
             }
         }
         self.advance(false)?;
-        while self.queue.len() > MOST_WAITING {
+        while self.queue.len() > MOST_WAITING || self.queue.bytes() > MOST_BYTES_WAITING {
             self.advance(true)?;
         }
         Ok(())
@@ -164,9 +166,9 @@ impl Engine {
     fn note(&mut self, note: Note) -> Result<(), RunError> {
         if self.manner.strict {
             let Note { seq_name, kind, detail, .. } = note;
-            return Err(RunError::Refused(format!("--strict: `{seq_name}`: {kind}: {detail}")));
+            let text = format!("--strict: '{seq_name}': {kind}: {detail}; mend it, or leave --strict away");
+            return Err(RunError::Refused(text));
         }
-        self.totals.notes += 1;
         self.queue.push(Item::Note(note));
         Ok(())
     }
@@ -175,7 +177,9 @@ impl Engine {
         while self.free.is_empty() {
             self.advance(true)?;
         }
-        let Some(slot) = self.free.pop() else { return Ok(()) };
+        let Some(slot) = self.free.pop() else {
+            return Err(RunError::Refused("no slot is free; this is a bug of ours".to_owned()));
+        };
         let place = self.queue.push_orf(orf.frame, slot);
         self.slots[slot] = Slot { place, ..Slot::default() };
         self.packers[DNA].push(slot as u64, &batch.dna[orf.dna.clone()])?;
@@ -297,7 +301,6 @@ impl Engine {
     fn note_failures(&mut self, window: &Window) -> Result<(), RunError> {
         for orf in window.orfs().filter(|orf| orf.state == State::Failed) {
             self.totals.failed += 1;
-            self.totals.notes += 1;
             let (number, frame) = (window.chunk.index + 1, orf.frame.name());
             self.outputs.note(&Note {
                 seq_name: window.record.to_string(),

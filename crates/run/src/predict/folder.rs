@@ -1,10 +1,11 @@
 //! The output folder: new, complete, of another run, or somebody else's. Invariant: a result of another run
-//! is never touched without `--force`, and a complete one is never computed twice.
+//! is never touched without `--force`, a complete one is never computed twice, and what is no file of ours is
+//! never removed.
 
-use super::output::{FILES, RUN_RECORD};
+use super::output::{FILES, OutputError, RUN_RECORD};
 use crate::RunError;
 use serde_json::Value;
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::path::Path;
 
 /// What is in the folder.
@@ -15,10 +16,32 @@ pub(crate) enum Found {
     Record(Value),
 }
 
-/// Looks at the folder; makes it where it is missing. With `force` what a prediction left there does not
-/// count; it stays until the new results replace it.
+/// The right to write into a folder, as long as it lives; it goes with the process, however that ends.
+pub(crate) struct Lock {
+    /// `None` where folders cannot be locked: on some network file systems.
+    _folder: Option<File>,
+}
+
+/// Makes the folder where it is missing, and takes it for this run.
+pub(crate) fn take(dir: &Path) -> Result<Lock, RunError> {
+    fs::create_dir_all(dir).map_err(|source| {
+        let path = dir.to_owned();
+        RunError::Output(OutputError::Folder { path, source })
+    })?;
+    let Ok(folder) = File::open(dir) else { return Ok(Lock { _folder: None }) };
+    match folder.try_lock() {
+        Ok(()) => Ok(Lock { _folder: Some(folder) }),
+        Err(TryLockError::WouldBlock) => Err(RunError::Refused(format!(
+            "another run is writing to {}; wait for its end, or choose another folder with -o",
+            dir.display()
+        ))),
+        Err(TryLockError::Error(_)) => Ok(Lock { _folder: None }),
+    }
+}
+
+/// Looks at the folder. With `force` what a prediction left there does not count; it stays until the new
+/// results replace it. What a killed run left half written is removed, if nothing else is there.
 pub(crate) fn look(dir: &Path, force: bool) -> Result<Found, RunError> {
-    fs::create_dir_all(dir).map_err(RunError::io(dir))?;
     let record = dir.join(RUN_RECORD);
     if record.exists() && !force {
         let text = fs::read_to_string(&record).map_err(RunError::io(&record))?;
@@ -27,11 +50,12 @@ pub(crate) fn look(dir: &Path, force: bool) -> Result<Found, RunError> {
         })?;
         return Ok(Found::Record(value));
     }
+    let mut leftovers = vec![];
     for entry in fs::read_dir(dir).map_err(RunError::io(dir))? {
         let path = entry.map_err(RunError::io(dir))?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if is_leftover(&name) {
-            remove(&path)?;
+            leftovers.push(path);
         } else if !FILES.contains(&name.as_str()) {
             return Err(RunError::Refused(format!(
                 "{} holds files that are not of a prediction (`{name}`); choose another folder with -o",
@@ -39,6 +63,7 @@ pub(crate) fn look(dir: &Path, force: bool) -> Result<Found, RunError> {
             )));
         }
     }
+    leftovers.iter().try_for_each(|path| remove(path))?;
     Ok(Found::Nothing)
 }
 
@@ -59,14 +84,40 @@ pub(crate) fn difference(old: &Value, new: &Value) -> Option<String> {
     None
 }
 
-/// `.predictions.tsv.123-4.part`: what a killed run left.
+/// `.predictions.tsv.123-4.part` or `.sort.123-4.part`: what a killed run left.
 fn is_leftover(name: &str) -> bool {
-    name.starts_with('.') && name.ends_with(".part")
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let parts = || {
+        let (file, number) = name.strip_prefix('.')?.strip_suffix(".part")?.rsplit_once('.')?;
+        let (process, count) = number.split_once('-')?;
+        Some((file == "sort" || FILES.contains(&file)) && is_number(process) && is_number(count))
+    };
+    parts() == Some(true)
 }
 
 fn remove(path: &Path) -> Result<(), RunError> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(RunError::io(path)(e)),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_killed_run_leaves() {
+        let check = |name: &str, wanted: bool| assert_eq!(is_leftover(name), wanted, "{name}");
+        check(".predictions.tsv.123-4.part", true);
+        check(".run.json.1-0.part", true);
+        check(".embeddings.ids.txt.9-12.part", true);
+        check(".sort.77-0.part", true);
+        check(".thesis.tex.123-4.part", false);
+        check(".predictions.tsv.part", false);
+        check(".predictions.tsv.12x-4.part", false);
+        check(".predictions.tsv.12-.part", false);
+        check("predictions.tsv", false);
+        check(".part", false);
     }
 }

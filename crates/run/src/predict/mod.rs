@@ -24,7 +24,7 @@ use folder::Found;
 use graph::Bytes;
 use models::Encoder;
 use output::{Counts, Outputs};
-use produce::Front;
+use produce::{Event, Front};
 use program::{DNA, HEAD, PROTEIN, Shape};
 use record::Story;
 use serde_json::Value;
@@ -73,6 +73,8 @@ pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<Report,
     let mut tracker = Tracker::new();
     look_at_inputs(options)?;
     let opened = open(options, observer)?;
+    // Held to the end: two runs into one folder would take each other's files.
+    let _lock = folder::take(&options.output_dir)?;
     if let Some(report) = already_there(options, &opened)? {
         return Ok(report);
     }
@@ -194,10 +196,15 @@ fn already_there(options: &Options, opened: &Opened) -> Result<Option<Report>, R
             format!("{dir} holds the result of another run ({what}); use --force or another folder with -o");
         return Err(RunError::Refused(text));
     }
+    let notes = old["counts"]["notes"].as_u64().unwrap_or(0);
+    if options.strict && notes > 0 {
+        let text = format!("--strict: the result is in {dir}, with {notes} notes; see notes.tsv there");
+        return Err(RunError::Refused(text));
+    }
     Ok(Some(Report {
         already_complete: true,
         failed: old["sequences"]["failed"].as_u64().unwrap_or(0),
-        notes: old["counts"]["notes"].as_u64().unwrap_or(0),
+        notes,
         counts: Counts::from_record(&old),
         output_dir: options.output_dir.clone(),
         trained: opened.head.trained,
@@ -256,7 +263,6 @@ fn stream(
     observer: &mut dyn Observer,
 ) -> Result<Vec<Input>, RunError> {
     let front = Front {
-        inputs: &options.inputs,
         length: options.length,
         dna: opened.dna.tokenizer.clone(),
         protein: opened.protein.tokenizer.clone(),
@@ -265,23 +271,31 @@ fn stream(
         workers: options.workers,
         prefetch: options.prefetch,
     };
-    std::thread::scope(|scope| {
-        let stream = produce::start(&front, scope)?;
-        loop {
-            let wait = Instant::now();
-            let batch = stream.next();
-            engine.totals.seconds.waiting += wait.elapsed().as_secs_f64();
-            let Some(batch) = batch? else { break };
-            engine.take(batch)?;
-            let bytes = stream.bytes_read.load(Ordering::Relaxed);
-            observer.progress(&engine.progress(bytes, stream.bytes_total));
+    let stream = produce::start(front, &options.inputs)?;
+    loop {
+        let wait = Instant::now();
+        let batch = stream.next();
+        engine.totals.seconds.waiting += wait.elapsed().as_secs_f64();
+        let Some(batch) = batch? else { break };
+        say_notes(&batch.events, observer);
+        engine.take(batch)?;
+        let bytes = stream.bytes_read.load(Ordering::Relaxed);
+        observer.progress(&engine.progress(bytes, stream.bytes_total));
+    }
+    engine.drain()?;
+    let total = stream.bytes_total;
+    let inputs = stream.finish()?;
+    let bytes = inputs.iter().map(|i| i.bytes).sum();
+    observer.progress(&engine.progress(bytes, total));
+    observer.say(Level::Detail, &format!("peak resident memory {}", resident().1));
+    Ok(inputs)
+}
+
+/// What notes.tsv will say, for those who asked for details.
+fn say_notes(events: &[Event], observer: &mut dyn Observer) {
+    for event in events {
+        if let Event::Note(output::Note { seq_name, kind, detail, action }) = event {
+            observer.say(Level::Detail, &format!("'{seq_name}': {kind}: {detail}: {action}"));
         }
-        engine.drain()?;
-        let total = stream.bytes_total;
-        let inputs = stream.finish()?;
-        let bytes = inputs.iter().map(|i| i.bytes).sum();
-        observer.progress(&engine.progress(bytes, total));
-        observer.say(Level::Detail, &format!("peak resident memory {}", resident().1));
-        Ok(inputs)
-    })
+    }
 }

@@ -1,6 +1,6 @@
 //! From bytes to tokens, ahead of the encoders: one thread reads and cuts records into jobs, workers
 //! translate and tokenize them, and the engine receives their events in input order.
-//! Invariant: what is in flight is bounded by workers x prefetch jobs, however long a record is.
+//! Invariant: what is in flight is bounded by workers x prefetch jobs, however long or odd a record is.
 
 use crate::predict::output::Note;
 use crate::{RunError, Tokenizer};
@@ -14,14 +14,16 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
-use std::thread::{Scope, ScopedJoinHandle};
+use std::thread::{JoinHandle, spawn};
 
 /// Bases of a job: some milliseconds of work.
 const JOB_BASES: usize = 64 << 10;
 
+/// Chunks, ends of records and notes of a job, for records of few bases or none.
+const JOB_PARTS: usize = 1 << 10;
+
 /// What the front end needs to know.
-pub(crate) struct Front<'a> {
-    pub(crate) inputs: &'a [PathBuf],
+pub(crate) struct Front {
     pub(crate) length: usize,
     pub(crate) dna: Tokenizer,
     pub(crate) protein: Tokenizer,
@@ -80,18 +82,19 @@ enum Part {
 
 type Slot<T> = Receiver<Result<T, RunError>>;
 
-/// The running front end.
-pub(crate) struct Stream<'scope> {
+/// The running front end. Dropping it leaves the threads to end by themselves: the reader may wait for a pipe
+/// that says nothing for hours.
+pub(crate) struct Stream {
     /// One receiver for each job, in order.
     queue: Receiver<Slot<Batch>>,
-    reader: ScopedJoinHandle<'scope, Result<Vec<Input>, RunError>>,
+    reader: JoinHandle<Result<Vec<Input>, RunError>>,
     /// Bytes of the inputs read so far.
     pub(crate) bytes_read: Arc<AtomicU64>,
     /// Bytes of the inputs, where they are known.
     pub(crate) bytes_total: Option<u64>,
 }
 
-impl Stream<'_> {
+impl Stream {
     /// The next batch in input order; `None` at the end of the input.
     pub(crate) fn next(&self) -> Result<Option<Batch>, RunError> {
         let Ok(slot) = self.queue.recv() else { return Ok(None) };
@@ -111,12 +114,10 @@ impl Stream<'_> {
     }
 }
 
-/// Starts the threads. They end with the input, or when the stream is dropped.
-pub(crate) fn start<'scope, 'env>(
-    front: &'env Front<'env>,
-    scope: &'scope Scope<'scope, 'env>,
-) -> Result<Stream<'scope>, RunError> {
-    let reader = Reader::open(front.inputs)?;
+/// Starts the threads. They end with the input, or when they meet a stream that is dropped.
+pub(crate) fn start(front: Front, inputs: &[PathBuf]) -> Result<Stream, RunError> {
+    let reader = Reader::open(inputs)?;
+    let front = Arc::new(front);
     let bytes_total = reader.total_bytes();
     let bytes_read = Arc::new(AtomicU64::new(0));
     let depth = front.workers * front.prefetch;
@@ -124,11 +125,11 @@ pub(crate) fn start<'scope, 'env>(
     let (work, jobs) = sync_channel::<(Job, SyncSender<Result<Batch, RunError>>)>(front.workers);
     let jobs = Arc::new(Mutex::new(jobs));
     for _ in 0..front.workers {
-        let jobs = Arc::clone(&jobs);
-        scope.spawn(move || worker(front, &jobs));
+        let (front, jobs) = (Arc::clone(&front), Arc::clone(&jobs));
+        spawn(move || worker(&front, &jobs));
     }
     let progress = Arc::clone(&bytes_read);
-    let reader = scope.spawn(move || {
+    let reader = spawn(move || {
         let mut cutter = Cutter { front, job: Job::default(), order, work, ids: IdSet::new(), progress };
         cutter.read(reader)
     });
@@ -137,7 +138,7 @@ pub(crate) fn start<'scope, 'env>(
 
 type Jobs = Mutex<Receiver<(Job, SyncSender<Result<Batch, RunError>>)>>;
 
-fn worker(front: &Front<'_>, jobs: &Jobs) {
+fn worker(front: &Front, jobs: &Jobs) {
     let mut scratch = Scratch::default();
     let mut name = String::new();
     loop {
@@ -150,8 +151,8 @@ fn worker(front: &Front<'_>, jobs: &Jobs) {
 }
 
 /// Reads records and cuts them into jobs.
-struct Cutter<'a> {
-    front: &'a Front<'a>,
+struct Cutter {
+    front: Arc<Front>,
     job: Job,
     order: SyncSender<Slot<Batch>>,
     work: SyncSender<(Job, SyncSender<Result<Batch, RunError>>)>,
@@ -162,7 +163,7 @@ struct Cutter<'a> {
 /// The engine is gone: stop quietly, it knows why.
 struct Gone;
 
-impl Cutter<'_> {
+impl Cutter {
     fn read(&mut self, mut reader: Reader) -> Result<Vec<Input>, RunError> {
         let mut record = Record::default();
         loop {
@@ -182,7 +183,7 @@ impl Cutter<'_> {
                 }
             }
             let place = reader.position().map_or(String::new(), |(p, line)| format!("{}:{line}", p.display()));
-            if self.record(&mut record, &place).is_err() {
+            if self.record(&mut record, &place).and_then(|()| self.flush_full()).is_err() {
                 return Ok(vec![]);
             }
             self.progress.store(reader.bytes_read(), Ordering::Relaxed);
@@ -221,10 +222,15 @@ impl Cutter<'_> {
         let length = record.seq.len();
         let sequence = self.front.sequences.then(|| Arc::new(std::mem::take(&mut record.seq)));
         self.job.parts.push(Part::Event(Event::End { record: id, length, sequence }));
-        if self.job.bases.len() >= JOB_BASES || self.job.parts.len() >= JOB_BASES / 64 {
-            self.flush()?;
-        }
         Ok(())
+    }
+
+    /// After every record, skipped ones too: their notes take memory.
+    fn flush_full(&mut self) -> Result<(), Gone> {
+        match self.job.bases.len() >= JOB_BASES || self.job.parts.len() >= JOB_PARTS {
+            true => self.flush(),
+            false => Ok(()),
+        }
     }
 
     fn flush(&mut self) -> Result<(), Gone> {
@@ -256,7 +262,7 @@ fn odd_characters(sequence: &[u8]) -> Option<String> {
 }
 
 /// Translates and tokenizes a job.
-fn translate(front: &Front<'_>, job: Job, scratch: &mut Scratch, name: &mut String) -> Result<Batch, RunError> {
+fn translate(front: &Front, job: Job, scratch: &mut Scratch, name: &mut String) -> Result<Batch, RunError> {
     let mut batch = Batch::default();
     for part in job.parts {
         match part {
@@ -299,7 +305,7 @@ fn translate(front: &Front<'_>, job: Job, scratch: &mut Scratch, name: &mut Stri
     Ok(batch)
 }
 
-fn tokenize(front: &Front<'_>, orf: &Orf<'_>, batch: &mut Batch) -> Result<(), RunError> {
+fn tokenize(front: &Front, orf: &Orf<'_>, batch: &mut Batch) -> Result<(), RunError> {
     let (dna, protein) = (batch.dna.len(), batch.protein.len());
     front.dna.encode(orf.nucleotide, &mut batch.dna)?;
     front.protein.encode(orf.protein, &mut batch.protein)?;
@@ -309,4 +315,35 @@ fn tokenize(front: &Front<'_>, orf: &Orf<'_>, batch: &mut Batch) -> Result<(), R
         protein: protein..batch.protein.len(),
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EncoderModel;
+
+    /// Records that are skipped are notes, and notes are memory.
+    #[test]
+    fn jobs_of_skipped_records_are_bounded() {
+        let path = std::env::temp_dir().join(format!("plimsoll-skipped-{}.fa", std::process::id()));
+        std::fs::write(&path, ">again\nACGT\n".repeat(10 * JOB_PARTS)).expect("written");
+        let front = Front {
+            length: 500,
+            dna: EncoderModel::builtin_dna().expect("built in").tokenizer,
+            protein: Tokenizer::Esm,
+            intermediate: false,
+            sequences: false,
+            workers: 2,
+            prefetch: 2,
+        };
+        let stream = start(front, std::slice::from_ref(&path)).expect("started");
+        let mut notes = 0;
+        while let Some(batch) = stream.next().expect("a batch") {
+            assert!(batch.events.len() <= JOB_PARTS, "{}", batch.events.len());
+            notes += batch.events.iter().filter(|e| matches!(e, Event::Note(_))).count();
+        }
+        assert_eq!(notes, 10 * JOB_PARTS - 1);
+        stream.finish().expect("ended");
+        std::fs::remove_file(path).expect("removed");
+    }
 }

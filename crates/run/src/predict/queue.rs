@@ -84,6 +84,19 @@ pub(crate) struct Queue {
     items: VecDeque<Item>,
     /// The number of the first item.
     first: u64,
+    /// Bytes of sequences and texts of the items.
+    bytes: usize,
+}
+
+impl Item {
+    /// Bytes that it holds outside of the queue, where they can be many.
+    fn bytes(&self) -> usize {
+        match self {
+            Item::End { sequence, .. } => sequence.as_ref().map_or(0, |s| s.len()),
+            Item::Text(text) => text.iter().map(Vec::len).sum(),
+            Item::Window(_) | Item::Note(_) => 0,
+        }
+    }
 }
 
 impl Queue {
@@ -91,7 +104,13 @@ impl Queue {
         self.items.len()
     }
 
+    /// Bytes of sequences and texts that wait.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     pub(crate) fn push(&mut self, item: Item) {
+        self.bytes += item.bytes();
         self.items.push_back(item);
     }
 
@@ -124,6 +143,7 @@ impl Queue {
         }
         let item = self.items.pop_front()?;
         self.first += 1;
+        self.bytes -= item.bytes();
         Some(item)
     }
 }

@@ -3,9 +3,8 @@
 
 use super::engine::Totals;
 use super::{Opened, Options};
-use crate::RunError;
 use crate::machine::Tracker;
-use crate::price;
+use crate::{EncoderModel, RunError, price};
 use data::pack::Fill;
 use data::sequence::Input;
 use exec::Executor;
@@ -14,20 +13,26 @@ use serde_json::{Value, json};
 
 /// What results depend on.
 pub(crate) fn identity(options: &Options, opened: &Opened, inputs: &[Input]) -> Result<Value, RunError> {
-    let digests = |weights: &data::weights::Weights| -> Result<Value, RunError> {
-        Ok(weights.sha256()?.into_iter().map(|(file, sha)| (file, Value::from(sha))).collect())
+    let encoder = |model: &EncoderModel| -> Result<Value, RunError> {
+        let described = model.described_by.iter().map(|(file, sha)| ((*file).to_owned(), sha.clone()));
+        Ok(object(model.weights.sha256()?.into_iter().chain(described)))
     };
     let inputs: Vec<Value> =
         inputs.iter().map(|i| json!({"bytes": i.bytes, "sha256": i.sha256_hex()})).collect();
     Ok(json!({
         "inputs": inputs,
         "models": {
-            "dna": digests(&opened.dna.weights)?,
-            "protein": digests(&opened.protein.weights)?,
-            "head": digests(&opened.head.weights)?,
+            "dna": encoder(&opened.dna)?,
+            "protein": encoder(&opened.protein)?,
+            "head": object(opened.head.weights.sha256()?),
         },
         "parameters": options.result_key(),
     }))
+}
+
+/// Digests by file.
+fn object(digests: impl IntoIterator<Item = (String, String)>) -> Value {
+    digests.into_iter().map(|(file, sha)| (file, Value::from(sha))).collect()
 }
 
 /// How it went.

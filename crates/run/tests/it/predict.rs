@@ -172,6 +172,52 @@ fn a_folder_of_others_is_left_alone() {
 }
 
 #[test]
+fn leftovers_are_removed_only_from_a_folder_of_ours() {
+    let folder = Folder::new("leftovers");
+    let (ours, theirs) = (".predictions.tsv.1-0.part", ".download.part");
+    folder.write(ours, "half");
+    folder.write(theirs, "half a film");
+    run(&golden(&reads(), &folder.0)).expect_err("refused");
+    assert!(folder.path(ours).exists() && folder.path(theirs).exists());
+    fs::remove_file(folder.path(theirs)).expect("removed");
+    run(&golden(&reads(), &folder.0)).unwrap_or_else(|e| panic!("{e}"));
+    assert!(!folder.path(ours).exists());
+}
+
+#[test]
+fn a_folder_is_one_runs_at_a_time() {
+    let folder = Folder::new("lock");
+    let other = fs::File::open(&folder.0).expect("the folder");
+    other.lock().expect("another run");
+    let error = run(&golden(&reads(), &folder.0)).expect_err("taken");
+    assert!(error.to_string().contains("another run is writing"), "{error}");
+    drop(other);
+    run(&golden(&reads(), &folder.0)).unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// The weights stay, what they mean changes.
+#[test]
+fn configuration_and_tokenizer_are_part_of_a_run() {
+    let folder = Folder::new("described");
+    let (model, out) = (folder.path("dnabert_s"), folder.path("out"));
+    fs::create_dir_all(&model).expect("a folder");
+    for file in fs::read_dir(fixture("goldens/dnabert_s")).expect("goldens").flatten() {
+        fs::copy(file.path(), model.join(file.file_name())).expect("copied");
+    }
+    let mut options = golden(&reads(), &out);
+    options.models.dna = Some(model.display().to_string());
+    run(&options).unwrap_or_else(|e| panic!("{e}"));
+    assert!(run(&options).unwrap_or_else(|e| panic!("{e}")).already_complete);
+    for file in ["config.json", "tokenizer.json"] {
+        let text = read(model.join(file));
+        fs::write(model.join(file), format!("{text} ")).expect("written");
+        let error = run(&options).expect_err("another model");
+        assert!(error.to_string().contains(file), "{error}");
+        fs::write(model.join(file), text).expect("written");
+    }
+}
+
+#[test]
 fn what_is_odd_is_noted() {
     let folder = Folder::new("odd");
     let input = folder.write("odd.fa", ">a\nACGTACGTACGT\n>empty\n>a\nACGT\n>n\nNNNNNNNNN\n>odd\nACGT!ACGT*\n");
@@ -186,6 +232,9 @@ fn what_is_odd_is_noted() {
     let table = read(out.join("predictions.tsv"));
     let names: Vec<&str> = table.lines().skip(1).filter_map(|l| l.split('\t').next()).collect();
     assert_eq!(names, ["a", "n", "odd"]);
+    // The result that is there has notes, so a strict run of the same is no success either.
+    let error = run(&Options { strict: true, ..options.clone() }).expect_err("strict");
+    assert!(error.to_string().contains("4 notes"), "{error}");
     let strict = Options { strict: true, output_dir: folder.path("strict"), ..options };
     let error = run(&strict).expect_err("strict");
     assert!(error.to_string().contains("strict"), "{error}");

@@ -2,7 +2,9 @@
 
 mod attention;
 mod gemm;
+mod gemm_amx;
 mod math;
+mod peer;
 mod rows;
 
 use super::{Cpu, Isa};

@@ -1,0 +1,104 @@
+//! `plimsoll bench`: the flags.
+
+use super::machine::Machine;
+use super::{at_least, print};
+use clap::{ArgGroup, Args};
+use run::RunError;
+use run::bench::{Request, Work, bench, calibrate};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Time a model or a product here: tokens per second, TFLOP/s, memory, and the slowest kernels
+///
+/// Weights and inputs are random. The work takes turns with a raw loop of multiply-adds on as many threads;
+/// the utilisation is the work's share of what that loop computes.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("work").required(true).args(["model", "shape", "calibrate"]))]
+#[command(after_long_help = JSON_KEYS)]
+pub struct Bench {
+    /// The model: a hub id such as facebook/esm2_t12_35M_UR50D, a folder, or a config.json
+    #[arg(long, value_name = "PATH|HUB_ID")]
+    model: Option<String>,
+
+    /// What the model reads: so many sequences of so many tokens each [default: 64x168]
+    #[arg(long, value_name = "SEQUENCESxTOKENS", value_parser = numbers::<2>, conflicts_with_all = ["shape", "calibrate"])]
+    batch: Option<[u64; 2]>,
+
+    /// Instead of a model: one linear of M rows, N outputs and K inputs
+    #[arg(long, value_name = "MxNxK", value_parser = numbers::<3>, conflicts_with = "tokens")]
+    shape: Option<[u64; 3]>,
+
+    /// Instead of a model: measure this machine's rates and write them as a target file, FILE.toml, for
+    /// plan --target; one that is there is replaced
+    #[arg(long, value_name = "FILE.toml", conflicts_with = "tokens")]
+    calibrate: Option<PathBuf>,
+
+    /// Turns that are timed, after one that is not
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = repeats)]
+    repeats: u64,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    machine: Machine,
+}
+
+/// What `--json` prints.
+const JSON_KEYS: &str = "\
+Keys of --json:
+  side, model, batch, length | shape    what was timed; shape is [M, N, K]
+  dtype, device, threads                how
+  steps, step_tokens, passes            steps of a pass, tokens of the widest, passes of a turn
+  seconds                               of a pass, for each turn
+  tokens_per_s, flops, tflops           of the median turn; of a linear, tokens are its rows
+  raw_loop, raw_tflops, utilisation     what it is (fma; amx, of bf16; amx/6, six of bf16 for one of f32),
+                                        and the median share of it; null without such a loop
+  planned_peak_bytes, resident_bytes, resident_peak_bytes
+  kernels                               slowest first: op, label, shape, launches, seconds, share (they
+                                        sum to 1), tflops, gb_per_s
+Keys of --calibrate --json: target (the file), about, rates (f32, bf16, memory, launch)";
+
+/// Sequences and tokens of each where nothing else is asked for.
+const BATCH: [u64; 2] = [64, 168];
+
+/// No size of a batch or a product is larger; so that none of their products is too large for a number.
+const LARGEST: u64 = 1 << 20;
+
+/// `2x20` or `4x5x6`.
+fn numbers<const N: usize>(text: &str) -> Result<[u64; N], String> {
+    let numbers: Option<Vec<u64>> = text.split('x').map(|n| n.parse().ok()).collect();
+    let numbers = numbers.filter(|all| all.iter().all(|n| (1..=LARGEST).contains(n)));
+    numbers
+        .and_then(|all| all.try_into().ok())
+        .ok_or_else(|| format!("give {N} whole numbers from 1 to {LARGEST} with an x between them"))
+}
+
+fn repeats(text: &str) -> Result<u64, String> {
+    const MOST: u64 = 1000;
+    let number = at_least(1, text).ok().filter(|&n| n <= MOST);
+    number.ok_or_else(|| format!("give a number from 1 to {MOST}"))
+}
+
+impl Bench {
+    /// Runs the command.
+    pub fn run(self) -> Result<ExitCode, RunError> {
+        let (settings, repeats) = (self.machine.settings()?, self.repeats as usize);
+        if let Some(path) = &self.calibrate {
+            let done = calibrate(path, &settings, repeats)?;
+            print(&if self.json { format!("{:#}", done.to_json()) } else { done.to_string() })?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let work = match (self.shape, self.model) {
+            (Some([rows, n, k]), _) => Work::Linear { rows, n, k },
+            (None, model) => {
+                let [sequences, length] = self.batch.unwrap_or(BATCH);
+                Work::Model { model: model.unwrap_or_default(), sequences, length }
+            }
+        };
+        let report = bench(&Request { work, settings, repeats })?;
+        print(&if self.json { report.to_json().to_string() } else { report.to_string() })?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,142 @@
+//! `plimsoll bench`: what it prints and writes. Times are never compared with anything.
+
+use crate::harness::{Folder, golden};
+use serde_json::Value;
+
+fn bench(folder: &Folder, words: &[&str]) -> Value {
+    let ran = folder.run(&[&["bench", "--json", "--repeats", "1", "--threads", "2"], words].concat());
+    let text = ran.ended(0).stdout();
+    assert_eq!(text.lines().count(), 1, "{text}");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// What every bench says.
+fn check(report: &Value, keys: &[&str]) {
+    let object = report.as_object().expect("an object");
+    let all = [
+        "side",
+        "dtype",
+        "device",
+        "threads",
+        "steps",
+        "step_tokens",
+        "passes",
+        "seconds",
+        "tokens_per_s",
+        "flops",
+        "tflops",
+        "raw_loop",
+        "raw_tflops",
+        "utilisation",
+        "planned_peak_bytes",
+        "resident_bytes",
+        "resident_peak_bytes",
+        "kernels",
+    ];
+    let mut wanted: Vec<&str> = all.iter().chain(keys).copied().collect();
+    wanted.sort_unstable();
+    assert_eq!(object.keys().collect::<Vec<_>>(), wanted);
+    for key in ["tokens_per_s", "tflops", "raw_tflops", "utilisation", "planned_peak_bytes", "resident_bytes"] {
+        assert!(report[key].as_f64().is_some_and(|x| x > 0.0), "{key}: {report}");
+    }
+    assert_eq!(report["seconds"].as_array().map(Vec::len), Some(1));
+    let shares = report["kernels"].as_array().expect("an array").iter().map(|k| k["share"].as_f64());
+    let sum: f64 = shares.map(|share| share.expect("a number")).sum();
+    assert!((sum - 1.0).abs() < 1e-9, "{sum}: {report}");
+}
+
+#[test]
+fn a_model_is_timed() {
+    let folder = Folder::new("bench_model");
+    let config = golden("esm2/config.json");
+    let report =
+        bench(&folder, &["--model", &config, "--batch", "3x20", "--tokens", "45", "--precision", "f32"]);
+    check(&report, &["model", "batch", "length"]);
+    assert_eq!((&report["batch"], &report["length"]), (&3.into(), &20.into()));
+    assert_eq!(
+        (&report["steps"], &report["step_tokens"], &report["threads"]),
+        (&2.into(), &40.into(), &2.into())
+    );
+    assert_eq!(report["side"], "plimsoll");
+    let kernels = report["kernels"].as_array().expect("an array");
+    let dense = kernels.iter().find(|k| k["label"] == "encoder.layer.*.output.dense").expect("in the table");
+    // Two layers in two steps.
+    assert_eq!((&dense["op"], &dense["launches"]), (&"linear".into(), &4.into()));
+
+    let words = ["bench", "--model", &config, "--batch", "2x20", "--repeats", "1"];
+    let text = folder.run(&words).ended(0).stdout();
+    for part in ["2 x 20 tokens", "tokens per second", "utilisation", "planned peak", "linear encoder.layer.*"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn a_product_is_timed() {
+    let folder = Folder::new("bench_shape");
+    let report = bench(&folder, &["--shape", "33x70x50"]);
+    check(&report, &["shape"]);
+    assert_eq!(report["shape"], serde_json::json!([33, 70, 50]));
+    // A multiply-add for each element and k, and the bias.
+    assert_eq!(report["flops"].as_f64(), Some(33.0 * 70.0 * (2.0 * 50.0 + 1.0)));
+    assert_eq!(report["kernels"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn a_bench_has_a_memory_line() {
+    let folder = Folder::new("bench_line");
+    let config = golden("esm2/config.json");
+    folder.run(&["bench", "--model", &config, "--memory-budget", "1kB"]).ended(4);
+    folder.run(&["bench", "--shape", "1000x1000x1000", "--memory-budget", "1MB"]).ended(4);
+}
+
+#[test]
+fn a_calibration_is_a_target() {
+    let folder = Folder::new("bench_calibrate");
+    let words = ["bench", "--calibrate", "this machine.toml", "--repeats", "1", "--threads", "2"];
+    let said = folder.run(&words).ended(0).stdout();
+    assert!(said.contains("wrote this machine.toml"), "{said}");
+    let words =
+        ["plan", "--model", "esm2_t6_8M_UR50D", "--tokens", "1024", "--budget", "1TB", "--format", "json"];
+    let plan = |target| -> Value {
+        let ran = folder.run(&[&words[..], &["--target", target]].concat());
+        serde_json::from_str(&ran.ended(0).stdout()).expect("JSON")
+    };
+    let (here, cpu) = (plan("this machine.toml"), plan("cpu"));
+    assert_eq!(here["target"], "this machine");
+    // Two threads, as the built-in target has.
+    assert_eq!((&here["ledger"], &here["bounds"]), (&cpu["ledger"], &cpu["bounds"]));
+}
+
+#[test]
+fn bad_requests_are_refused() {
+    let folder = Folder::new("bench_bad");
+    let config = golden("esm2/config.json");
+    let model = ["bench", "--model", &config];
+    for batch in ["20", "0x20", "2x", "2x20x3", "x", "2X20", "2x 20", "1x99999999999999999999", "2000000x2"] {
+        let said = folder.run(&[&model[..], &["--batch", batch]].concat()).ended(1).stderr();
+        assert!(said.contains("--batch"), "{said}");
+    }
+    for shape in ["4", "4x5", "0x4x5", "4x5x6x7", "4x5xsix"] {
+        let said = folder.run(&["bench", "--shape", shape]).ended(1).stderr();
+        assert!(said.contains("--shape"), "{said}");
+    }
+    let both = ["bench", "--shape", "4x4x4", "--calibrate", "a.toml"];
+    let ignored = ["bench", "--shape", "4x4x4", "--tokens", "4"];
+    let wrong_suffix = ["bench", "--calibrate", "rates.json"];
+    for words in [&["bench"][..], &both, &ignored, &wrong_suffix, &["bench", "--calibrate", "no/such.toml"]] {
+        folder.run(words).ended(1);
+    }
+    folder.run(&[&model[..], &["--batch", "2x20", "--tokens", "19"]].concat()).ended(1);
+    assert!(!folder.path("rates.json").exists());
+}
+
+#[test]
+fn a_bad_target_file_is_named() {
+    let folder = Folder::new("bench_target");
+    folder.write("bad.toml", "name = \"x\"\ncolour = 3\n");
+    for (file, says) in [("bad.toml", "colour"), ("nowhere.toml", "No such file")] {
+        let said = folder.run(&["plan", "--model", "esm2_t6_8M_UR50D", "--target", file]).ended(1).stderr();
+        assert!(said.contains(file) && said.contains(says), "{said}");
+    }
+}

@@ -1,0 +1,269 @@
+//! The own encoder: byte-pair encoding of DNA in one walk from left to right. Invariant: the ids are
+//! those of the merge rules applied one by one, for every input.
+//!
+//! An encoding is the one way to cut a word into pieces of which every two neighbours fit
+//! ([`Neighbours`]). So the walk takes the longest piece that fits the one before it, and steps back
+//! where none does. The cut of a prefix is as unique as that of the whole: no place is reached
+//! twice, and the work grows with the length of the word, whatever is in it.
+//!
+//! The idea of cutting by pairs instead of merging is that of GitHub's `bpe` crate; the table of all
+//! pairs and the windows of eight letters are possible because the alphabet has four letters.
+
+use super::neighbours::Neighbours;
+use super::rules::Rules;
+
+/// The letters of a window: two bits each.
+const WINDOW: usize = 8;
+/// Stands for "no piece".
+const NONE: u16 = u16::MAX;
+
+/// The tables of the encoder.
+pub(super) struct Dna {
+    pieces: Vec<Piece>,
+    neighbours: Neighbours,
+    /// By the next eight letters: the longest piece they start with, or, from `pieces.len()` on,
+    /// the place in `long`.
+    longest: Vec<u16>,
+    long: Vec<Long>,
+    /// The letters; the last one repeated if there are fewer than four.
+    letters: [u8; 4],
+    /// Bits of a letter from here on tell it from the others.
+    shift: u32,
+    other: [Other; 256],
+    ends: [i32; 2],
+    unknown: i32,
+}
+
+struct Piece {
+    id: i32,
+    /// The longest shorter piece that it starts with.
+    shorter: u16,
+    len: u16,
+}
+
+/// The pieces of more than eight letters that start with the same eight.
+struct Long {
+    /// The longest first.
+    pieces: Vec<(u16, Vec<u8>)>,
+    /// The longest of the others.
+    short: u16,
+}
+
+/// What a byte that is no letter is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Other {
+    /// A character that is unknown.
+    Unknown,
+    /// A blank: it parts words and has no token.
+    Blank,
+    /// Part of a character of several bytes.
+    Multibyte,
+    /// The first byte of a token with its own markup.
+    Markup,
+}
+
+impl Dna {
+    /// The encoder of `rules`; why it cannot follow them, if so.
+    pub(super) fn new(rules: &Rules) -> Result<Self, &'static str> {
+        if rules.texts.iter().any(|text| text.len() > usize::from(u16::MAX)) {
+            return Err("a piece is too long");
+        }
+        let mut letters = [*rules.letters.last().unwrap_or(&0); 4];
+        letters[..rules.letters.len()].copy_from_slice(&rules.letters);
+        let mut new = Dna {
+            pieces: pieces(rules),
+            neighbours: Neighbours::new(rules)?,
+            longest: vec![NONE; 1 << (2 * WINDOW)],
+            long: Vec::new(),
+            letters,
+            shift: shift(&rules.letters).ok_or("no two bits tell its letters apart")?,
+            other: others(&rules.markup),
+            ends: rules.ends,
+            unknown: rules.unknown,
+        };
+        new.fill_longest(&rules.texts);
+        Ok(new)
+    }
+
+    /// Appends the tokens of `sequence`, ends included; how many are unknown. None, and nothing
+    /// appended, if there may be a token with its own markup in it.
+    pub(super) fn encode(&self, sequence: &[u8], tokens: &mut Vec<i32>) -> Option<usize> {
+        let before = tokens.len();
+        let mut unknown = 0;
+        tokens.push(self.ends[0]);
+        let mut rest = sequence;
+        loop {
+            let (word, after) = rest.split_at(self.letters_at_start(rest));
+            self.word(word, tokens);
+            let Some(&first) = after.first() else { break };
+            rest = &after[1..];
+            match self.other[usize::from(first)] {
+                Other::Unknown => {
+                    tokens.push(self.unknown);
+                    unknown += 1;
+                }
+                Other::Blank => {}
+                Other::Multibyte => {
+                    let end = after.iter().position(u8::is_ascii).unwrap_or(after.len());
+                    let visible = visible(&after[..end]);
+                    tokens.extend(std::iter::repeat_n(self.unknown, visible));
+                    unknown += visible;
+                    rest = &after[end..];
+                }
+                Other::Markup => {
+                    tokens.truncate(before);
+                    return None;
+                }
+            }
+        }
+        tokens.push(self.ends[1]);
+        Some(unknown)
+    }
+
+    /// Appends the ids of a word of letters.
+    fn word(&self, word: &[u8], tokens: &mut Vec<i32>) {
+        if word.is_empty() {
+            return;
+        }
+        // Pieces first, ids at the end: a step back must know the pieces.
+        let start = tokens.len();
+        let mut at = 0;
+        let mut last = self.neighbours.edge();
+        let mut piece = self.longest(word);
+        loop {
+            if self.neighbours.fits(last, usize::from(piece)) {
+                tokens.push(i32::from(piece));
+                at += usize::from(self.pieces[usize::from(piece)].len);
+                if at >= word.len() {
+                    break;
+                }
+                last = usize::from(piece);
+                piece = self.longest(&word[at..]);
+                continue;
+            }
+            piece = self.pieces[usize::from(piece)].shorter;
+            while piece == NONE {
+                // A word always has an encoding, so the way back ends before the first piece does.
+                let Some(wrong) = tokens.pop() else { return };
+                let wrong = &self.pieces[wrong as usize];
+                at -= usize::from(wrong.len);
+                piece = wrong.shorter;
+                last = tokens[start..].last().map_or(self.neighbours.edge(), |&last| last as usize);
+            }
+        }
+        for token in &mut tokens[start..] {
+            *token = self.pieces[*token as usize].id;
+        }
+    }
+
+    /// The longest piece that `word`, which is not empty, starts with.
+    #[inline]
+    fn longest(&self, word: &[u8]) -> u16 {
+        let window = match word.first_chunk() {
+            Some(&letters) => letters,
+            None => {
+                let mut letters = [self.letters[0]; WINDOW];
+                letters[..word.len()].copy_from_slice(word);
+                letters
+            }
+        };
+        let mut piece = self.longest[self.code(window)];
+        if let Some(long) = usize::from(piece).checked_sub(self.pieces.len()) {
+            let Long { pieces, short } = &self.long[long];
+            piece = pieces.iter().find(|(_, text)| word.starts_with(text)).map_or(*short, |(long, _)| *long);
+        }
+        while usize::from(self.pieces[usize::from(piece)].len) > word.len() {
+            piece = self.pieces[usize::from(piece)].shorter;
+        }
+        piece
+    }
+
+    /// The two bits of each of eight letters, the first lowest.
+    #[inline]
+    fn code(&self, letters: [u8; WINDOW]) -> usize {
+        let bits = u64::from_le_bytes(letters) >> self.shift & 0x0303_0303_0303_0303;
+        let bits = (bits | bits >> 6) & 0x000f_000f_000f_000f;
+        let bits = (bits | bits >> 12) & 0x0000_00ff_0000_00ff;
+        ((bits | bits >> 24) & 0xffff) as usize
+    }
+
+    /// How many letters `text` starts with.
+    fn letters_at_start(&self, text: &[u8]) -> usize {
+        let [a, b, c, d] = self.letters;
+        let letter = |&x: &u8| (x == a) | (x == b) | (x == c) | (x == d);
+        // In blocks without a branch inside: the compiler compares a vector at a time.
+        let blocks =
+            text.chunks_exact(64).take_while(|block| block.iter().fold(true, |all, x| all & letter(x)));
+        let whole = 64 * blocks.count();
+        whole + text[whole..].iter().position(|x| !letter(x)).unwrap_or(text.len() - whole)
+    }
+
+    /// Sets `longest`, shorter pieces first, so that longer ones overwrite them.
+    fn fill_longest(&mut self, texts: &[Vec<u8>]) {
+        let mut order: Vec<usize> = (0..texts.len()).collect();
+        order.sort_by_key(|&piece| texts[piece].len());
+        for piece in order {
+            let text = &texts[piece];
+            let len = text.len().min(WINDOW);
+            let mut window = [self.letters[0]; WINDOW];
+            window[..len].copy_from_slice(&text[..len]);
+            let low = self.code(window) & ((1 << (2 * len)) - 1);
+            if text.len() > WINDOW {
+                self.add_long(low, piece as u16, text);
+                continue;
+            }
+            for rest in 0..1_usize << (2 * (WINDOW - len)) {
+                self.longest[rest << (2 * len) | low] = piece as u16;
+            }
+        }
+    }
+
+    fn add_long(&mut self, code: usize, piece: u16, text: &[u8]) {
+        let now = self.longest[code];
+        let entry = (piece, text.to_vec());
+        match usize::from(now).checked_sub(self.pieces.len()) {
+            Some(long) => self.long[long].pieces.insert(0, entry),
+            None => {
+                self.longest[code] = (self.pieces.len() + self.long.len()) as u16;
+                self.long.push(Long { pieces: vec![entry], short: now });
+            }
+        }
+    }
+}
+
+/// The pieces with the next shorter ones that they start with.
+fn pieces(rules: &Rules) -> Vec<Piece> {
+    let by_text: std::collections::HashMap<&[u8], u16> =
+        rules.texts.iter().map(Vec::as_slice).zip(0..).collect();
+    let piece = |(text, &id): (&Vec<u8>, &i32)| {
+        let mut starts = (1..text.len()).rev().map(|len| &text[..len]);
+        let shorter = starts.find_map(|start| by_text.get(start).copied()).unwrap_or(NONE);
+        Piece { id, shorter, len: text.len() as u16 }
+    };
+    rules.texts.iter().zip(&rules.ids).map(piece).collect()
+}
+
+/// How far to the right the two bits are that differ between any two of `letters`.
+fn shift(letters: &[u8]) -> Option<u32> {
+    let code = |shift: u32, letter: u8| 1_u8 << (letter >> shift & 3);
+    let different = |&shift: &u32| letters.iter().fold(0, |seen, &x| seen | code(shift, x)).count_ones();
+    (0..7).find(|shift| different(shift) as usize == letters.len())
+}
+
+/// What each byte is when it is no letter. The regular expression of the pre-tokenizer counts as
+/// blank what Unicode does: of ASCII, the tab to the carriage return and the space.
+fn others(markup: &[u8]) -> [Other; 256] {
+    let mut table = [Other::Unknown; 256];
+    table[0x80..].fill(Other::Multibyte);
+    table[usize::from(b'\t')..=usize::from(b'\r')].fill(Other::Blank);
+    table[usize::from(b' ')] = Other::Blank;
+    markup.iter().for_each(|&first| table[usize::from(first)] = Other::Markup);
+    table
+}
+
+/// The characters in a run of bytes that are not ASCII, blanks excepted. What is not UTF-8 counts as
+/// the replacement characters it is decoded to.
+#[cold]
+fn visible(bytes: &[u8]) -> usize {
+    String::from_utf8_lossy(bytes).chars().filter(|c| !c.is_whitespace()).count()
+}

@@ -1,0 +1,265 @@
+//! The tile registers of AMX, through `asm!`: stable Rust has no intrinsics for them.
+//!
+//! Invariant: a `Tiles` exists only while the eight tile registers of its thread are configured, each as 16
+//! rows of 64 bytes; when it ends they are released. Nobody else writes them: the compiler has no use for
+//! tile registers, so what one block of assembly leaves there the next one finds.
+//!
+//! A tile product (TDPBF16PS) is C (16 x 16 f32) += A (16 x 32 bf16) B, where row j of B's tile holds, for
+//! each of 16 columns, the two values that meet A's columns 2j and 2j + 1. An element's 16 even and 16 odd
+//! products are summed apart, then both added to C; every step rounds to f32 and takes denormals, in and
+//! out, as zero (Intel 64 and IA-32 Software Developer's Manual, volume 2).
+
+use core::arch::asm;
+use core::arch::x86_64::__cpuid_count;
+use std::sync::OnceLock;
+
+/// Bytes of a tile.
+pub(super) const TILE: usize = 1024;
+/// Rows of a tile; columns of a tile of f32.
+pub(super) const SIDE: usize = 16;
+/// Rows, and columns, of the four tiles of sums.
+pub(super) const STRIP: usize = 2 * SIDE;
+/// k that a tile product takes.
+pub(super) const STEP: usize = 32;
+
+/// Whether this CPU has bf16 tiles and the system lets this process use them. Asked once.
+pub(super) fn available() -> bool {
+    static AVAILABLE: OnceLock<bool> = OnceLock::new();
+    *AVAILABLE.get_or_init(|| has_tiles() && permitted())
+}
+
+/// AMX-TILE and AMX-BF16.
+fn has_tiles() -> bool {
+    const BF16: u32 = 1 << 22;
+    const TILES: u32 = 1 << 24;
+    if __cpuid_count(0, 0).eax < 7 {
+        return false;
+    }
+    let features = __cpuid_count(7, 0).edx;
+    features & BF16 > 0 && features & TILES > 0
+}
+
+/// Asks Linux for the tile registers, for all threads of the process (Documentation/arch/x86/xstate.rst).
+#[cfg(target_os = "linux")]
+fn permitted() -> bool {
+    const ARCH_PRCTL: i64 = 158;
+    const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
+    const XFEATURE_XTILEDATA: u64 = 18;
+    let result: i64;
+    // SAFETY: a system call that reads and writes no memory; `syscall` overwrites rcx and r11.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") ARCH_PRCTL => result,
+            in("rdi") ARCH_REQ_XCOMP_PERM,
+            in("rsi") XFEATURE_XTILEDATA,
+            out("rcx") _,
+            out("r11") _,
+            options(nostack),
+        );
+    }
+    result == 0
+}
+
+/// Other systems have no way to ask that is known here.
+#[cfg(not(target_os = "linux"))]
+fn permitted() -> bool {
+    false
+}
+
+/// What `ldtilecfg` reads: the palette, and each register's bytes per row and rows.
+#[repr(C, align(64))]
+struct Config {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+static CONFIG: Config = Config {
+    palette: 1,
+    start_row: 0,
+    reserved: [0; 14],
+    row_bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+    rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
+};
+
+/// This thread's tile registers. tmm0 to 3 are the sums: 32 x 32 as (upper left, upper right, lower left,
+/// lower right); 4 and 5 the two tiles of A, 6 and 7 of B.
+pub(super) struct Tiles(());
+
+impl Tiles {
+    /// Configures the registers until the value is dropped.
+    ///
+    /// # Safety
+    /// `available()` holds, and this thread has no other `Tiles`.
+    pub(super) unsafe fn configure() -> Tiles {
+        // SAFETY: the instruction exists and reads the 64 bytes of `CONFIG`.
+        unsafe {
+            asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly, preserves_flags))
+        };
+        Tiles(())
+    }
+
+    /// `c (+)= a b` to nearly f32 from three bf16 parts of each factor: of the nine products of parts the six
+    /// largest, ordered so that successive ones share a factor. `c` is 32 x 32, and begins at zero unless
+    /// there is `more`. After each product, while the tiles are busy, the core does `meanwhile`.
+    ///
+    /// A step of `a` is (lo, mid, hi) times two tiles, of `b` (hi, mid, lo) times two tiles.
+    ///
+    /// # Safety
+    /// `a` and `b` hold `steps` steps of six tiles, and `c` 32 rows of 32 f32, which `meanwhile` leaves alone.
+    #[inline(always)]
+    pub(super) unsafe fn six(
+        &self,
+        a: *const u8,
+        b: *const u8,
+        c: *mut f32,
+        steps: usize,
+        more: bool,
+        mut meanwhile: impl FnMut(),
+    ) {
+        const PART: usize = 2 * TILE;
+        // SAFETY: inside what the caller promises.
+        unsafe {
+            self.begin(c, more);
+            for step in 0..steps {
+                let (a, b) = (a.add(step * 3 * PART), b.add(step * 3 * PART));
+                // lo hi
+                self.load_a(a);
+                self.load_b(b);
+                self.multiply();
+                meanwhile();
+                // mid hi
+                self.load_a(a.add(PART));
+                self.multiply();
+                meanwhile();
+                // mid mid
+                self.load_b(b.add(PART));
+                self.multiply();
+                meanwhile();
+                // hi mid
+                self.load_a(a.add(2 * PART));
+                self.multiply();
+                meanwhile();
+                // hi lo
+                self.load_b(b.add(2 * PART));
+                self.multiply();
+                meanwhile();
+                // hi hi
+                self.load_b(b);
+                self.multiply();
+                meanwhile();
+            }
+            self.end(c);
+        }
+    }
+
+    /// The sums begin at zero, or at `c` if there is `more`.
+    ///
+    /// # Safety
+    /// With `more`, `c` holds 32 rows of 32 f32.
+    #[inline(always)]
+    unsafe fn begin(&self, c: *const f32, more: bool) {
+        if more {
+            // SAFETY: reads the 32 rows of 128 bytes at `c`.
+            unsafe {
+                asm!(
+                    "tileloadd tmm0, [{c} + {row}*1]",
+                    "tileloadd tmm1, [{c} + {row}*1 + 64]",
+                    "tileloadd tmm2, [{c} + {row}*1 + 2048]",
+                    "tileloadd tmm3, [{c} + {row}*1 + 2112]",
+                    c = in(reg) c,
+                    row = in(reg) 4 * STRIP,
+                    options(nostack, readonly, preserves_flags),
+                );
+            }
+        } else {
+            // SAFETY: registers only.
+            unsafe {
+                asm!(
+                    "tilezero tmm0",
+                    "tilezero tmm1",
+                    "tilezero tmm2",
+                    "tilezero tmm3",
+                    options(nostack, nomem, preserves_flags),
+                );
+            }
+        }
+    }
+
+    /// Stores the sums.
+    ///
+    /// # Safety
+    /// `c` has room for 32 rows of 32 f32.
+    #[inline(always)]
+    unsafe fn end(&self, c: *mut f32) {
+        // SAFETY: writes the 32 rows of 128 bytes at `c`.
+        unsafe {
+            asm!(
+                "tilestored [{c} + {row}*1], tmm0",
+                "tilestored [{c} + {row}*1 + 64], tmm1",
+                "tilestored [{c} + {row}*1 + 2048], tmm2",
+                "tilestored [{c} + {row}*1 + 2112], tmm3",
+                c = in(reg) c,
+                row = in(reg) 4 * STRIP,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+
+    /// # Safety
+    /// Two tiles are readable at `a`.
+    #[inline(always)]
+    unsafe fn load_a(&self, a: *const u8) {
+        // SAFETY: reads the two tiles.
+        unsafe {
+            asm!(
+                "tileloadd tmm4, [{a} + {row}*1]",
+                "tileloadd tmm5, [{a} + {row}*1 + 1024]",
+                a = in(reg) a,
+                row = in(reg) 64_usize,
+                options(nostack, readonly, preserves_flags),
+            );
+        }
+    }
+
+    /// # Safety
+    /// Two tiles are readable at `b`.
+    #[inline(always)]
+    unsafe fn load_b(&self, b: *const u8) {
+        // SAFETY: reads the two tiles.
+        unsafe {
+            asm!(
+                "tileloadd tmm6, [{b} + {row}*1]",
+                "tileloadd tmm7, [{b} + {row}*1 + 1024]",
+                b = in(reg) b,
+                row = in(reg) 64_usize,
+                options(nostack, readonly, preserves_flags),
+            );
+        }
+    }
+
+    /// Adds A B to the sums.
+    #[inline(always)]
+    fn multiply(&self) {
+        // SAFETY: registers only; `self` proves that they are configured.
+        unsafe {
+            asm!(
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                options(nostack, nomem, preserves_flags),
+            );
+        }
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // SAFETY: this thread configured them, and nobody uses them any more.
+        unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
+    }
+}

@@ -1,0 +1,168 @@
+//! How fast this machine multiplies when nothing else is in the way: what a kernel's speed is held against.
+//! Invariant: all threads of a `Cpu` are busy for the whole measurement, with its instruction set, and no
+//! operand comes from farther than L1.
+
+use super::Cpu;
+use super::isa::Kernel;
+use super::simd::{LANES, Simd};
+use std::hint::black_box;
+#[cfg(target_arch = "x86_64")]
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// GFLOP/s of f32 multiply-adds (two operations each) on all threads together, over about `seconds`.
+pub fn fma_gflops(cpu: &Cpu, seconds: f64) -> f64 {
+    gflops(cpu, seconds, &|| {
+        let mut flops = 0;
+        cpu.isa().run(FmaBurst { flops: &mut flops });
+        flops
+    })
+}
+
+/// GFLOP/s of bf16 multiply-adds on the tiles of AMX; `None` where this instruction set has none. An f32
+/// product on tiles is six of bf16.
+pub fn amx_gflops(cpu: &Cpu, seconds: f64) -> Option<f64> {
+    let burst = || {
+        // SAFETY: called below `has_tiles` only; the pool's threads run no product while they run this.
+        unsafe { tile_burst() }
+    };
+    cpu.isa().has_tiles().then(|| gflops(cpu, seconds, &burst))
+}
+
+/// Calls `burst`, some microseconds of arithmetic that returns its operations, on every thread until the time
+/// is over. A burst of another kind of arithmetic is measured the same way.
+fn gflops(cpu: &Cpu, seconds: f64, burst: &(dyn Fn() -> u64 + Sync)) -> f64 {
+    let flops = AtomicU64::new(0);
+    let length = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    let start = Instant::now();
+    cpu.pool().run(cpu.threads(), &|_, _| {
+        loop {
+            flops.fetch_add(burst(), Relaxed);
+            if start.elapsed() >= length {
+                break;
+            }
+        }
+    });
+    flops.into_inner() as f64 / start.elapsed().as_secs_f64() / 1e9
+}
+
+/// Rounds of a burst: some tens of microseconds.
+const ROUNDS: u64 = 2048;
+
+/// Multiply-adds that depend on nothing but their own sums.
+struct FmaBurst<'a> {
+    /// Takes how many operations it did.
+    flops: &'a mut u64,
+}
+
+impl Kernel for FmaBurst<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // As many sums as registers hold: enough of them in flight to hide the latency of each.
+        *self.flops = match S::ROWS {
+            14.. => burst::<S, 24>(s),
+            4.. => burst::<S, 6>(s),
+            _ => burst::<S, 3>(s),
+        };
+    }
+}
+
+/// `N` vectors of sums; returns the operations.
+#[inline(always)]
+fn burst<S: Simd, const N: usize>(s: S) -> u64 {
+    let half = black_box(s.splat(0.5));
+    // a = a / 2 + 1/2 stays at 1.
+    let mut sums = [s.splat(1.0); N];
+    for _ in 0..ROUNDS {
+        for a in &mut sums {
+            *a = s.fma(*a, half, half);
+        }
+    }
+    black_box(sums);
+    2 * ROUNDS * (N * LANES) as u64
+}
+
+/// Four sums of tile products, whose operands are loaded from L1 for each round as a kernel does; returns the
+/// operations. The numbers are not zeros: those would take less power, and run faster.
+///
+/// # Safety
+/// The CPU has the tiles of AMX, this process may use them, and this thread has no `Tiles`.
+#[cfg(target_arch = "x86_64")]
+unsafe fn tile_burst() -> u64 {
+    #[repr(align(64))]
+    struct Lines<T>(T);
+    /// Eight registers of 16 rows of 64 bytes.
+    static CONFIG: Lines<[u8; 64]> = Lines({
+        let mut config = [0; 64];
+        config[0] = 1;
+        let mut tile = 0;
+        while tile < 8 {
+            config[16 + 2 * tile] = 64;
+            config[48 + tile] = 16;
+            tile += 1;
+        }
+        config
+    });
+    /// Pairs of bf16 between -1 and 1: four tiles.
+    static TILES: LazyLock<Lines<[u32; 1024]>> = LazyLock::new(|| {
+        let number = |i: usize| (((i * 7919 + 13) % 2003) as f32 / 1001.5 - 1.0).to_bits();
+        Lines(std::array::from_fn(|i| number(i) >> 16 | number(i + 1024) & 0xffff_0000))
+    });
+    let (config, tiles) = (CONFIG.0.as_ptr(), TILES.0.as_ptr());
+    // SAFETY: the caller promises the instructions; they read the configuration and the four tiles, and leave
+    // the registers released.
+    unsafe {
+        core::arch::asm!(
+            "ldtilecfg [{config}]",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "2:",
+            "tileloadd tmm4, [{tiles} + {row}*1]",
+            "tileloadd tmm5, [{tiles} + {row}*1 + 1024]",
+            "tileloadd tmm6, [{tiles} + {row}*1 + 2048]",
+            "tileloadd tmm7, [{tiles} + {row}*1 + 3072]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "dec {rounds}",
+            "jnz 2b",
+            "tilerelease",
+            config = in(reg) config,
+            tiles = in(reg) tiles,
+            row = in(reg) 64_usize,
+            rounds = inout(reg) ROUNDS => _,
+            options(nostack, readonly),
+        );
+    }
+    // Each of the four products is 16 x 16 x 32.
+    ROUNDS * 4 * 2 * 16 * 16 * 32
+}
+
+/// # Safety
+/// None: there is nothing to run.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn tile_burst() -> u64 {
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Isa;
+
+    #[test]
+    fn every_instruction_set_multiplies() {
+        for isa in Isa::available() {
+            let cpu = Cpu::with_isa(2, isa);
+            let (fma, amx) = (fma_gflops(&cpu, 1e-3), amx_gflops(&cpu, 1e-3));
+            assert_eq!(amx.is_some(), isa.has_tiles());
+            for rate in [Some(fma), amx].into_iter().flatten() {
+                assert!(rate.is_finite() && rate > 0.0, "{}: {rate}", isa.name());
+            }
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! `plimsoll bench`: how fast a model or a product runs here, which kernels take the time, and how much of
+//! the machine's arithmetic that is. `calibrate` writes the rates that a target is made of.
+//! Invariant: the raw loop and the work take turns in one process on as many threads, so that a busy machine
+//! is busy for both; operations and bytes are those of the ops' rules at the counts that really ran.
+
+mod calibrate;
+mod report;
+mod subject;
+
+pub use calibrate::{Calibration, calibrate};
+pub use report::{Kernel, Report};
+
+use crate::{RunError, Settings};
+use exec::cpu::{Cpu, peak};
+use graph::DType;
+use subject::Subject;
+
+/// What is timed. Weights and inputs are random, the same each time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// The forward pass of an encoder over sequences of one length, to their means.
+    Model {
+        /// A known hub id, a config.json, or a model folder; weights are not read.
+        model: String,
+        /// Sequences of a batch.
+        sequences: u64,
+        /// Tokens of each.
+        length: u64,
+    },
+    /// One linear with a bias: (rows, k) times (n, k) transposed.
+    Linear {
+        /// M.
+        rows: u64,
+        /// N.
+        n: u64,
+        /// K.
+        k: u64,
+    },
+}
+
+/// What is asked.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// What is timed.
+    pub work: Work,
+    /// Where. A batch is cut into steps of at most `tokens`.
+    pub settings: Settings,
+    /// Turns of the raw loop and the work after one warm-up.
+    pub repeats: usize,
+}
+
+/// Runs it.
+pub fn bench(request: &Request) -> Result<Report, RunError> {
+    let mut subject = Subject::start(&request.work, &request.settings)?;
+    let cpu = Cpu::new(request.settings.threads);
+    let raw = |dtype, seconds| raw_loop(&cpu, dtype, seconds);
+    let turns = subject.time(request.repeats, &raw)?;
+    Ok(Report::new(request, &subject, turns))
+}
+
+/// Runs the raw loop of a type for about `seconds`: what it is, and its GFLOP/s; `None` where there is none.
+fn raw_loop(cpu: &Cpu, dtype: DType, seconds: f64) -> Option<(&'static str, f64)> {
+    match dtype {
+        // On tiles an f32 product is made of six bf16 products.
+        DType::F32 => Some(match peak::amx_gflops(cpu, seconds) {
+            Some(rate) => ("amx/6", rate / 6.0),
+            None => ("fma", peak::fma_gflops(cpu, seconds)),
+        }),
+        DType::Bf16 => peak::amx_gflops(cpu, seconds).map(|rate| ("amx", rate)),
+        DType::F16 | DType::I32 => None,
+    }
+}
+
+/// The middle one; of an even number the mean of the middle two. Zero of none.
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => 0.0,
+        n if n % 2 == 1 => sorted[n / 2],
+        n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        for (values, wanted) in [(&[][..], 0.0), (&[3.0, 1.0, 2.0], 2.0), (&[4.0, 1.0, 3.0, 2.0], 2.5)] {
+            assert_eq!(median(values), wanted);
+        }
+    }
+
+    #[test]
+    fn operations_are_those_of_the_real_counts() {
+        // 5 sequences of 12 tokens in steps of 2, 2 and 1: the last step is smaller.
+        let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/goldens/esm2/config.json");
+        let work = |sequences| Work::Model { model: config.to_owned(), sequences, length: 12 };
+        let settings = Settings { threads: 1, tokens: Some(25), ..Settings::default() };
+        let report = |sequences| {
+            bench(&Request { work: work(sequences), settings: settings.clone(), repeats: 1 }).expect("timed")
+        };
+        let (five, one) = (report(5), report(1));
+        assert_eq!((five.steps, five.step_tokens, one.steps, one.step_tokens), (3, 24, 1, 12));
+        let attention = |r: &Report| r.kernels.iter().find(|k| k.op == "attention").map(|k| k.flops);
+        // 4 operations for each pair of tokens and column: 2 layers of 40 columns.
+        assert_eq!(attention(&one), Some(2.0 * 4.0 * 12.0 * 12.0 * 40.0));
+        assert_eq!(attention(&five), attention(&one).map(|f| 5.0 * f));
+        assert!(five.kernels.iter().all(|k| k.launches % 3 == 0));
+    }
+}
