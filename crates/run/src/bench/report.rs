@@ -181,8 +181,11 @@ impl fmt::Display for Report {
         match &self.work {
             Work::Model { model, sequences, length } => write!(
                 f,
-                "{model}, {sequences} x {length} tokens in {} steps of up to {}",
-                self.steps, self.step_tokens
+                "{model}, {sequences} x {length} tokens in {}",
+                match self.steps {
+                    1 => "one step".to_owned(),
+                    n => format!("{n} steps of up to {}", self.step_tokens),
+                }
             )?,
             Work::Linear { rows, n, k } => write!(f, "linear, {rows} rows, {n} x {k} weights")?,
         }
