@@ -1,8 +1,8 @@
 //! The command line: words to options of `run`, and back. Invariant: no logic; what a command does is in
 //! `run`, and every flag is read in one place, its file in `flags`.
 //!
-//! Exit codes: 0 success; 1 failure, bad usage, bad input; 2 partial (some sequences failed);
-//! 4 does not fit in memory.
+//! Exit codes: 0 success; 1 failure, bad usage, bad input; 2 partial (some sequences failed); 3 what an earlier
+//! run left is unusable; 4 does not fit in memory; 130, 143 interrupted.
 #![forbid(unsafe_code)]
 
 mod flags;
@@ -26,7 +26,8 @@ struct Cli {
 /// What scripts can rely on.
 const EXIT_CODES: &str = "\
 Exit codes: 0 success; 1 failure, bad usage or bad input; 2 some sequences failed to compute;
-4 it does not fit in memory";
+3 the output folder holds what is of another run, or damaged; 4 it does not fit in memory;
+130 and 143 interrupted (Ctrl-C, SIGTERM): predict goes on when it is run again";
 
 #[derive(Debug, Subcommand)]
 enum Command {

@@ -2,10 +2,16 @@
 //! but shares and units.
 
 use run::machine;
+use run::predict::Shard;
 use run::{embed, predict};
 
 /// The summary of a prediction.
 pub fn predicted(report: &predict::Report) -> String {
+    if let Some(Shard { number, of }) = report.shard {
+        let rows = speed(report.seconds, report.tokens_per_second);
+        let place = report.output_dir.display();
+        return table(&rows) + &format!("shard {number} of {of} in {place}; put all together with --merge");
+    }
     let c = &report.counts;
     let mut rows = vec![
         ("records", c.records.to_string()),

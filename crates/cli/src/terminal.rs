@@ -3,10 +3,14 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 use run::{Level, Observer, Progress, RunError};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
 use std::fmt::{self, Display, Formatter, Write as _};
 use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, Write, stderr};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How much is said.
@@ -40,6 +44,8 @@ pub struct Terminal {
     colours: bool,
     log: Option<File>,
     said: Instant,
+    /// The number of the signal that asked for the end; 0 is none.
+    stop: Arc<AtomicUsize>,
 }
 
 /// Between two lines of progress where there is no bar.
@@ -61,7 +67,21 @@ impl Terminal {
             colours: terminal && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
             log: log.map(open).transpose()?,
             said: Instant::now(),
+            stop: Arc::default(),
         })
+    }
+
+    /// From now on a first Ctrl-C or SIGTERM asks the run to end, and a second one ends the process.
+    pub fn listen(&self) -> Result<(), RunError> {
+        for signal in [SIGINT, SIGTERM] {
+            let (asked, stop) = (Arc::new(AtomicBool::new(false)), Arc::clone(&self.stop));
+            // In this order: the flag that the first one sets arms the second.
+            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&asked))
+                .and_then(|_| flag::register(signal, asked))
+                .and_then(|_| flag::register_usize(signal, stop, signal as usize))
+                .map_err(|source| RunError::Io { path: "signals".into(), source })?;
+        }
+        Ok(())
     }
 
     /// Ends the bar.
@@ -107,6 +127,10 @@ impl Terminal {
 }
 
 impl Observer for Terminal {
+    fn stop(&self) -> Option<u8> {
+        u8::try_from(self.stop.load(Ordering::Relaxed)).ok().filter(|&signal| signal > 0)
+    }
+
     fn say(&mut self, level: Level, text: &str) {
         let line = match level {
             Level::Warning => format!("warning: {text}"),

@@ -55,6 +55,8 @@ pub enum DataErrorKind {
     },
     /// Anything else that a file's format forbids; the text says what, and what to do.
     Malformed(String),
+    /// What was written by this program is not what it wrote any more; the text says where.
+    Damaged(String),
 }
 
 impl DataError {
@@ -131,7 +133,7 @@ impl fmt::Display for DataErrorKind {
             Self::RowWidth { found, expected } => {
                 write!(f, "a row of {found} values in a file of {expected} columns")
             }
-            Self::Malformed(what) => f.write_str(what),
+            Self::Malformed(what) | Self::Damaged(what) => f.write_str(what),
         }
     }
 }
@@ -145,7 +147,8 @@ impl Error for DataError {
             | DataErrorKind::Fastq(_)
             | DataErrorKind::TooLong { .. }
             | DataErrorKind::RowWidth { .. }
-            | DataErrorKind::Malformed(_) => None,
+            | DataErrorKind::Malformed(_)
+            | DataErrorKind::Damaged(_) => None,
         }
     }
 }

@@ -9,6 +9,7 @@ pub mod chunk;
 pub mod error;
 pub mod ids;
 pub mod intermediate;
+pub mod journal;
 pub mod number;
 pub mod pack;
 pub mod rows;

@@ -14,8 +14,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::{DataError, DataErrorKind};
-pub use source::Input;
 use source::Source;
+pub use source::{Input, digests};
 
 /// One sequence with its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -146,6 +146,11 @@ impl Executor {
         self.device.download(at, bytemuck::cast_slice_mut(out))
     }
 
+    /// Writes f32 anywhere in the arena.
+    pub fn upload_f32(&mut self, at: u64, values: &[f32]) -> Result<(), DeviceError> {
+        self.device.upload(at, bytemuck::cast_slice(values))
+    }
+
     /// Sets everything but weights to NaN: a run after it can only be right if it reads what it wrote.
     pub fn poison(&mut self) -> Result<(), DeviceError> {
         let weights: u64 = self.program.plans().iter().map(|(_, p)| p.memory.persistent.0).sum();

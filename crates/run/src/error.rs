@@ -43,13 +43,25 @@ pub enum RunError {
     },
     /// A request that contradicts itself, its models or its surroundings, and what to do.
     Refused(String),
+    /// What an earlier run left cannot be used: it is of another run, or damaged.
+    Unusable(String),
+    /// A signal came; what was finished is kept.
+    Interrupted {
+        /// Its number.
+        signal: u8,
+        /// What is kept and how to go on.
+        kept: String,
+    },
 }
 
 impl RunError {
-    /// The exit code: 1 failure, 4 does not fit in memory.
+    /// The exit code: 1 failure, 3 what an earlier run left is unusable, 4 does not fit in memory, 128 and the
+    /// signal's number after one.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Plan(PlanError::OverBudget(_)) | Self::Device(DeviceError::OutOfMemory { .. }) => 4,
+            Self::Unusable(_) => 3,
+            Self::Interrupted { signal, .. } => 128 + signal,
             Self::Data(_)
             | Self::Weights(_)
             | Self::Config { .. }
@@ -80,7 +92,8 @@ impl fmt::Display for RunError {
             Self::Verify(e) => write!(f, "the model's graph is broken: {e}"),
             Self::Output(e) => e.fmt(f),
             Self::Io { path, source } => write!(f, "{}: {source}", path.display()),
-            Self::Refused(why) => f.write_str(why),
+            Self::Refused(why) | Self::Unusable(why) => f.write_str(why),
+            Self::Interrupted { kept, .. } => write!(f, "interrupted; {kept}"),
         }
     }
 }
@@ -95,7 +108,11 @@ impl std::error::Error for RunError {
             Self::Plan(e) => e.source(),
             Self::Device(e) => e.source(),
             Self::Output(e) => e.source(),
-            Self::Verify(_) | Self::Io { .. } | Self::Refused(_) => None,
+            Self::Verify(_)
+            | Self::Io { .. }
+            | Self::Refused(_)
+            | Self::Unusable(_)
+            | Self::Interrupted { .. } => None,
         }
     }
 }

@@ -7,6 +7,12 @@ pub trait Observer {
 
     /// How far it is. Called often; an observer decides how often it draws.
     fn progress(&mut self, progress: &Progress);
+
+    /// The number of a signal that asks the run to end early. Asked between two steps: what is finished by then
+    /// is kept.
+    fn stop(&self) -> Option<u8> {
+        None
+    }
 }
 
 /// How loud a line is.

@@ -2,10 +2,11 @@
 //! its peak is within the budget; what was chosen is reported.
 
 use crate::{RunError, machine};
-use exec::cpu::CpuDevice;
+use exec::cpu::{CpuDevice, Isa};
 use exec::{Executor, Param};
 use graph::{Bounds, Bytes};
 use plan::{PlanError, Program, Search, Target};
+use serde_json::{Value, json};
 use std::ops::Range;
 
 /// Where to run.
@@ -49,6 +50,15 @@ impl Settings {
     pub fn target(&self) -> Result<Target, RunError> {
         match self.device {
             Device::Auto | Device::Cpu => Ok(Target::named("cpu")?.with_units(self.threads as u64)),
+        }
+    }
+
+    /// What the bits of a result depend on beside its input and weights.
+    pub(crate) fn arithmetic(&self) -> Value {
+        match self.device {
+            Device::Auto | Device::Cpu => {
+                json!({"device": "cpu", "instructions": Isa::detect().name(), "precision": "f32"})
+            }
         }
     }
 

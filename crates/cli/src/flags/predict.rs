@@ -4,12 +4,14 @@ use super::machine::Machine;
 use super::voice::Voice;
 use super::{at_least, at_least_one, print};
 use crate::report;
+use crate::terminal::Terminal;
 use clap::{Args, ValueEnum};
 use run::predict::output::EmbeddingFormat;
-use run::predict::{Models, Options, predict};
+use run::predict::{Models, Options, Report, Shard, predict, predict_each, stem};
 use run::{Level, Observer, RunError, machine};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Tell for every sequence whether it comes from a virus (VirNucPro's method)
 ///
@@ -64,6 +66,26 @@ pub struct Predict {
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = prefetch, help_heading = "Machine")]
     prefetch: u64,
 
+    /// Seconds between two commits of the journal that a broken run goes on from; 0 commits at every step
+    #[arg(long, default_value_t = 5, value_name = "SECONDS", value_parser = seconds, help_heading = "Survival")]
+    commit_every: u64,
+
+    /// Compute only shard K of N of the windows and leave them in the output folder for --merge
+    #[arg(long, value_name = "K/N", value_parser = shard, conflicts_with_all = ["merge", "per_input"], help_heading = "Many inputs, many machines")]
+    shard: Option<Shard>,
+
+    /// Compute nothing: put the shards in these folders together; give it once for each of them
+    #[arg(long, value_name = "DIR", conflicts_with = "per_input", help_heading = "Many inputs, many machines")]
+    merge: Vec<PathBuf>,
+
+    /// A folder of results for each input, DIR/<name> with -o DIR, <name>_plimsoll without
+    #[arg(long, help_heading = "Many inputs, many machines")]
+    per_input: bool,
+
+    /// Add a last column `source`, the input of each row, to predictions.tsv and windows.tsv
+    #[arg(long, help_heading = "Many inputs, many machines")]
+    source: bool,
+
     #[command(flatten)]
     voice: Voice,
 }
@@ -116,31 +138,64 @@ fn prefetch(text: &str) -> Result<u64, String> {
     number.ok_or_else(|| "give a number of pieces from 1 to 1024".to_owned())
 }
 
+fn seconds(text: &str) -> Result<u64, String> {
+    let number = text.parse::<u64>().ok().filter(|&n| n <= 3600);
+    number.ok_or_else(|| "give a number of seconds from 0 to 3600".to_owned())
+}
+
+fn shard(text: &str) -> Result<Shard, String> {
+    let parts = text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
+    let shard = parts.map(|(number, of)| Shard { number, of });
+    let valid = shard.filter(|s| (1..=s.of).contains(&s.number) && s.of <= MOST_SHARDS);
+    valid.ok_or_else(|| {
+        format!("give two numbers like 2/8, the first from 1 to the second, which is at most {MOST_SHARDS}")
+    })
+}
+
+/// Shards beyond any cluster are a typing error.
+const MOST_SHARDS: u64 = 100_000;
+
 impl Predict {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, RunError> {
         let mut terminal = self.voice.terminal()?;
+        terminal.listen()?;
         let options = self.options()?;
-        let done = predict(&options, &mut terminal);
+        let done = match self.per_input {
+            true => predict_each(&options, &mut terminal),
+            false => predict(&options, &mut terminal).map(|report| vec![report]),
+        };
         terminal.finish();
-        let report = done.inspect_err(|error| terminal.log(&crate::chain(error)))?;
+        let reports = done.inspect_err(|error| terminal.log(&crate::chain(error)))?;
+        for report in &reports {
+            self.tell(report, &mut terminal)?;
+        }
+        Ok(ExitCode::from(if reports.iter().any(|r| r.failed > 0) { 2 } else { 0 }))
+    }
+
+    fn tell(&self, report: &Report, terminal: &mut Terminal) -> Result<(), RunError> {
         if report.already_complete {
-            let text = format!("the result in {} is already there and complete", report.output_dir.display());
+            let what = if report.shard.is_some() { "shard" } else { "result" };
+            let text = format!("the {what} in {} is already there and complete", report.output_dir.display());
             terminal.say(Level::Info, &text);
         }
         if self.voice.json() {
-            print(&format!("{:#}", report.run_record))?;
-        } else if !self.voice.quiet() && !report.already_complete {
-            print(&report::predicted(&report))?;
+            return print(&format!("{:#}", report.run_record));
         }
-        Ok(ExitCode::from(if report.failed > 0 { 2 } else { 0 }))
+        if self.voice.quiet() || report.already_complete {
+            return Ok(());
+        }
+        print(&report::predicted(report))
     }
 
     fn options(&self) -> Result<Options, RunError> {
         let workers = self.dataloader_workers.map_or_else(|| machine::cores().min(8), |n| n as usize);
         Ok(Options {
             inputs: self.inputs.clone(),
-            output_dir: self.output_dir.clone().unwrap_or_else(|| default_folder(&self.inputs)),
+            output_dir: self.output_dir.clone().unwrap_or_else(|| match self.per_input {
+                true => PathBuf::new(),
+                false => default_folder(&self.inputs),
+            }),
             force: self.force,
             models: self.models.models()?,
             length: self.length as usize,
@@ -153,6 +208,10 @@ impl Predict {
             strict: self.strict,
             workers,
             prefetch: self.prefetch as usize,
+            commit_every: Duration::from_secs(self.commit_every),
+            shard: self.shard,
+            merge: self.merge.clone(),
+            source: self.source,
             settings: self.machine.settings()?,
         })
     }
@@ -199,17 +258,10 @@ fn part(bundle: &Path, names: &[&str]) -> Result<String, RunError> {
     })
 }
 
-/// `<stem>_plimsoll`, where the stem is the first input's name without what says its format.
+/// `<stem>_plimsoll` of the first input.
 fn default_folder(inputs: &[PathBuf]) -> PathBuf {
     let first = inputs.first().map_or(Path::new("-"), PathBuf::as_path);
-    let name = match first.as_os_str() == "-" {
-        true => "stdin".into(),
-        false => first.file_name().unwrap_or_default().to_string_lossy(),
-    };
-    let plain = name.strip_suffix(".gz").unwrap_or(&name);
-    let endings = [".fa", ".fasta", ".fna", ".fq", ".fastq"];
-    let stem = endings.iter().find_map(|e| plain.strip_suffix(e)).unwrap_or(plain);
-    PathBuf::from(format!("{stem}_plimsoll"))
+    PathBuf::from(format!("{}_plimsoll", stem(first)))
 }
 
 #[cfg(test)]
@@ -229,6 +281,16 @@ mod tests {
         check(&["y.fasta"], "y_plimsoll");
         check(&["y.txt"], "y.txt_plimsoll");
         check(&["-"], "stdin_plimsoll");
+    }
+
+    #[test]
+    fn shards_are_two_numbers() {
+        for (text, wanted) in [("1/1", Some((1, 1))), ("3/8", Some((3, 8))), ("0/8", None), ("9/8", None)] {
+            assert_eq!(shard(text).ok().map(|s| (s.number, s.of)), wanted, "{text}");
+        }
+        for text in ["", "3", "3/", "/3", "a/b", "1/0", "1/100001"] {
+            assert!(shard(text).is_err(), "{text}");
+        }
     }
 
     #[test]

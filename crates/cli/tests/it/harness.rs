@@ -49,18 +49,17 @@ impl Folder {
         self.run_with(words, b"")
     }
 
+    /// `plimsoll` with these words, to be started here.
+    pub fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+        command.args(words).current_dir(&self.0).env_remove("HF_HUB_CACHE").env("HF_HOME", self.0.join("hf"));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
     /// Runs `plimsoll` here with bytes on standard input.
     pub fn run_with(&self, words: &[&str], input: &[u8]) -> Ran {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
-            .args(words)
-            .current_dir(&self.0)
-            .env_remove("HF_HUB_CACHE")
-            .env("HF_HOME", self.0.join("hf"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the binary starts");
+        let mut child = self.command(words).spawn().expect("the binary starts");
         // It may end without reading.
         let _ = child.stdin.take().expect("piped").write_all(input);
         let output = child.wait_with_output().expect("it ends");

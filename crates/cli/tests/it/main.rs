@@ -8,3 +8,4 @@ mod messages;
 mod plans;
 mod predictions;
 mod readme;
+mod survival;

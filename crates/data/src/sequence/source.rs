@@ -57,6 +57,38 @@ pub(super) fn size(path: &Path) -> Result<Option<u64>, DataError> {
     Ok(facts.is_file().then_some(facts.len()))
 }
 
+/// What the files are, without looking into them; `None` where one can be read only once: standard input, a
+/// pipe.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn digests(paths: &[PathBuf]) -> Result<Option<Vec<Input>>, DataError> {
+    let mut inputs = Vec::with_capacity(paths.len());
+    for path in paths {
+        if size(path)?.is_none() {
+            return Ok(None);
+        }
+        inputs.push(digest(path).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?);
+    }
+    Ok(Some(inputs))
+}
+
+fn digest(path: &Path) -> io::Result<Input> {
+    let mut file = File::open(path)?;
+    let (mut hash, mut bytes, mut buffer) = (Sha256::new(), 0, vec![0; BUFFER]);
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(Input { path: path.to_owned(), bytes, sha256: hash.finalize().into() }),
+            Ok(n) => {
+                hash.update(&buffer[..n]);
+                bytes += n as u64;
+            }
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
 /// One open file, seen as lines that end with LF, CR or CR LF.
 pub(super) struct Source {
     path: PathBuf,

@@ -3,10 +3,14 @@
 //! never removed.
 
 use super::output::{FILES, OutputError, RUN_RECORD};
+use super::resume;
 use crate::RunError;
 use serde_json::Value;
 use std::fs::{self, File, TryLockError};
 use std::path::Path;
+
+/// What a broken run leaves to be gone on with.
+const JOURNALS: [&str; 2] = [resume::RESULTS, resume::EMBEDDINGS];
 
 /// What is in the folder.
 pub(crate) enum Found {
@@ -20,6 +24,18 @@ pub(crate) enum Found {
 pub(crate) struct Lock {
     /// `None` where folders cannot be locked: on some network file systems.
     _folder: Option<File>,
+}
+
+/// The name of an input without what says its format: what its results are called after.
+pub fn stem(input: &Path) -> String {
+    let name = match input.as_os_str() == "-" {
+        true => "stdin".into(),
+        false => input.file_name().unwrap_or_default().to_string_lossy(),
+    };
+    let packed = [".gz", ".bz2", ".zst", ".xz"];
+    let plain = packed.iter().find_map(|e| name.strip_suffix(e)).unwrap_or(&name);
+    let endings = [".fa", ".fasta", ".fna", ".fq", ".fastq"];
+    endings.iter().find_map(|e| plain.strip_suffix(e)).unwrap_or(plain).to_owned()
 }
 
 /// Makes the folder where it is missing, and takes it for this run.
@@ -46,7 +62,7 @@ pub(crate) fn look(dir: &Path, force: bool) -> Result<Found, RunError> {
     if record.exists() && !force {
         let text = fs::read_to_string(&record).map_err(RunError::io(&record))?;
         let value = serde_json::from_str(&text).map_err(|_| {
-            RunError::Refused(format!("{} is not a run record; use --force or another -o", record.display()))
+            RunError::Unusable(format!("{} is not a run record; use --force or another -o", record.display()))
         })?;
         return Ok(Found::Record(value));
     }
@@ -56,7 +72,7 @@ pub(crate) fn look(dir: &Path, force: bool) -> Result<Found, RunError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if is_leftover(&name) {
             leftovers.push(path);
-        } else if !FILES.contains(&name.as_str()) {
+        } else if !FILES.contains(&name.as_str()) && !JOURNALS.contains(&name.as_str()) {
             return Err(RunError::Refused(format!(
                 "{} holds files that are not of a prediction (`{name}`); choose another folder with -o",
                 dir.display()
@@ -67,10 +83,10 @@ pub(crate) fn look(dir: &Path, force: bool) -> Result<Found, RunError> {
     Ok(Found::Nothing)
 }
 
-/// Which part of two runs differs, in words.
+/// Which part of two identities differs, in words.
 pub(crate) fn difference(old: &Value, new: &Value) -> Option<String> {
     for (part, name) in [("inputs", "input files"), ("models", "weights"), ("parameters", "parameters")] {
-        let (a, b) = (&old["identity"][part], &new["identity"][part]);
+        let (a, b) = (&old[part], &new[part]);
         if a == b {
             continue;
         }

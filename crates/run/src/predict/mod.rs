@@ -2,34 +2,37 @@
 //! under the budget, load, stream the input through both encoders and the head, write results in input
 //! order. Invariant: results depend on inputs, weights and `Options::result_key`, and on nothing else.
 
+mod compute;
 mod engine;
 mod folder;
+mod kept;
 mod options;
 pub mod output;
 mod produce;
 mod program;
 mod queue;
 mod record;
+mod resume;
+mod run;
+mod stage;
 
-pub use options::{Models, Options};
+pub use folder::stem;
+pub use options::{Models, Options, Shard};
 
-use crate::machine::{Tracker, resident};
-use crate::session::{load, memory_line};
+use crate::machine::Tracker;
 use crate::{EncoderModel, HeadModel, Level, Observer, RunError, Settings};
-use data::sequence::{Input, Reader, Record};
+use data::sequence::{Input, Reader, Record, digests};
 use data::weights::HubEnv;
-use engine::{Engine, Manner};
 use exec::Executor;
 use folder::Found;
-use graph::Bytes;
 use models::Encoder;
-use output::{Counts, Outputs};
-use produce::{Event, Front};
-use program::{DNA, HEAD, PROTEIN, Shape};
-use record::Story;
+use output::Counts;
+use program::Shape;
+use resume::Keys;
+use run::Run;
 use serde_json::Value;
+use stage::Stage;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// How a prediction ended.
@@ -37,6 +40,8 @@ use std::time::Instant;
 pub struct Report {
     /// It was all there already; nothing was computed.
     pub already_complete: bool,
+    /// Which shard this was: its journal is the result, for a merge.
+    pub shard: Option<Shard>,
     /// Open reading frames that could not be computed.
     pub failed: u64,
     /// Rows of notes.tsv.
@@ -69,66 +74,60 @@ pub(crate) struct Opened {
 
 /// Predicts.
 pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<Report, RunError> {
+    predict_one(options, &mut None, observer)
+}
+
+/// Predicts each input by itself, into the folder `<stem>` of the output folder, or `<stem>_plimsoll` where that
+/// is empty. The models are loaded once.
+pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Vec<Report>, RunError> {
+    let mut folders: Vec<(PathBuf, &PathBuf)> = vec![];
+    for input in &options.inputs {
+        let folder = match options.output_dir.as_os_str().is_empty() {
+            true => PathBuf::from(format!("{}_plimsoll", stem(input))),
+            false => options.output_dir.join(stem(input)),
+        };
+        if let Some((_, other)) = folders.iter().find(|(f, _)| *f == folder) {
+            let (a, b, to) = (other.display(), input.display(), folder.display());
+            let text =
+                format!("--per-input: {a} and {b} would both go to {to}; rename one, or use two commands");
+            return Err(RunError::Refused(text));
+        }
+        folders.push((folder, input));
+    }
+    // One line for all, so that they share one plan.
+    let settings = Settings { budget: Some(options.settings.line()?), ..options.settings.clone() };
+    let mut warm = None;
+    let mut reports = vec![];
+    for (output_dir, input) in folders {
+        let (inputs, settings) = (vec![input.clone()], settings.clone());
+        let one = Options { inputs, output_dir, settings, ..options.clone() };
+        reports.push(predict_one(&one, &mut warm, observer)?);
+    }
+    Ok(reports)
+}
+
+/// An executor with its weights, for the next run of the same stage with the same models.
+pub(crate) type Warm = Option<(Stage, Executor)>;
+
+fn predict_one(options: &Options, warm: &mut Warm, observer: &mut dyn Observer) -> Result<Report, RunError> {
     let start = Instant::now();
     let mut tracker = Tracker::new();
     look_at_inputs(options)?;
     let opened = open(options, observer)?;
     // Held to the end: two runs into one folder would take each other's files.
     let _lock = folder::take(&options.output_dir)?;
-    if let Some(report) = already_there(options, &opened)? {
+    let inputs = digests(&options.inputs)?;
+    let keys = inputs.as_deref().map(|inputs| Keys::new(options, &opened, inputs)).transpose()?;
+    if let Some(report) = already_there(options, &opened, inputs.as_deref(), keys.as_ref())? {
         return Ok(report);
     }
     tracker.track("opened");
     let shape = shape(&opened, options);
-    let budget = options.settings.line()?;
-    let mut executor = plan(options, budget, &shape)?;
-    let memory_line = memory_line(executor.program(), budget);
-    observer.say(Level::Info, &memory_line);
-    observer.say(Level::Detail, &executor.device().name());
-    load(&mut executor, DNA, |p, range, out| opened.dna.read(p, range, out))?;
-    load(&mut executor, PROTEIN, |p, range, out| opened.protein.read(p, range, out))?;
-    load(&mut executor, HEAD, |p, range, out| opened.head.read(p, range, out))?;
-    tracker.track("loaded");
-
-    let outputs = Outputs::create(&options.output_dir, output_options(options, &opened, &shape))?;
-    let manner = Manner { strict: options.strict, embeddings: options.save_embeddings.is_some() };
-    let mut engine = Engine::new(executor, &shape, outputs, manner);
-    let inputs = stream(options, &opened, &mut engine, observer)?;
-    tracker.track("computed");
-
-    let fill = engine.fill();
-    let (executor, outputs, totals) = engine.into_parts();
-    let seconds = start.elapsed().as_secs_f64();
-    let identity = record::identity(options, &opened, &inputs)?;
-    let (totals, tracker, inputs) = (&totals, &tracker, &inputs[..]);
-    let story = Story {
-        options,
-        opened: &opened,
-        executor: &executor,
-        budget,
-        totals,
-        fill,
-        seconds,
-        tracker,
-        inputs,
-        identity,
-    };
-    let mut run_record = story.record()?;
-    let counts = outputs.finish(&mut run_record)?;
-    let tokens: u64 = totals.tokens.iter().sum();
-    Ok(Report {
-        already_complete: false,
-        failed: totals.failed,
-        notes: counts.notes,
-        run_record,
-        counts,
-        output_dir: options.output_dir.clone(),
-        trained: opened.head.trained,
-        seconds,
-        tokens_per_second: tokens as f64 / seconds.max(1e-9),
-        fill: fill.map(|f| (f.packs > 1).then(|| f.but_last())),
-        memory_line,
-    })
+    let run = Run { options, opened: &opened, shape: &shape, budget: options.settings.line()?, keys, inputs };
+    match options.merge.is_empty() {
+        true => run.stages(start, tracker, warm, observer),
+        false => run.merge(start, tracker, observer),
+    }
 }
 
 /// Files that are missing or no sequence files are found before anything else happens.
@@ -180,22 +179,31 @@ fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, RunErr
 }
 
 /// The report of a run that is already in the output folder; an error where another run's result is.
-fn already_there(options: &Options, opened: &Opened) -> Result<Option<Report>, RunError> {
+fn already_there(
+    options: &Options,
+    opened: &Opened,
+    inputs: Option<&[Input]>,
+    keys: Option<&Keys>,
+) -> Result<Option<Report>, RunError> {
     let Found::Record(old) = folder::look(&options.output_dir, options.force)? else { return Ok(None) };
     let dir = options.output_dir.display();
-    let Some(inputs) = digests(options)? else {
+    let Some(inputs) = inputs else {
         let text = format!(
-            "{dir} holds a result, and standard input cannot be compared with its input; \
+            "{dir} holds a result, and what can be read only once cannot be compared with its input; \
                             use --force or another folder with -o"
         );
-        return Err(RunError::Refused(text));
+        return Err(RunError::Unusable(text));
     };
-    let new = serde_json::json!({ "identity": record::identity(options, opened, &inputs)? });
-    if let Some(what) = folder::difference(&old, &new) {
+    if let Some(what) = folder::difference(&old["identity"], &record::identity(options, opened, inputs)?) {
+        if keys.is_some_and(|keys| keys.replaces().unwrap_or(false)) {
+            return Ok(None);
+        }
         let text =
             format!("{dir} holds the result of another run ({what}); use --force or another folder with -o");
-        return Err(RunError::Refused(text));
+        return Err(RunError::Unusable(text));
     }
+    // A kill between the last result and the removal of the journals.
+    resume::remove(&options.output_dir)?;
     let notes = old["counts"]["notes"].as_u64().unwrap_or(0);
     if options.strict && notes > 0 {
         let text = format!("--strict: the result is in {dir}, with {notes} notes; see notes.tsv there");
@@ -203,6 +211,7 @@ fn already_there(options: &Options, opened: &Opened) -> Result<Option<Report>, R
     }
     Ok(Some(Report {
         already_complete: true,
+        shard: None,
         failed: old["sequences"]["failed"].as_u64().unwrap_or(0),
         notes,
         counts: Counts::from_record(&old),
@@ -216,86 +225,11 @@ fn already_there(options: &Options, opened: &Opened) -> Result<Option<Report>, R
     }))
 }
 
-/// The digests of the inputs; `None` where one is standard input.
-fn digests(options: &Options) -> Result<Option<Vec<Input>>, RunError> {
-    if options.inputs.iter().any(|p| p.as_os_str() == "-") {
-        return Ok(None);
-    }
-    let mut reader = Reader::open(&options.inputs)?;
-    let mut record = Record::default();
-    while reader.read_into(&mut record)? {}
-    Ok(Some(reader.inputs().to_vec()))
-}
-
 fn shape(opened: &Opened, options: &Options) -> Shape {
     Shape {
         dna: opened.dna.encoder.clone(),
         protein: opened.protein.encoder.clone(),
         head: opened.head.config,
         length: options.length as u64,
-    }
-}
-
-/// The line was read once: what is free changes from moment to moment.
-fn plan(options: &Options, budget: Bytes, shape: &Shape) -> Result<Executor, RunError> {
-    let settings = Settings { budget: Some(budget), ..options.settings.clone() };
-    let target = settings.target()?;
-    let longest = shape.longest_dna().max(shape.longest_protein());
-    let program = settings.fit(longest, &mut |tokens| shape.program(&target, tokens))?;
-    settings.start(program)
-}
-
-fn output_options(options: &Options, opened: &Opened, shape: &Shape) -> output::Options {
-    output::Options {
-        trained: opened.head.trained,
-        threshold: options.threshold,
-        keep_intermediate: options.keep_intermediate,
-        save_embeddings: options.save_embeddings,
-        width: (shape.head.dna + shape.head.protein) as usize,
-    }
-}
-
-/// Reads and computes until the input ends.
-fn stream(
-    options: &Options,
-    opened: &Opened,
-    engine: &mut Engine,
-    observer: &mut dyn Observer,
-) -> Result<Vec<Input>, RunError> {
-    let front = Front {
-        length: options.length,
-        dna: opened.dna.tokenizer.clone(),
-        protein: opened.protein.tokenizer.clone(),
-        intermediate: options.keep_intermediate,
-        sequences: opened.head.trained,
-        workers: options.workers,
-        prefetch: options.prefetch,
-    };
-    let stream = produce::start(front, &options.inputs)?;
-    loop {
-        let wait = Instant::now();
-        let batch = stream.next();
-        engine.totals.seconds.waiting += wait.elapsed().as_secs_f64();
-        let Some(batch) = batch? else { break };
-        say_notes(&batch.events, observer);
-        engine.take(batch)?;
-        let bytes = stream.bytes_read.load(Ordering::Relaxed);
-        observer.progress(&engine.progress(bytes, stream.bytes_total));
-    }
-    engine.drain()?;
-    let total = stream.bytes_total;
-    let inputs = stream.finish()?;
-    let bytes = inputs.iter().map(|i| i.bytes).sum();
-    observer.progress(&engine.progress(bytes, total));
-    observer.say(Level::Detail, &format!("peak resident memory {}", resident().1));
-    Ok(inputs)
-}
-
-/// What notes.tsv will say, for those who asked for details.
-fn say_notes(events: &[Event], observer: &mut dyn Observer) {
-    for event in events {
-        if let Event::Note(output::Note { seq_name, kind, detail, action }) = event {
-            observer.say(Level::Detail, &format!("'{seq_name}': {kind}: {detail}: {action}"));
-        }
     }
 }

@@ -5,6 +5,7 @@ use crate::Settings;
 use crate::predict::output::EmbeddingFormat;
 use serde_json::{Value, json};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// What a prediction is asked for.
 #[derive(Clone, Debug)]
@@ -31,8 +32,35 @@ pub struct Options {
     pub workers: usize,
     /// Work units that each of them may be ahead.
     pub prefetch: usize,
+    /// Seconds between two commits of the journal; 0 commits whenever something is finished.
+    pub commit_every: Duration,
+    /// Which shard of the windows to compute, for a later merge; `None` is all of them.
+    pub shard: Option<Shard>,
+    /// Folders of shards, whose results are put together instead of computing.
+    pub merge: Vec<PathBuf>,
+    /// Whether tables say from which input a row is.
+    pub source: bool,
     /// The machine.
     pub settings: Settings,
+}
+
+/// One of several shares of the windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// Which one, from 1.
+    pub number: u64,
+    /// Of how many.
+    pub of: u64,
+}
+
+impl Shard {
+    /// Windows that follow each other and stay together: a share of every long record.
+    const RUN: u64 = 256;
+
+    /// Whether window `number` of the input belongs to it.
+    pub fn contains(self, number: u64) -> bool {
+        number / Self::RUN % self.of == self.number - 1
+    }
 }
 
 /// Which models.
@@ -54,6 +82,7 @@ impl Options {
             "threshold": self.threshold,
             "keep_intermediate": self.keep_intermediate,
             "save_embeddings": self.save_embeddings.map(EmbeddingFormat::name),
+            "source": self.source,
             "precision": "f32",
         })
     }

@@ -2,6 +2,8 @@
 //! translate and tokenize them, and the engine receives their events in input order.
 //! Invariant: what is in flight is bounded by workers x prefetch jobs, however long or odd a record is.
 
+use crate::predict::kept::Coverage;
+use crate::predict::options::Shard;
 use crate::predict::output::Note;
 use crate::{RunError, Tokenizer};
 use data::chunk::{Chunk, chunks};
@@ -12,9 +14,10 @@ use data::translate::{Frame, Orf, Scratch, orfs};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{JoinHandle, spawn};
+use std::time::Duration;
 
 /// Bases of a job: some milliseconds of work.
 const JOB_BASES: usize = 64 << 10;
@@ -33,12 +36,18 @@ pub(crate) struct Front {
     pub(crate) sequences: bool,
     pub(crate) workers: usize,
     pub(crate) prefetch: usize,
+    /// Windows whose results are known: they come without open reading frames.
+    pub(crate) kept: Arc<Coverage>,
+    /// The windows that this run is for; the others do not come at all.
+    pub(crate) shard: Option<Shard>,
 }
 
 /// What happened, in input order.
 pub(crate) enum Event {
     /// A chunk of a record; its ORFs are those of the job that follow those of the chunks before it.
-    Window { record: Arc<str>, chunk: Chunk, orfs: usize },
+    Window { number: u64, record: Arc<str>, chunk: Chunk, orfs: usize },
+    /// What follows comes from this input.
+    Source(Arc<str>),
     /// The end of a record.
     End { record: Arc<str>, length: usize, sequence: Option<Arc<Vec<u8>>> },
     /// Something odd.
@@ -73,6 +82,7 @@ struct Job {
 enum Part {
     /// A chunk whose bases are a range of the job's.
     Chunk {
+        number: u64,
         record: Arc<str>,
         chunk: Chunk,
         bases: Range<usize>,
@@ -95,12 +105,16 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// The next batch in input order; `None` at the end of the input.
-    pub(crate) fn next(&self) -> Result<Option<Batch>, RunError> {
-        let Ok(slot) = self.queue.recv() else { return Ok(None) };
-        match slot.recv() {
-            Ok(batch) => batch.map(Some),
-            Err(_) => Err(RunError::Refused("a worker thread died; this is a bug of ours".to_owned())),
+    /// The next batch in input order; `None` at the end of the input. While there is none, `wait` is asked
+    /// now and then, and its error ends the wait: a pipe may say nothing for hours.
+    pub(crate) fn next(
+        &self,
+        wait: &mut dyn FnMut() -> Result<(), RunError>,
+    ) -> Result<Option<Batch>, RunError> {
+        let Some(slot) = receive(&self.queue, wait)? else { return Ok(None) };
+        match receive(&slot, wait)? {
+            Some(batch) => batch.map(Some),
+            None => Err(RunError::Refused("a worker thread died; this is a bug of ours".to_owned())),
         }
     }
 
@@ -110,6 +124,21 @@ impl Stream {
         match self.reader.join() {
             Ok(inputs) => inputs,
             Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+}
+
+/// What comes next; `None` when nobody sends any more.
+fn receive<T>(
+    from: &Receiver<T>,
+    wait: &mut dyn FnMut() -> Result<(), RunError>,
+) -> Result<Option<T>, RunError> {
+    const PATIENCE: Duration = Duration::from_millis(50);
+    loop {
+        match from.recv_timeout(PATIENCE) {
+            Ok(found) => return Ok(Some(found)),
+            Err(RecvTimeoutError::Disconnected) => return Ok(None),
+            Err(RecvTimeoutError::Timeout) => wait()?,
         }
     }
 }
@@ -130,7 +159,8 @@ pub(crate) fn start(front: Front, inputs: &[PathBuf]) -> Result<Stream, RunError
     }
     let progress = Arc::clone(&bytes_read);
     let reader = spawn(move || {
-        let mut cutter = Cutter { front, job: Job::default(), order, work, ids: IdSet::new(), progress };
+        let (job, ids, source) = (Job::default(), IdSet::new(), None);
+        let mut cutter = Cutter { front, job, order, work, ids, progress, windows: 0, source };
         cutter.read(reader)
     });
     Ok(Stream { queue, reader, bytes_read, bytes_total })
@@ -158,6 +188,10 @@ struct Cutter {
     work: SyncSender<(Job, SyncSender<Result<Batch, RunError>>)>,
     ids: IdSet,
     progress: Arc<AtomicU64>,
+    /// Windows so far.
+    windows: u64,
+    /// The file of the last record.
+    source: Option<PathBuf>,
 }
 
 /// The engine is gone: stop quietly, it knows why.
@@ -182,11 +216,22 @@ impl Cutter {
                     return Ok(vec![]);
                 }
             }
+            self.announce(&reader);
             let place = reader.position().map_or(String::new(), |(p, line)| format!("{}:{line}", p.display()));
             if self.record(&mut record, &place).and_then(|()| self.flush_full()).is_err() {
                 return Ok(vec![]);
             }
             self.progress.store(reader.bytes_read(), Ordering::Relaxed);
+        }
+    }
+
+    /// Says from which file the record comes that was read last, where it is another one.
+    fn announce(&mut self, reader: &Reader) {
+        let Some((path, _)) = reader.position() else { return };
+        if self.source.as_deref() != Some(path) {
+            self.source = Some(path.to_owned());
+            let name: Arc<str> = path.display().to_string().into();
+            self.job.parts.push(Part::Event(Event::Source(name)));
         }
     }
 
@@ -207,17 +252,26 @@ impl Cutter {
             self.job.parts.push(note("non_iupac", detail, "codons with them are dropped"));
         }
         let id: Arc<str> = record.id.as_str().into();
-        let mut from = 0;
-        let mut base = self.job.bases.len();
+        // The bases of this record that the job holds: from which one on, and where.
+        let mut held: Option<(usize, usize)> = None;
         for chunk in chunks(record.seq.len(), self.front.length) {
+            let number = self.windows;
+            self.windows += 1;
+            if self.front.shard.is_some_and(|shard| !shard.contains(number)) {
+                continue;
+            }
             if self.job.bases.len() >= JOB_BASES {
                 self.flush()?;
-                (from, base) = (chunk.start, 0);
+                held = None;
             }
-            let have = from + (self.job.bases.len() - base);
-            self.job.bases.extend_from_slice(&record.seq[have.max(chunk.start)..chunk.end()]);
+            let end = self.job.bases.len();
+            // Chunks overlap, but for those that are left out.
+            let reaches = |&(from, base): &(usize, usize)| from + (end - base) >= chunk.start;
+            let (from, base) = held.filter(reaches).unwrap_or((chunk.start, end));
+            held = Some((from, base));
+            self.job.bases.extend_from_slice(&record.seq[from + (end - base)..chunk.end()]);
             let bases = base + chunk.start - from..base + chunk.end() - from;
-            self.job.parts.push(Part::Chunk { record: Arc::clone(&id), chunk, bases });
+            self.job.parts.push(Part::Chunk { number, record: Arc::clone(&id), chunk, bases });
         }
         let length = record.seq.len();
         let sequence = self.front.sequences.then(|| Arc::new(std::mem::take(&mut record.seq)));
@@ -267,8 +321,9 @@ fn translate(front: &Front, job: Job, scratch: &mut Scratch, name: &mut String) 
     for part in job.parts {
         match part {
             Part::Event(event) => batch.events.push(event),
-            Part::Chunk { record, chunk, bases } => {
+            Part::Chunk { number, record, chunk, bases } => {
                 let bases = &job.bases[bases];
+                let kept = front.kept.contains(number);
                 if bases.iter().all(|b| b.eq_ignore_ascii_case(&b'N')) {
                     batch.events.push(Event::Note(Note {
                         seq_name: record.to_string(),
@@ -282,6 +337,10 @@ fn translate(front: &Front, job: Job, scratch: &mut Scratch, name: &mut String) 
                     // Writing to a Vec cannot fail.
                     let _ = write_chunk(&mut batch.text[0], name, bases);
                 }
+                if kept && !front.intermediate {
+                    batch.events.push(Event::Window { number, record, chunk, orfs: 0 });
+                    continue;
+                }
                 let before = batch.orfs.len();
                 let mut failed = None;
                 orfs(bases, scratch, |orf| {
@@ -289,6 +348,9 @@ fn translate(front: &Front, job: Job, scratch: &mut Scratch, name: &mut String) 
                         orf_name(&record, chunk.index, orf.frame, name);
                         let _ = write_nucleotide(&mut batch.text[1], name, &orf);
                         let _ = write_protein(&mut batch.text[2], name, &orf);
+                    }
+                    if kept {
+                        return;
                     }
                     if let Err(error) = tokenize(front, &orf, &mut batch) {
                         failed.get_or_insert(error);
@@ -298,7 +360,7 @@ fn translate(front: &Front, job: Job, scratch: &mut Scratch, name: &mut String) 
                     return Err(error);
                 }
                 let orfs = batch.orfs.len() - before;
-                batch.events.push(Event::Window { record, chunk, orfs });
+                batch.events.push(Event::Window { number, record, chunk, orfs });
             }
         }
     }
@@ -335,10 +397,12 @@ mod tests {
             sequences: false,
             workers: 2,
             prefetch: 2,
+            kept: Arc::default(),
+            shard: None,
         };
         let stream = start(front, std::slice::from_ref(&path)).expect("started");
         let mut notes = 0;
-        while let Some(batch) = stream.next().expect("a batch") {
+        while let Some(batch) = stream.next(&mut || Ok(())).expect("a batch") {
             assert!(batch.events.len() <= JOB_PARTS, "{}", batch.events.len());
             notes += batch.events.iter().filter(|e| matches!(e, Event::Note(_))).count();
         }

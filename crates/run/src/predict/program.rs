@@ -1,15 +1,19 @@
 //! The program of a prediction: two encoders and the head over one arena. Invariant: embeddings wait for
 //! each other inside of the arena; every byte of them is in the ledger.
 
+use super::stage::Stage;
 use crate::session::bounds;
 use graph::{Bounds, Bytes};
 use models::{Encoder, HeadConfig, Output, mlp_head};
 use plan::{PlanError, Policy, Program, Staging, Target, compile};
 
-/// Plans of the program.
+/// The parts of the work: both encoders and the head, in this order where there is one of each.
 pub(crate) const DNA: usize = 0;
 pub(crate) const PROTEIN: usize = 1;
 pub(crate) const HEAD: usize = 2;
+
+/// What their plans are called in a program.
+pub(crate) const PLANS: [&str; 3] = ["nucleotide encoder", "protein encoder", "head"];
 
 /// Rows of a step of the head.
 pub(crate) const HEAD_ROWS: u64 = 256;
@@ -44,24 +48,48 @@ impl Shape {
         SLOTS_PER_SEQUENCE * bounds(tokens, self.longest_dna()).sequences.max(64)
     }
 
-    /// The program for steps of `tokens`.
-    pub(crate) fn program(&self, target: &Target, tokens: u64) -> Result<Program, PlanError> {
+    /// The program of a stage for steps of `tokens`.
+    pub(crate) fn program(&self, target: &Target, stage: Stage, tokens: u64) -> Result<Program, PlanError> {
         let plan = |graph: Result<graph::Graph, graph::VerifyError>| {
             let graph = graph.map_err(|source| PlanError::Verify { after: "build", source })?;
             compile(&graph, &Policy::default(), target)
         };
-        let dna = plan(self.dna.graph(bounds(tokens, self.longest_dna()), &[Output::Mean]))?;
-        let protein = plan(self.protein.graph(bounds(tokens, self.longest_protein()), &[Output::Mean]))?;
-        let rows = Bounds { tokens: 1, sequences: HEAD_ROWS, longest: 1 };
-        let head = plan(mlp_head(&self.head, rows))?;
-        let row = |width: u64| Bytes(self.slots(tokens) * width * 4);
-        let staging = vec![
-            Staging { label: "nucleotide embeddings".to_owned(), bytes: row(self.head.dna) },
-            Staging { label: "protein embeddings".to_owned(), bytes: row(self.head.protein) },
-        ];
-        let named = |name: &str, plan| (name.to_owned(), plan);
-        let plans =
-            vec![named("nucleotide encoder", dna), named("protein encoder", protein), named("head", head)];
+        let (mut plans, mut staging) = (vec![], vec![]);
+        let mut add = |part: usize, plan| plans.push((PLANS[part].to_owned(), plan));
+        if stage.runs(DNA) {
+            add(DNA, plan(self.dna.graph(bounds(tokens, self.longest_dna()), &[Output::Mean]))?);
+        }
+        if stage.runs(PROTEIN) {
+            add(PROTEIN, plan(self.protein.graph(bounds(tokens, self.longest_protein()), &[Output::Mean]))?);
+        }
+        if stage.scores() {
+            let rows = Bounds { tokens: 1, sequences: HEAD_ROWS, longest: 1 };
+            add(HEAD, plan(mlp_head(&self.head, rows))?);
+        }
+        let mut wait = |label: &str, width: u64| {
+            let bytes = Bytes(self.slots(tokens) * width * 4);
+            staging.push(Staging { label: label.to_owned(), bytes });
+        };
+        // In the order of the encoders; nucleotide embeddings wait in every stage.
+        wait("nucleotide embeddings", self.head.dna);
+        if stage.runs(PROTEIN) {
+            wait("protein embeddings", self.head.protein);
+        }
         Ok(Program::new(target.clone(), plans, staging))
+    }
+
+    /// Tokens of the longest sequence of a stage.
+    pub(crate) fn longest(&self, stage: Stage) -> u64 {
+        let of = |encoder, longest| if stage.runs(encoder) { longest } else { 0 };
+        of(DNA, self.longest_dna()).max(of(PROTEIN, self.longest_protein()))
+    }
+
+    /// Values of a row that a journal keeps of each open reading frame.
+    pub(crate) fn kept_width(&self, stage: Stage, embeddings: bool) -> usize {
+        match stage {
+            Stage::Nucleotide => self.head.dna as usize,
+            Stage::Whole | Stage::Protein if embeddings => (self.head.dna + self.head.protein) as usize,
+            Stage::Whole | Stage::Protein => 0,
+        }
     }
 }

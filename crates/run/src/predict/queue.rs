@@ -1,6 +1,7 @@
 //! What waits for its scores, in input order. Invariant: items leave in the order in which they came, and
 //! only when nothing of them is missing.
 
+use super::kept::Entry;
 use super::output::OrfScore;
 use data::chunk::Chunk;
 use data::translate::Frame;
@@ -18,29 +19,37 @@ pub(crate) enum Item {
     End { record: Arc<str>, length: usize, sequence: Option<Arc<Vec<u8>>> },
     /// Something odd.
     Note(super::output::Note),
+    /// What follows comes from this input.
+    Source(Arc<str>),
     /// Text of the intermediate files.
     Text([Vec<u8>; 3]),
 }
 
 /// A chunk whose open reading frames are on their way.
 pub(crate) struct Window {
+    /// Its number among all windows of the input.
+    pub(crate) number: u64,
     pub(crate) record: Arc<str>,
     pub(crate) chunk: Chunk,
     orfs: [Option<PendingOrf>; FRAMES],
     waiting: usize,
+    /// The embeddings of its frames, where they come from a journal.
+    pub(crate) rows: Vec<f32>,
+    /// Whether it comes from the journal that this run writes.
+    pub(crate) kept: bool,
 }
 
 /// An open reading frame on its way.
 #[derive(Clone, Copy)]
 pub(crate) struct PendingOrf {
     pub(crate) frame: Frame,
-    /// The slot that holds its embeddings.
-    pub(crate) slot: usize,
+    /// The slot that holds its embeddings; `None` where they come from a journal.
+    pub(crate) slot: Option<usize>,
     pub(crate) state: State,
 }
 
 /// How far an open reading frame is.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum State {
     /// In a packer, or between the encoders and the head.
     Waiting,
@@ -48,13 +57,26 @@ pub(crate) enum State {
     Scored([f32; 2]),
     /// Not computable: it gave a value that is no number.
     Failed,
+    /// Through the nucleotide encoder, of a run that does the rest later.
+    Embedded,
 }
 
 impl Window {
     /// A chunk with so many open reading frames. It waits for all of them from the start: those that are
     /// through must not let it go while others still want a slot.
-    pub(crate) fn new(record: Arc<str>, chunk: Chunk, orfs: usize) -> Self {
-        Self { record, chunk, orfs: [None; FRAMES], waiting: orfs }
+    pub(crate) fn new(number: u64, record: Arc<str>, chunk: Chunk, orfs: usize) -> Self {
+        let (orfs, waiting) = ([None; FRAMES], orfs);
+        Self { number, record, chunk, orfs, waiting, rows: vec![], kept: false }
+    }
+
+    /// A chunk whose results were found in a journal.
+    pub(crate) fn kept(record: Arc<str>, chunk: Chunk, entry: Entry) -> Self {
+        let Entry { number, orfs, rows, .. } = entry;
+        let mut window = Self { rows, kept: true, ..Self::new(number, record, chunk, 0) };
+        for (frame, state) in orfs {
+            window.orfs[frame.index()] = Some(PendingOrf { frame, slot: None, state });
+        }
+        window
     }
 
     /// All of its open reading frames.
@@ -62,11 +84,16 @@ impl Window {
         self.orfs.iter().flatten()
     }
 
-    /// Those that were scored, in the order of frames.
-    pub(crate) fn scores(&self) -> impl Iterator<Item = (OrfScore, usize)> {
+    /// Those that have embeddings, in the order of frames.
+    pub(crate) fn embedded(&self) -> impl Iterator<Item = &PendingOrf> {
+        self.orfs().filter(|orf| matches!(orf.state, State::Scored(_) | State::Embedded))
+    }
+
+    /// The scores of those that have some, in the order of frames.
+    pub(crate) fn scores(&self) -> impl Iterator<Item = OrfScore> {
         self.orfs().filter_map(|orf| match orf.state {
-            State::Scored(scores) => Some((OrfScore { frame: orf.frame, scores }, orf.slot)),
-            State::Waiting | State::Failed => None,
+            State::Scored(scores) => Some(OrfScore { frame: orf.frame, scores }),
+            State::Waiting | State::Failed | State::Embedded => None,
         })
     }
 }
@@ -94,7 +121,7 @@ impl Item {
         match self {
             Item::End { sequence, .. } => sequence.as_ref().map_or(0, |s| s.len()),
             Item::Text(text) => text.iter().map(Vec::len).sum(),
-            Item::Window(_) | Item::Note(_) => 0,
+            Item::Window(_) | Item::Note(_) | Item::Source(_) => 0,
         }
     }
 }
@@ -119,7 +146,7 @@ impl Queue {
     pub(crate) fn push_orf(&mut self, frame: Frame, slot: usize) -> Place {
         let item = self.first + self.items.len() as u64 - 1;
         if let Some(Item::Window(window)) = self.items.back_mut() {
-            window.orfs[frame.index()] = Some(PendingOrf { frame, slot, state: State::Waiting });
+            window.orfs[frame.index()] = Some(PendingOrf { frame, slot: Some(slot), state: State::Waiting });
         }
         Place { item, frame: frame.index() }
     }

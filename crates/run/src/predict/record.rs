@@ -39,7 +39,10 @@ fn object(digests: impl IntoIterator<Item = (String, String)>) -> Value {
 pub(crate) struct Story<'a> {
     pub(crate) options: &'a Options,
     pub(crate) opened: &'a Opened,
-    pub(crate) executor: &'a Executor,
+    /// What computed; `None` where shards were put together.
+    pub(crate) executor: Option<&'a Executor>,
+    /// The plan of the stage before, where there was one.
+    pub(crate) before: Option<&'a Value>,
     pub(crate) budget: Bytes,
     pub(crate) totals: &'a Totals,
     pub(crate) fill: [Fill; 2],
@@ -52,7 +55,6 @@ pub(crate) struct Story<'a> {
 impl Story<'_> {
     /// run.json, but for the counts, which the writers add.
     pub(crate) fn record(&self) -> Result<Value, RunError> {
-        let program = self.executor.program();
         let t = self.totals;
         let s = &t.seconds;
         let rate = |tokens: u64, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
@@ -73,8 +75,9 @@ impl Story<'_> {
                 "head": self.opened.head.name,
                 "trained": self.opened.head.trained,
             },
-            "device": self.executor.device().name(),
-            "kernels": kernels(self.executor),
+            "device": self.executor.map(|e| e.device().name()),
+            "kernels": self.executor.map(kernels),
+            "merged": self.options.merge,
             "precision": "f32",
             "settings": {
                 "threads": self.options.settings.threads,
@@ -84,7 +87,9 @@ impl Story<'_> {
                 "strict": self.options.strict,
                 "budget_bytes": self.budget.0,
             },
-            "plan": price::to_json(program)?,
+            "plan": self.executor.map(|e| price::to_json(e.program())).transpose()?,
+            "plan_of_nucleotide_stage": self.before,
+            "windows_from_journal": t.kept,
             "sequences": {"orfs": t.orfs, "failed": t.failed, "records": t.records},
             "seconds": {
                 "total": self.seconds,

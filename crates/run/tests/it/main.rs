@@ -2,4 +2,5 @@
 #![forbid(unsafe_code)]
 
 mod predict;
+mod resume;
 mod rig;

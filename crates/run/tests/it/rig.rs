@@ -4,6 +4,7 @@ use plimsoll_run::predict::{Models, Options, Report, predict};
 use plimsoll_run::{RunError, Settings, Silent};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// A folder that goes with its owner.
 pub struct Folder(pub PathBuf);
@@ -65,6 +66,10 @@ pub fn builtin(input: &Path, output: &Path) -> Options {
         strict: false,
         workers: 2,
         prefetch: 2,
+        commit_every: Duration::from_secs(5),
+        shard: None,
+        merge: vec![],
+        source: false,
         settings: Settings { threads: 2, ..Settings::default() },
     }
 }

@@ -16,6 +16,7 @@
 //! | `chunked.fa`, `nucleotide.fa`, `protein.faa` | chunk, open reading frame | FASTA, as VirNucPro's stages hand over |
 //! | `run.json` | run | the run record |
 //!
+//! - With [`Options::source`], `predictions.tsv` and `windows.tsv` end with a column `source`, the input file.
 //! - `window` counts from 1; `start` and `end` count bases from 1, both inclusive. `windows.bed` counts
 //!   from 0 and excludes the end, as BED does.
 //! - `score_other` and `score_virus` are the maxima over the window's frames; `best_frame` is the frame
@@ -94,6 +95,8 @@ pub struct Options {
     pub save_embeddings: Option<EmbeddingFormat>,
     /// Values of an embedding's row: both encoders' together.
     pub width: usize,
+    /// Whether `predictions.tsv` and `windows.tsv` have a last column `source`, the input of the row.
+    pub source: bool,
 }
 
 /// A scored open reading frame.
@@ -205,6 +208,8 @@ pub struct Outputs {
     embedded: u64,
     record: OpenRecord,
     name: String,
+    /// Where tables have it: a tab and the input that is being read.
+    source: String,
     predictions: Table,
     windows: Table,
     bed: Table,
@@ -233,7 +238,9 @@ impl Outputs {
     /// it stay as they are until [`Outputs::finish`], which replaces them.
     pub fn create(folder: &Path, options: Options) -> Result<Self, OutputError> {
         fs::create_dir_all(folder).map_err(|source| OutputError::Folder { path: folder.to_owned(), source })?;
-        let table = |name, header: &str| Table::create(folder, name, &header.replace(' ', "\t"));
+        let source = if options.source { " source" } else { "" };
+        let table =
+            |name, header: &str| Table::create(folder, name, &format!("{header}{source}").replace(' ', "\t"));
         let embeddings =
             options.save_embeddings.map(|format| Embeddings::create(folder, format, options.width));
         Ok(Outputs {
@@ -246,7 +253,7 @@ impl Outputs {
                 "seq_name window start end n_orfs best_frame score_other score_virus prediction",
             )?,
             bed: Table::bare(folder, BED)?,
-            notes: table(NOTES, "seq_name kind detail action")?,
+            notes: Table::create(folder, NOTES, "seq_name\tkind\tdetail\taction")?,
             virus: options.trained.then(|| AtomicFile::create(folder.join(VIRUS))).transpose()?,
             virnucpro: options.trained.then(|| VirNucPro::create(folder)).transpose()?,
             intermediate: options.keep_intermediate.then(|| Intermediate::create(folder)).transpose()?,
@@ -257,7 +264,16 @@ impl Outputs {
             embedded: 0,
             record: OpenRecord::default(),
             name: String::new(),
+            source: String::new(),
         })
+    }
+
+    /// What follows comes from this input.
+    pub fn source(&mut self, name: &str) -> Result<(), OutputError> {
+        if self.options.source {
+            self.source = format!("\t{}", Field(name));
+        }
+        Ok(())
     }
 
     /// Writes the next window of the current record, or the first of the next one.
@@ -276,12 +292,14 @@ impl Outputs {
         let (name, number) = (Field(record), index + 1);
         let place = format_args!("{name}\t{number}\t{}\t{end}\t{}", start + 1, orfs.len());
         let Some(said) = consensus else {
-            return self.windows.row(format_args!("{place}\tNA\tNA\tNA\t{}", Call::NoCall.name()));
+            let (call, source) = (Call::NoCall.name(), &self.source);
+            return self.windows.row(format_args!("{place}\tNA\tNA\tNA\t{call}{source}"));
         };
         self.counts.scored_windows += 1;
         let call = if self.options.trained { Call::of(said.is_virus()) } else { Call::Untrained };
         let ([other, virus], call) = (said.maxima.map(NumpyF32), call.name());
-        self.windows.row(format_args!("{place}\t{}\t{other}\t{virus}\t{call}", said.best.name()))?;
+        let (best, source) = (said.best.name(), &self.source);
+        self.windows.row(format_args!("{place}\t{best}\t{other}\t{virus}\t{call}{source}"))?;
         // 0 to 1000, so the cast is exact.
         let (score, strand) = ((1000.0 * said.virus_score()).round() as u32, said.best.strand());
         self.bed.row(format_args!("{name}\t{start}\t{end}\t{name}|{number}\t{score}\t{strand}"))?;
@@ -321,8 +339,10 @@ impl Outputs {
         let virus = if self.options.trained { virus.to_string() } else { "NA".to_owned() };
         let mean = score.virus_score().map_or("NA".to_owned(), |mean| format!("{mean:.6}"));
         let (name, length, prediction) = (Field(record.id), record.length, call.name());
-        self.predictions
-            .row(format_args!("{name}\t{length}\t{windows}\t{scored}\t{virus}\t{mean}\t{prediction}"))?;
+        let source = &self.source;
+        self.predictions.row(format_args!(
+            "{name}\t{length}\t{windows}\t{scored}\t{virus}\t{mean}\t{prediction}{source}"
+        ))?;
         self.counts.records += 1;
         *match call {
             Call::Virus => &mut self.counts.virus,

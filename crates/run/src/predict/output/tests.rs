@@ -46,8 +46,14 @@ impl Drop for Folder {
     }
 }
 
-const PLAIN: Options =
-    Options { trained: true, threshold: 0.5, keep_intermediate: false, save_embeddings: None, width: 2 };
+const PLAIN: Options = Options {
+    trained: true,
+    threshold: 0.5,
+    keep_intermediate: false,
+    save_embeddings: None,
+    width: 2,
+    source: false,
+};
 
 /// Frames F1, F2, ... with these scores.
 fn frames(scores: &[[f32; 2]]) -> Vec<OrfScore> {

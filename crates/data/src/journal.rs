@@ -1,0 +1,301 @@
+//! An append-only file of blocks under a key: what a run has finished, so that a later one can go on.
+//! Invariant: a block that is read is one that was appended to this very file, whole and in its place; a tail
+//! that was torn off in the middle of an append is left out, damage before whole blocks is an error.
+//!
+//! A frame is `MAGIC`, the block's number and length (u64, little-endian), the SHA-256 of key digest, number,
+//! length and block, and the block. Frame 0 holds the key. Since a digest covers the key, a block of another
+//! journal does not pass for one of this.
+
+use crate::{DataError, DataErrorKind};
+use sha2::{Digest, Sha256};
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+const MAGIC: [u8; 8] = *b"plimjnl1";
+const HEADER: usize = 8 + 8 + 8 + 32;
+
+/// A journal being written.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    file: File,
+    /// Bytes of whole frames.
+    end: u64,
+    next: u64,
+    key_digest: [u8; 32],
+    frame: Vec<u8>,
+}
+
+impl Journal {
+    /// Starts a journal, in the place of one that is there.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn create(path: &Path, key: &[u8]) -> Result<Self, DataError> {
+        let file = OpenOptions::new().write(true).create(true).truncate(true).open(path);
+        let file = file.map_err(|e| DataError::at(path, DataErrorKind::Write(e)))?;
+        let (path, key_digest) = (path.to_owned(), [0; 32]);
+        let mut journal = Self { path, file, end: 0, next: 0, key_digest, frame: vec![] };
+        journal.append(key)?;
+        journal.key_digest = Sha256::digest(key).into();
+        Ok(journal)
+    }
+
+    /// Appends a block: it is on disk when this returns.
+    ///
+    /// # Errors
+    /// A file that cannot be written, for instance because the disk is full. What was appended before stays
+    /// readable, and a later append may succeed.
+    pub fn append(&mut self, block: &[u8]) -> Result<(), DataError> {
+        self.frame.clear();
+        self.frame.extend_from_slice(&MAGIC);
+        self.frame.extend_from_slice(&self.next.to_le_bytes());
+        self.frame.extend_from_slice(&(block.len() as u64).to_le_bytes());
+        self.frame.extend_from_slice(&digest(&self.key_digest, self.next, block));
+        self.frame.extend_from_slice(block);
+        let written = self.file.write_all(&self.frame).and_then(|()| self.file.sync_data());
+        if let Err(e) = written {
+            // Half a frame would hide what is appended after it.
+            let _ = self.file.set_len(self.end).and_then(|()| self.file.seek(SeekFrom::Start(self.end)));
+            return Err(DataError::at(&self.path, DataErrorKind::Write(e)));
+        }
+        self.end += self.frame.len() as u64;
+        self.next += 1;
+        Ok(())
+    }
+}
+
+/// A journal being read, block by block.
+#[derive(Debug)]
+pub struct Blocks {
+    path: PathBuf,
+    file: BufReader<File>,
+    /// Bytes of the file when it was opened.
+    length: u64,
+    /// Bytes of whole frames read.
+    end: u64,
+    next: u64,
+    key: Vec<u8>,
+    key_digest: [u8; 32],
+}
+
+impl Blocks {
+    /// Opens a journal; `None` where there is no file, or one that was torn before its key was whole.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or is no journal.
+    pub fn open(path: &Path) -> Result<Option<Self>, DataError> {
+        let fail = |e| DataError::at(path, DataErrorKind::Read(e));
+        let file = match File::open(path) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+            file => file.map_err(fail)?,
+        };
+        let length = file.metadata().map_err(fail)?.len();
+        let (path, file, key_digest) = (path.to_owned(), BufReader::new(file), [0; 32]);
+        let mut blocks = Self { path, file, length, end: 0, next: 0, key: vec![], key_digest };
+        let mut key = vec![];
+        if !blocks.next_into(&mut key)? {
+            return Ok(None);
+        }
+        blocks.key_digest = Sha256::digest(&key).into();
+        blocks.key = key;
+        Ok(Some(blocks))
+    }
+
+    /// What it was created with.
+    pub fn key(&self) -> &[u8] {
+        &self.key
+    }
+
+    /// The next block in the place of what `block` holds; false after the last whole one.
+    ///
+    /// # Errors
+    /// A file that cannot be read; a damaged block that others follow.
+    pub fn next_into(&mut self, block: &mut Vec<u8>) -> Result<bool, DataError> {
+        block.clear();
+        let whole = self.read_frame(block).map_err(|e| DataError::at(&self.path, DataErrorKind::Read(e)))?;
+        if whole {
+            self.next += 1;
+            self.end += (HEADER + block.len()) as u64;
+            return Ok(true);
+        }
+        block.clear();
+        if self.later_frame().map_err(|e| DataError::at(&self.path, DataErrorKind::Read(e)))? {
+            let what = format!("block {} at byte {} is damaged, and others follow it", self.next, self.end);
+            return Err(DataError::at(&self.path, DataErrorKind::Damaged(what)));
+        }
+        Ok(false)
+    }
+
+    /// Goes on writing behind the last whole block; all blocks must have been read. What was torn is cut off.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn into_journal(self) -> Result<Journal, DataError> {
+        let Self { path, end, next, key_digest, .. } = self;
+        let open = || {
+            let mut file = OpenOptions::new().write(true).open(&path)?;
+            file.set_len(end)?;
+            file.seek(SeekFrom::Start(end))?;
+            Ok(file)
+        };
+        let file = open().map_err(|e| DataError::at(&path, DataErrorKind::Write(e)))?;
+        Ok(Journal { path, file, end, next, key_digest, frame: vec![] })
+    }
+
+    /// Whether a whole frame with the next number stands here.
+    fn read_frame(&mut self, block: &mut Vec<u8>) -> io::Result<bool> {
+        self.file.seek(SeekFrom::Start(self.end))?;
+        let mut header = [0; HEADER];
+        let left = self.length.saturating_sub(self.end);
+        if left < HEADER as u64 {
+            return Ok(false);
+        }
+        self.file.read_exact(&mut header)?;
+        let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+        let (found, bytes) = (number(8), number(16));
+        if header[..8] != MAGIC || found != self.next || bytes > left - HEADER as u64 {
+            return Ok(false);
+        }
+        (&mut self.file).take(bytes).read_to_end(block)?;
+        Ok(header[24..] == digest(&self.key_digest, found, block))
+    }
+
+    /// Whether a frame begins anywhere behind the place where the next one should: an append is torn at the
+    /// end of the file, and only there.
+    fn later_frame(&mut self) -> io::Result<bool> {
+        const PART: usize = 1 << 16;
+        let mut at = self.end + 1;
+        let mut part = vec![];
+        while at < self.length {
+            self.file.seek(SeekFrom::Start(at))?;
+            part.clear();
+            (&mut self.file).take((PART + MAGIC.len()) as u64).read_to_end(&mut part)?;
+            if memchr::memmem::find(&part, &MAGIC).is_some() {
+                return Ok(true);
+            }
+            at += PART as u64;
+        }
+        Ok(false)
+    }
+}
+
+fn digest(key: &[u8; 32], number: u64, block: &[u8]) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    hash.update(key);
+    hash.update(number.to_le_bytes());
+    hash.update((block.len() as u64).to_le_bytes());
+    hash.update(block);
+    hash.finalize().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    const KEY: &[u8] = b"a key";
+
+    struct Temporary(PathBuf);
+
+    impl Temporary {
+        fn new(name: &str) -> Self {
+            Self(std::env::temp_dir().join(format!("plimsoll-journal-{name}-{}", std::process::id())))
+        }
+    }
+
+    impl Drop for Temporary {
+        fn drop(&mut self) {
+            let _ = fs::remove_file(&self.0);
+        }
+    }
+
+    fn blocks() -> Vec<Vec<u8>> {
+        vec![b"one".to_vec(), vec![], vec![7; 100_000], b"four".to_vec()]
+    }
+
+    fn written(name: &str) -> Temporary {
+        let file = Temporary::new(name);
+        let mut journal = Journal::create(&file.0, KEY).expect("created");
+        blocks().iter().for_each(|b| journal.append(b).expect("appended"));
+        file
+    }
+
+    fn read(path: &Path) -> Result<Vec<Vec<u8>>, DataError> {
+        let mut blocks = Blocks::open(path)?.expect("a journal");
+        assert_eq!(blocks.key(), KEY);
+        let (mut all, mut block) = (vec![], vec![]);
+        while blocks.next_into(&mut block)? {
+            all.push(block.clone());
+        }
+        Ok(all)
+    }
+
+    #[test]
+    fn blocks_come_back() {
+        let file = written("whole");
+        assert_eq!(read(&file.0).expect("read"), blocks());
+        assert!(Blocks::open(Path::new("nowhere/at/all")).expect("no file").is_none());
+    }
+
+    #[test]
+    fn a_torn_tail_is_cut_off_at_any_byte() {
+        let file = written("torn");
+        let bytes = fs::read(&file.0).expect("bytes");
+        let ends: Vec<usize> = std::iter::once(KEY)
+            .chain(blocks().iter().map(Vec::as_slice))
+            .scan(0, |end, b| {
+                *end += HEADER + b.len();
+                Some(*end)
+            })
+            .collect();
+        for cut in (0..300).chain(bytes.len() - 200..bytes.len()) {
+            fs::write(&file.0, &bytes[..cut]).expect("written");
+            let whole = ends.iter().filter(|&&end| end <= cut).count();
+            let Some(mut open) = Blocks::open(&file.0).expect("opened") else {
+                assert_eq!(whole, 0, "{cut}");
+                continue;
+            };
+            let mut block = vec![];
+            let mut count = 0;
+            while open.next_into(&mut block).expect("read") {
+                count += 1;
+            }
+            assert_eq!(count, whole - 1, "{cut}");
+            open.into_journal().expect("goes on").append(b"more").expect("appended");
+            let wanted: Vec<Vec<u8>> = blocks().into_iter().take(count).chain([b"more".to_vec()]).collect();
+            assert_eq!(read(&file.0).expect("read"), wanted, "{cut}");
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_is_never_read() {
+        let file = written("flipped");
+        let bytes = fs::read(&file.0).expect("bytes");
+        let last = bytes.len() - HEADER - 4;
+        let places = (HEADER + KEY.len()..300).chain([5000, last - 1, last, last + 30, bytes.len() - 1]);
+        for at in places {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 4;
+            fs::write(&file.0, &damaged).expect("written");
+            match read(&file.0) {
+                // The last block looks like a torn append: it is left out, not believed.
+                Ok(found) => assert!(at >= last && found == blocks()[..3], "{at}"),
+                Err(error) => assert!(at < last && error.to_string().contains("damaged"), "{at}: {error}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_block_of_another_journal_does_not_pass() {
+        let (file, other) = (written("mine"), Temporary::new("theirs"));
+        let mut journal = Journal::create(&other.0, b"a kay").expect("created");
+        journal.append(b"one").expect("appended");
+        let key = HEADER + KEY.len();
+        let (mut bytes, theirs) = (fs::read(&file.0).expect("bytes"), fs::read(&other.0).expect("bytes"));
+        bytes.splice(key..key + HEADER + 3, theirs[key..].iter().copied());
+        fs::write(&file.0, &bytes).expect("written");
+        assert!(read(&file.0).expect_err("damaged").to_string().contains("block 1"));
+    }
+}

@@ -1,0 +1,169 @@
+//! What makes a broken run go on: journals under a key that holds all that results depend on. Invariant: a
+//! journal of another run, or a damaged one, is never used, never mixed and never removed without `--force`.
+
+use super::kept::{Keeper, Looked, Shelf};
+use super::stage::Stage;
+use super::{Opened, Options, folder, record};
+use crate::{Level, Observer, RunError};
+use data::journal::{Blocks, Journal};
+use data::sequence::Input;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Results as they are finished.
+pub(crate) const RESULTS: &str = "progress.journal";
+/// Nucleotide embeddings, where both encoders do not fit in memory together.
+pub(crate) const EMBEDDINGS: &str = "nucleotide.journal";
+
+/// Which journals a run may use.
+pub(crate) struct Keys {
+    dir: PathBuf,
+    key: Value,
+    force: bool,
+    every: std::time::Duration,
+}
+
+/// A journal that is there to be gone on with.
+pub(crate) struct Opening {
+    pub(crate) shelf: Shelf,
+    /// `None` where all is in it.
+    pub(crate) keeper: Option<Keeper>,
+}
+
+impl Keys {
+    /// Those of a run on `inputs`.
+    pub(crate) fn new(options: &Options, opened: &Opened, inputs: &[Input]) -> Result<Self, RunError> {
+        let shard = options.shard.map(|p| format!("{}/{}", p.number, p.of));
+        let key = json!({
+            "plimsoll": env!("CARGO_PKG_VERSION"),
+            "identity": record::identity(options, opened, inputs)?,
+            "arithmetic": options.settings.arithmetic(),
+            "shard": shard,
+            // Results of another run that were there may be replaced.
+            "replaces": options.force,
+        });
+        let (dir, force, every) = (options.output_dir.clone(), options.force, options.commit_every);
+        Ok(Self { dir, key, force, every })
+    }
+
+    /// Whether a run that was told to replace what is in the folder was broken, and this is the same.
+    pub(crate) fn replaces(&self) -> Result<bool, RunError> {
+        let path = self.dir.join(RESULTS);
+        let Some(blocks) = open(&path)? else { return Ok(false) };
+        let found = parse(&path, blocks.key())?;
+        Ok(difference(&found, &self.key).is_none() && found["replaces"] == true)
+    }
+
+    /// Opens the journal of a stage, or starts it.
+    pub(crate) fn open(
+        &self,
+        stage: Stage,
+        width: usize,
+        observer: &mut dyn Observer,
+    ) -> Result<Opening, RunError> {
+        let (name, what) = match stage {
+            Stage::Whole | Stage::Protein => (RESULTS, "windows are finished"),
+            Stage::Nucleotide => (EMBEDDINGS, "windows are through the nucleotide encoder"),
+        };
+        let path = self.dir.join(name);
+        let blocks = if self.force { None } else { open(&path)? };
+        let Some(blocks) = blocks else {
+            let journal = Journal::create(&path, self.key.to_string().as_bytes())?;
+            let keeper = Some(Keeper::new(journal, self.every, 0));
+            return Ok(Opening { shelf: Shelf::default(), keeper });
+        };
+        same_run(&path, blocks.key(), &self.key)?;
+        let looked = Looked::through(&path, blocks, width).map_err(unusable)?;
+        let count = looked.coverage.count();
+        let (shelf, journal) = looked.open(width)?;
+        if count > 0 {
+            let text = format!("{count} {what} ({}): going on behind them", path.display());
+            observer.say(Level::Info, &text);
+        }
+        Ok(Opening { shelf, keeper: journal.map(|journal| Keeper::new(journal, self.every, count)) })
+    }
+
+    /// The results of all shards, whose folders are named; each must be complete, and of this run.
+    pub(crate) fn merge(&self, folders: &[PathBuf], width: usize) -> Result<Shelf, RunError> {
+        let mut all = vec![];
+        let mut arithmetic: Option<Value> = None;
+        for folder in folders {
+            let path = folder.join(RESULTS);
+            let Some(blocks) = open(&path)? else {
+                let text = "there is no journal of a shard; compute it with --shard K/N first";
+                return Err(RunError::Unusable(format!("{}: {text}", path.display())));
+            };
+            let found = parse(&path, blocks.key())?;
+            // Shards of one result are computed alike; who puts them together computes nothing.
+            let mut wanted = self.key.clone();
+            wanted["shard"] = found["shard"].clone();
+            wanted["arithmetic"] = arithmetic.get_or_insert_with(|| found["arithmetic"].clone()).clone();
+            same_run(&path, blocks.key(), &wanted)?;
+            let looked = Looked::through(&path, blocks, width).map_err(unusable)?;
+            if !looked.complete {
+                let (dir, shard) = (folder.display(), found["shard"].as_str().unwrap_or("1/1"));
+                let text =
+                    format!("{dir}: shard {shard} is not complete; run the command that computes it again");
+                return Err(RunError::Unusable(text));
+            }
+            all.push(looked);
+        }
+        Shelf::of(all.iter().map(|journal| (journal.path.as_path(), journal.coverage.clone())), width)
+    }
+
+    /// Removes the journals: the results are complete.
+    pub(crate) fn done(&self) -> Result<(), RunError> {
+        remove(&self.dir)
+    }
+}
+
+/// Removes what is left of journals beside complete results.
+pub(crate) fn remove(dir: &Path) -> Result<(), RunError> {
+    for name in [RESULTS, EMBEDDINGS] {
+        let path = dir.join(name);
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(RunError::io(path)(e)),
+            Ok(()) | Err(_) => {}
+        }
+    }
+    Ok(())
+}
+
+fn open(path: &Path) -> Result<Option<Blocks>, RunError> {
+    Blocks::open(path).map_err(|e| unusable(e.into()))
+}
+
+fn parse(path: &Path, key: &[u8]) -> Result<Value, RunError> {
+    serde_json::from_slice(key)
+        .map_err(|_| RunError::Unusable(format!("{} is no journal of a prediction", path.display())))
+}
+
+fn same_run(path: &Path, key: &[u8], wanted: &Value) -> Result<(), RunError> {
+    match difference(&parse(path, key)?, wanted) {
+        None => Ok(()),
+        Some(what) => Err(RunError::Unusable(format!(
+            "{} was left by another run ({what}); --force starts over, -o names another folder",
+            path.display()
+        ))),
+    }
+}
+
+/// Which part of two keys differs, in words.
+fn difference(old: &Value, new: &Value) -> Option<String> {
+    folder::difference(&old["identity"], &new["identity"]).or_else(|| {
+        let names = [("plimsoll", "version"), ("arithmetic", "kernels"), ("shard", "shard")];
+        let differs = names.iter().find(|(field, _)| old[field] != new[field]);
+        differs.map(|(field, name)| format!("{name}: was {}, is {}", old[field], new[field]))
+    })
+}
+
+/// What cannot be read of a journal makes it unusable: nothing else is wrong.
+fn unusable(error: RunError) -> RunError {
+    match error {
+        RunError::Data(e) if matches!(e.kind, data::DataErrorKind::Damaged(_)) => {
+            RunError::Unusable(format!("{e}; bring it back from a copy, or use --force to start over"))
+        }
+        other => other,
+    }
+}

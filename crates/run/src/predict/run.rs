@@ -1,0 +1,391 @@
+//! A prediction from the plan to the results: in one stage or two, as a shard, or put together from shards.
+//! Invariant: whatever ends it, what was finished by then is in the journal, and no result has its name before
+//! all of them are whole.
+
+use super::compute::Compute;
+use super::engine::{Engine, Parts, Totals};
+use super::kept::{Keeper, Shelf};
+use super::output::{self, Counts, Outputs};
+use super::produce::{self, Event, Front};
+use super::program::{DNA, PLANS, PROTEIN, Shape};
+use super::record::{self, Story};
+use super::resume::{self, Keys, Opening};
+use super::stage::Stage;
+use super::{Opened, Options, Report, Warm};
+use crate::machine::{Tracker, resident};
+use crate::session::{load, memory_line};
+use crate::{Level, Observer, RunError, Settings, price};
+use data::pack::Fill;
+use data::sequence::Input;
+use graph::Bytes;
+use plan::{PlanError, Program};
+use serde_json::Value;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+/// A prediction whose output folder was looked at.
+pub(crate) struct Run<'a> {
+    pub(crate) options: &'a Options,
+    pub(crate) opened: &'a Opened,
+    pub(crate) shape: &'a Shape,
+    pub(crate) budget: Bytes,
+    /// `None` where the input can be read only once, so that nothing can be gone on with.
+    pub(crate) keys: Option<Keys>,
+    /// What the inputs are; `None` where they can be read only once.
+    pub(crate) inputs: Option<Vec<Input>>,
+}
+
+/// What a stage leaves.
+struct Done {
+    parts: Parts,
+    totals: Totals,
+    fill: [Fill; 2],
+    inputs: Vec<Input>,
+}
+
+impl Run<'_> {
+    /// Computes, in as many stages as the memory line wants.
+    pub(crate) fn stages(
+        &self,
+        start: Instant,
+        mut tracker: Tracker,
+        warm: &mut Warm,
+        observer: &mut dyn Observer,
+    ) -> Result<Report, RunError> {
+        if self.keys.is_none() {
+            let text = "the input can be read only once, so a run that is broken will start over";
+            observer.say(Level::Info, text);
+        }
+        let (mut before, mut earlier) = (None, Totals::default());
+        let mut plans = self.plan(observer)?;
+        let (last, program) = plans.pop().ok_or_else(|| RunError::Refused("there is no stage".to_owned()))?;
+        for (stage, program) in plans {
+            // Both at once are what does not fit.
+            *warm = None;
+            before = Some(price::to_json(&program)?);
+            earlier = self.embed(stage, program, observer)?;
+            tracker.track("nucleotide embeddings");
+        }
+        let embeddings = self.options.save_embeddings.is_some();
+        let width = self.shape.kept_width(last, embeddings);
+        let Opening { shelf: results, keeper } = self.journal(last, width, observer)?;
+        if self.options.shard.is_some() && keeper.is_none() {
+            return Ok(self.shard(&Totals::default(), start, true));
+        }
+        let nucleotides = match last {
+            Stage::Protein => {
+                Some(self.journal(Stage::Nucleotide, self.shape.head.dna as usize, observer)?.shelf)
+            }
+            Stage::Whole | Stage::Nucleotide => None,
+        };
+        let memory_line = memory_line(&program, self.budget);
+        let compute = Some(self.compute(last, program, warm, observer)?);
+        tracker.track("loaded");
+        let outputs = match self.options.shard {
+            Some(_) => None,
+            None => Some(self.outputs()?),
+        };
+        let keeper = keeper.filter(|_| self.keys.is_some());
+        let parts =
+            Parts { compute, results, embeddings: nucleotides, keeper, outputs, strict: self.options.strict };
+        let mut done = self.stream(parts, observer)?;
+        tracker.track("computed");
+        done.totals.add_stage(&earlier);
+        if self.options.shard.is_some() {
+            if let Some(keeper) = done.parts.keeper {
+                keeper.finish()?;
+            }
+            return Ok(self.shard(&done.totals, start, false));
+        }
+        self.finish(done, (before.as_ref(), warm), start, &tracker, memory_line)
+    }
+
+    /// Computes the nucleotide embeddings of all open reading frames, if they are not there.
+    fn embed(&self, stage: Stage, program: Program, observer: &mut dyn Observer) -> Result<Totals, RunError> {
+        let width = self.shape.kept_width(stage, false);
+        let Opening { shelf: results, keeper } = self.journal(stage, width, observer)?;
+        let Some(keeper) = keeper else { return Ok(Totals::default()) };
+        let compute = Some(self.compute(stage, program, &mut None, observer)?);
+        let strict = self.options.strict;
+        let parts = Parts { compute, results, embeddings: None, keeper: Some(keeper), outputs: None, strict };
+        let Done { parts, totals, .. } = self.stream(parts, observer)?;
+        parts.keeper.map_or(Ok(()), Keeper::finish)?;
+        Ok(totals)
+    }
+
+    /// Puts the results of shards together.
+    pub(crate) fn merge(
+        &self,
+        start: Instant,
+        mut tracker: Tracker,
+        observer: &mut dyn Observer,
+    ) -> Result<Report, RunError> {
+        let Some(keys) = &self.keys else {
+            let text = "--merge: the input must be the files that the shards were computed from, not a pipe";
+            return Err(RunError::Refused(text.to_owned()));
+        };
+        let width = self.shape.kept_width(Stage::Whole, self.options.save_embeddings.is_some());
+        let results = keys.merge(&self.options.merge, width)?;
+        let (outputs, strict) = (Some(self.outputs()?), self.options.strict);
+        let parts = Parts { compute: None, results, embeddings: None, keeper: None, outputs, strict };
+        let done = self.stream(parts, observer)?;
+        tracker.track("merged");
+        self.finish(done, (None, &mut None), start, &tracker, String::new())
+    }
+
+    /// The journal of a stage; nothing where the input can be read only once.
+    fn journal(&self, stage: Stage, width: usize, observer: &mut dyn Observer) -> Result<Opening, RunError> {
+        match &self.keys {
+            Some(keys) => keys.open(stage, width, observer),
+            None => Ok(Opening { shelf: Shelf::default(), keeper: None }),
+        }
+    }
+
+    fn outputs(&self) -> Result<Outputs, RunError> {
+        let options = output_options(self.options, self.opened, self.shape);
+        Ok(Outputs::create(&self.options.output_dir, options)?)
+    }
+
+    /// The stages and their programs: one for all, or where that does not fit the nucleotide encoder first.
+    fn plan(&self, observer: &mut dyn Observer) -> Result<Vec<(Stage, Program)>, RunError> {
+        // The line was read once: what is free changes from moment to moment.
+        let settings = Settings { budget: Some(self.budget), ..self.options.settings.clone() };
+        let target = settings.target()?;
+        let fit = |stage: Stage| {
+            let build = &mut |tokens| self.shape.program(&target, stage, tokens);
+            Ok((stage, settings.fit(self.shape.longest(stage), build)?))
+        };
+        let whole = match fit(Stage::Whole) {
+            Err(error @ RunError::Plan(PlanError::OverBudget(_))) => error,
+            whole => return Ok(vec![whole?]),
+        };
+        let Ok(stages) =
+            [Stage::Nucleotide, Stage::Protein].map(fit).into_iter().collect::<Result<Vec<_>, _>>()
+        else {
+            return Err(whole);
+        };
+        if self.keys.is_none() {
+            let text = "both encoders do not fit in memory together, and the input can be read only once; \
+                        give a file, or a larger --memory-budget";
+            return Err(RunError::Refused(text.to_owned()));
+        }
+        let bytes = Bytes(self.shape.head.dna * 4);
+        let text = format!(
+            "both encoders do not fit under {} together: the nucleotide encoder runs first, and its embeddings \
+             wait on disk ({bytes} for each open reading frame, in {})",
+            self.budget,
+            self.options.output_dir.join(resume::EMBEDDINGS).display()
+        );
+        observer.say(Level::Info, &text);
+        Ok(stages)
+    }
+
+    /// The arithmetic of a stage, with its weights.
+    fn compute(
+        &self,
+        stage: Stage,
+        program: Program,
+        warm: &mut Warm,
+        observer: &mut dyn Observer,
+    ) -> Result<Compute, RunError> {
+        if let Some((_, executor)) = warm.take_if(|(s, e)| *s == stage && e.program() == &program) {
+            return Ok(Compute::new(executor, stage, self.shape, self.options));
+        }
+        observer.say(Level::Info, &memory_line(&program, self.budget));
+        let mut executor = self.options.settings.start(program)?;
+        observer.say(Level::Detail, &executor.device().name());
+        let plans = PLANS.map(|name| executor.program().index(name));
+        let Opened { dna, protein, head } = self.opened;
+        for (part, plan) in plans.into_iter().enumerate() {
+            let Some(plan) = plan else { continue };
+            load(&mut executor, plan, |p, range, out| match part {
+                DNA => dna.read(p, range, out),
+                PROTEIN => protein.read(p, range, out),
+                _ => head.read(p, range, out),
+            })?;
+        }
+        Ok(Compute::new(executor, stage, self.shape, self.options))
+    }
+
+    /// Reads and computes until the input ends. What is finished when it ends too early is kept.
+    fn stream(&self, parts: Parts, observer: &mut dyn Observer) -> Result<Done, RunError> {
+        let front = self.front(&parts);
+        let mut engine = Engine::new(parts);
+        match self.pour(front, &mut engine, observer) {
+            Ok(inputs) => {
+                let fill = engine.fill();
+                let (parts, totals) = engine.into_parts();
+                Ok(Done { parts, totals, fill, inputs })
+            }
+            Err(RunError::Interrupted { signal, .. }) => {
+                let count = engine.commit()?;
+                let dir = self.options.output_dir.display();
+                let kept = match self.keys {
+                    Some(_) if self.options.force => {
+                        format!(
+                            "{count} windows are kept in {dir}; the same command without --force goes on there"
+                        )
+                    }
+                    Some(_) => format!("{count} windows are kept in {dir}; the same command goes on there"),
+                    None => "the input can be read only once: the next run starts over".to_owned(),
+                };
+                Err(RunError::Interrupted { signal, kept })
+            }
+            Err(error) => {
+                // The first error is the one to tell.
+                let _ = engine.commit();
+                Err(error)
+            }
+        }
+    }
+
+    fn front(&self, parts: &Parts) -> Front {
+        Front {
+            length: self.options.length,
+            dna: self.opened.dna.tokenizer.clone(),
+            protein: self.opened.protein.tokenizer.clone(),
+            intermediate: self.options.keep_intermediate && parts.outputs.is_some(),
+            sequences: self.opened.head.trained && parts.outputs.is_some(),
+            workers: self.options.workers,
+            prefetch: self.options.prefetch,
+            kept: Arc::clone(&parts.results.coverage),
+            shard: self.options.shard,
+        }
+    }
+
+    fn pour(
+        &self,
+        front: Front,
+        engine: &mut Engine,
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<Input>, RunError> {
+        let stream = produce::start(front, &self.options.inputs)?;
+        loop {
+            let wait = Instant::now();
+            let batch = stream.next(&mut || stopped(observer));
+            engine.totals.seconds.waiting += wait.elapsed().as_secs_f64();
+            let Some(batch) = batch? else { break };
+            say_notes(&batch.events, observer);
+            engine.take(batch)?;
+            stopped(observer)?;
+            let bytes = stream.bytes_read.load(Ordering::Relaxed);
+            observer.progress(&engine.progress(bytes, stream.bytes_total));
+        }
+        while engine.drain()? {
+            stopped(observer)?;
+        }
+        let total = stream.bytes_total;
+        let inputs = stream.finish()?;
+        self.same_inputs(&inputs)?;
+        let bytes = inputs.iter().map(|i| i.bytes).sum();
+        observer.progress(&engine.progress(bytes, total));
+        observer.say(Level::Detail, &format!("peak resident memory {}", resident().1));
+        Ok(inputs)
+    }
+
+    /// The inputs are still what they were when the run began.
+    fn same_inputs(&self, read: &[Input]) -> Result<(), RunError> {
+        let Some(before) = &self.inputs else { return Ok(()) };
+        match before.iter().zip(read).find(|(a, b)| a != b) {
+            None => Ok(()),
+            Some((input, _)) => Err(RunError::Refused(format!(
+                "{}: the file changed while it was read; nothing was written; run again with --force once it is \
+                 complete",
+                input.path.display()
+            ))),
+        }
+    }
+
+    /// Writes the results.
+    fn finish(
+        &self,
+        done: Done,
+        (before, warm): (Option<&Value>, &mut Warm),
+        start: Instant,
+        tracker: &Tracker,
+        memory_line: String,
+    ) -> Result<Report, RunError> {
+        let Done { parts, totals, fill, inputs } = done;
+        let seconds = start.elapsed().as_secs_f64();
+        let story = Story {
+            options: self.options,
+            opened: self.opened,
+            executor: parts.compute.as_ref().map(Compute::executor),
+            before,
+            budget: self.budget,
+            totals: &totals,
+            fill,
+            seconds,
+            tracker,
+            inputs: &inputs,
+            identity: record::identity(self.options, self.opened, &inputs)?,
+        };
+        let mut run_record = story.record()?;
+        let counts = match parts.outputs {
+            Some(outputs) => outputs.finish(&mut run_record)?,
+            None => Counts::default(),
+        };
+        if let Some(keys) = &self.keys {
+            keys.done()?;
+        }
+        *warm = parts.compute.map(Compute::into_executor);
+        let mut report = self.report(&totals, seconds);
+        (report.run_record, report.counts, report.notes) = (run_record, counts, counts.notes);
+        (report.fill, report.memory_line) = (fill.map(|f| (f.packs > 1).then(|| f.but_last())), memory_line);
+        Ok(report)
+    }
+
+    /// The report of a shard: its journal is the result.
+    fn shard(&self, totals: &Totals, start: Instant, already_complete: bool) -> Report {
+        let mut report = self.report(totals, start.elapsed().as_secs_f64());
+        report.already_complete = already_complete;
+        report.shard = self.options.shard;
+        report
+    }
+
+    fn report(&self, totals: &Totals, seconds: f64) -> Report {
+        let tokens: u64 = totals.tokens.iter().sum();
+        Report {
+            already_complete: false,
+            shard: None,
+            failed: totals.failed,
+            notes: 0,
+            run_record: Value::Null,
+            counts: Counts::default(),
+            output_dir: self.options.output_dir.clone(),
+            trained: self.opened.head.trained,
+            seconds,
+            tokens_per_second: tokens as f64 / seconds.max(1e-9),
+            fill: [None; 2],
+            memory_line: String::new(),
+        }
+    }
+}
+
+/// An error where a signal asks for the end.
+fn stopped(observer: &dyn Observer) -> Result<(), RunError> {
+    match observer.stop() {
+        Some(signal) => Err(RunError::Interrupted { signal, kept: String::new() }),
+        None => Ok(()),
+    }
+}
+
+fn output_options(options: &Options, opened: &Opened, shape: &Shape) -> output::Options {
+    output::Options {
+        trained: opened.head.trained,
+        threshold: options.threshold,
+        keep_intermediate: options.keep_intermediate,
+        save_embeddings: options.save_embeddings,
+        width: (shape.head.dna + shape.head.protein) as usize,
+        source: options.source,
+    }
+}
+
+/// What notes.tsv will say, for those who asked for details.
+fn say_notes(events: &[Event], observer: &mut dyn Observer) {
+    for event in events {
+        if let Event::Note(output::Note { seq_name, kind, detail, action }) = event {
+            observer.say(Level::Detail, &format!("'{seq_name}': {kind}: {detail}: {action}"));
+        }
+    }
+}

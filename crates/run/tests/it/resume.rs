@@ -1,0 +1,365 @@
+//! Runs that are broken and go on, shards that are put together, stages under a tight budget: always the bytes
+//! of a run that was left alone.
+
+use crate::rig::{Folder, fixture, golden, read, run};
+use plimsoll_run::predict::output::EmbeddingFormat;
+use plimsoll_run::predict::{Options, Report, Shard, predict};
+use plimsoll_run::{Level, Observer, Progress, RunError};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+fn reads() -> PathBuf {
+    fixture("goldens/pipeline/reads.fa")
+}
+
+/// Small steps that are committed at once, so that there is something to be broken.
+fn options(output: &Path) -> Options {
+    let mut options = Options {
+        commit_every: Duration::ZERO,
+        save_embeddings: Some(EmbeddingFormat::Npy),
+        ..golden(&reads(), output)
+    };
+    options.settings.tokens = Some(502);
+    options
+}
+
+/// Every result but run.json, which holds times.
+fn results(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let files = fs::read_dir(dir).expect("a folder").flatten();
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    files
+        .map(|file| (name(&file.path()), fs::read(file.path()).expect("bytes")))
+        .filter(|(name, _)| name != "run.json")
+        .collect()
+}
+
+fn same(found: &Path, wanted: &BTreeMap<String, Vec<u8>>) {
+    let found = results(found);
+    assert_eq!(found.keys().collect::<Vec<_>>(), wanted.keys().collect::<Vec<_>>());
+    for (name, bytes) in wanted {
+        assert!(&found[name] == bytes, "{name} differs");
+    }
+}
+
+/// Asks for the end when it was asked so many times, and remembers what was said.
+struct Stopper {
+    left: Cell<usize>,
+    said: Vec<String>,
+}
+
+impl Stopper {
+    fn after(asked: usize) -> Self {
+        Self { left: Cell::new(asked), said: vec![] }
+    }
+
+    fn never() -> Self {
+        Self::after(usize::MAX)
+    }
+}
+
+impl Observer for Stopper {
+    fn say(&mut self, _: Level, text: &str) {
+        self.said.push(text.to_owned());
+    }
+
+    fn progress(&mut self, _: &Progress) {}
+
+    fn stop(&self) -> Option<u8> {
+        self.left.set(self.left.get().saturating_sub(1));
+        (self.left.get() == 0).then_some(15)
+    }
+}
+
+/// Breaks a run after `steps` looks at the signal.
+fn break_off(options: &Options, steps: usize) -> RunError {
+    let error = predict(options, &mut Stopper::after(steps)).map(|_| ()).expect_err("it was broken");
+    assert_eq!(error.exit_code(), 143, "{error}");
+    assert!(!options.output_dir.join("predictions.tsv").exists());
+    error
+}
+
+fn kept(report: &Report) -> u64 {
+    report.run_record["windows_from_journal"].as_u64().expect("a count")
+}
+
+#[test]
+fn a_broken_run_goes_on_and_ends_with_the_same_bytes() {
+    let folder = Folder::new("broken");
+    run(&options(&folder.path("whole"))).unwrap_or_else(|e| panic!("{e}"));
+    let wanted = results(&folder.path("whole"));
+    let mut gone_on = 0;
+    for steps in [1, 2, 3, 4, 6] {
+        let broken = options(&folder.path(&format!("broken{steps}")));
+        break_off(&broken, steps);
+        let mut observer = Stopper::never();
+        let report = predict(&broken, &mut observer).unwrap_or_else(|e| panic!("{e}"));
+        same(&broken.output_dir, &wanted);
+        let told = observer.said.iter().any(|s| s.contains("windows are finished"));
+        assert_eq!(told, kept(&report) > 0, "{:?}", observer.said);
+        gone_on += u64::from(kept(&report) > 0);
+    }
+    assert!(gone_on > 0, "no run was broken where it had something to keep");
+}
+
+#[test]
+fn a_run_that_is_broken_again_and_again_ends() {
+    let folder = Folder::new("again-and-again");
+    run(&options(&folder.path("whole"))).unwrap_or_else(|e| panic!("{e}"));
+    let broken = options(&folder.path("broken"));
+    let mut starts = 0;
+    loop {
+        starts += 1;
+        match predict(&broken, &mut Stopper::after(3)) {
+            Ok(_) => break,
+            Err(error) => assert_eq!(error.exit_code(), 143, "{error}"),
+        }
+        assert!(starts < 1000, "it does not get on");
+    }
+    same(&broken.output_dir, &results(&folder.path("whole")));
+}
+
+#[test]
+fn a_journal_of_another_run_is_refused() {
+    let folder = Folder::new("foreign");
+    let out = folder.path("out");
+    let first = options(&out);
+    break_off(&first, 3);
+    let before = results(&out);
+    let refused = |options: &Options, says: &str| {
+        let error = run(options).expect_err("another run");
+        assert_eq!(error.exit_code(), 3, "{error}");
+        assert!(error.to_string().contains(says), "{error}");
+        assert_eq!(results(&out), before, "it was touched");
+    };
+    refused(&Options { length: 300, ..first.clone() }, "length");
+    refused(&Options { inputs: vec![folder.write("other.fa", ">x\nACGT\n")], ..first.clone() }, "input");
+    let mut models = first.clone();
+    models.models.head = Some(folder.path("head.safetensors"));
+    let weights = data::weights::Weights::open(&fixture("goldens/head.pth")).expect("the head");
+    copy_with_one_value_changed(&weights, &folder.path("head.safetensors"));
+    refused(&models, "weights");
+    refused(&Options { shard: Some(Shard { number: 1, of: 2 }), ..first.clone() }, "shard");
+    // What is asked for by force starts over.
+    let forced = Options { length: 300, force: true, ..first };
+    let report = run(&forced).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(kept(&report), 0);
+}
+
+fn copy_with_one_value_changed(weights: &data::weights::Weights, to: &Path) {
+    use data::weights::{StoredAs, TensorData, write_safetensors};
+    let floats = weights.tensors().filter(|t| t.dtype().name() == "F32");
+    let mut tensors: Vec<(String, Vec<u64>, Vec<f32>)> = floats
+        .map(|t| {
+            let mut data = vec![0.0; t.elements() as usize];
+            weights.read_f32(t.name(), 0..t.elements(), &mut data).expect("read");
+            (t.name().to_owned(), t.shape().to_vec(), data)
+        })
+        .collect();
+    tensors[0].2[0] += 0.5;
+    let data: Vec<TensorData<'_>> =
+        tensors.iter().map(|(name, shape, data)| TensorData { name, shape, data }).collect();
+    write_safetensors(to, &data, &BTreeMap::new(), StoredAs::F32).expect("written");
+}
+
+#[test]
+fn a_forced_run_that_was_broken_goes_on_without_force() {
+    let folder = Folder::new("forced");
+    let out = folder.path("out");
+    run(&Options { length: 300, ..options(&out) }).unwrap_or_else(|e| panic!("{e}"));
+    let old = results(&out);
+    let forced = Options { force: true, ..options(&out) };
+    let error = predict(&forced, &mut Stopper::after(4)).map(|_| ()).expect_err("broken");
+    assert!(error.to_string().contains("without --force"), "{error}");
+    assert_eq!(results(&out)["predictions.tsv"], old["predictions.tsv"], "the old results stay until the end");
+    let report = run(&options(&out)).unwrap_or_else(|e| panic!("{e}"));
+    assert!(kept(&report) > 0);
+    run(&options(&folder.path("whole"))).unwrap_or_else(|e| panic!("{e}"));
+    same(&out, &results(&folder.path("whole")));
+}
+
+#[test]
+fn damage_to_a_journal_is_met() {
+    let folder = Folder::new("damage");
+    let out = folder.path("out");
+    run(&options(&folder.path("whole"))).unwrap_or_else(|e| panic!("{e}"));
+    let wanted = results(&folder.path("whole"));
+    break_off(&options(&out), 5);
+    let path = out.join("progress.journal");
+    let journal = fs::read(&path).expect("a journal");
+    // A torn tail, at a few places: it is computed again.
+    for cut in [journal.len() - 1, journal.len() * 2 / 3, 30, 0] {
+        fs::write(&path, &journal[..cut]).expect("written");
+        run(&options(&out)).unwrap_or_else(|e| panic!("{e}"));
+        same(&out, &wanted);
+        fs::remove_dir_all(&out).expect("removed");
+        fs::create_dir(&out).expect("made");
+    }
+    // A flipped bit in the first block of results: an error that names the file, and nothing is lost.
+    let mut damaged = journal.clone();
+    let key = u64::from_le_bytes(std::array::from_fn(|i| journal[16 + i])) as usize;
+    damaged[2 * 56 + key + 40] ^= 1;
+    fs::write(&path, &damaged).expect("written");
+    let error = run(&options(&out)).expect_err("damaged");
+    assert_eq!(error.exit_code(), 3, "{error}");
+    assert!(error.to_string().contains("progress.journal"), "{error}");
+    assert_eq!(fs::read(&path).expect("a journal"), damaged);
+    run(&Options { force: true, ..options(&out) }).unwrap_or_else(|e| panic!("{e}"));
+    same(&out, &wanted);
+}
+
+#[test]
+fn shards_put_together_are_one_run() {
+    let folder = Folder::new("shards");
+    let base = |name: &str| {
+        let out = folder.path(name);
+        let mut options = Options { length: 30, ..options(&out) };
+        options.settings.tokens = None;
+        options
+    };
+    run(&base("whole")).unwrap_or_else(|e| panic!("{e}"));
+    let wanted = results(&folder.path("whole"));
+    let windows = read(folder.path("whole/windows.tsv")).lines().count();
+    assert!(windows > 3 * 256, "{windows} windows are too few for three shards");
+    let shard = |number| Options {
+        shard: Some(Shard { number, of: 3 }),
+        keep_intermediate: false,
+        ..base(&format!("s{number}"))
+    };
+    let merge = |shards: &[u64]| Options {
+        merge: shards.iter().map(|n| folder.path(&format!("s{n}"))).collect(),
+        keep_intermediate: false,
+        ..base("merged")
+    };
+    for number in [3, 1] {
+        // The second one is broken on its way.
+        if number == 1 {
+            break_off(&shard(number), 3);
+        }
+        let report = run(&shard(number)).unwrap_or_else(|e| panic!("{e}"));
+        assert!(!report.already_complete && report.shard.is_some());
+        assert!(run(&shard(number)).unwrap_or_else(|e| panic!("{e}")).already_complete);
+        assert!(!folder.path(&format!("s{number}/windows.tsv")).exists());
+    }
+    let refused = |shards: &[u64], says: &str| {
+        let error = run(&merge(shards)).expect_err("refused");
+        assert_eq!(error.exit_code(), 3, "{error}");
+        assert!(error.to_string().contains(says), "{error}");
+    };
+    refused(&[1, 2, 3], "s2");
+    refused(&[1, 3], "missing");
+    break_off(&shard(2), 3);
+    refused(&[1, 2, 3], "not complete");
+    run(&shard(2)).unwrap_or_else(|e| panic!("{e}"));
+    run(&merge(&[2, 1, 3])).unwrap_or_else(|e| panic!("{e}"));
+    let without = ["chunked.fa", "nucleotide.fa", "protein.faa"];
+    let wanted = wanted.into_iter().filter(|(name, _)| !without.contains(&name.as_str())).collect();
+    same(&folder.path("merged"), &wanted);
+    assert!(run(&merge(&[1, 2, 3])).unwrap_or_else(|e| panic!("{e}")).already_complete);
+}
+
+/// The budget under which both encoders do not fit together, but each of them does.
+fn tight(options: &Options) -> Options {
+    let planned = |budget: u64| {
+        let mut options = options.clone();
+        options.settings.budget = Some(graph::Bytes(budget));
+        let out = options.output_dir.with_extension("probe");
+        let done = run(&Options { output_dir: out.clone(), ..options });
+        let _ = fs::remove_dir_all(out);
+        done.map(|report| report.run_record["plan_of_nucleotide_stage"].is_null())
+    };
+    let (mut low, mut high) = (0, 1 << 30);
+    // The smallest budget with one stage; one byte less takes two.
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        match planned(middle) {
+            Ok(true) => high = middle,
+            Ok(false) | Err(_) => low = middle,
+        }
+    }
+    let mut tight = options.clone();
+    tight.settings.budget = Some(graph::Bytes(low));
+    tight
+}
+
+#[test]
+fn a_tight_budget_takes_two_stages_and_gives_the_same_bytes() {
+    let folder = Folder::new("tight");
+    run(&options(&folder.path("whole"))).unwrap_or_else(|e| panic!("{e}"));
+    let wanted = results(&folder.path("whole"));
+    let short = folder.write("short.fa", ">a\nACGTACGTACGTACGT\n");
+    let mut probe = Options { inputs: vec![short], ..options(&folder.path("probe")) };
+    probe.settings.tokens = Some(502);
+    let line = tight(&probe).settings.budget;
+    let mut stages = options(&folder.path("stages"));
+    stages.settings.budget = line;
+    let mut observer = Stopper::never();
+    let report = predict(&stages, &mut observer).unwrap_or_else(|e| panic!("{e}"));
+    assert!(!report.run_record["plan_of_nucleotide_stage"].is_null(), "it took one stage");
+    assert!(observer.said.iter().any(|s| s.contains("do not fit")), "{:?}", observer.said);
+    same(&stages.output_dir, &wanted);
+    // Broken anywhere, in the first stage and in the second.
+    let mut broken = options(&folder.path("broken"));
+    broken.settings.budget = line;
+    let mut starts = 0;
+    while let Err(error) = predict(&broken, &mut Stopper::after(4)) {
+        assert_eq!(error.exit_code(), 143, "{error}");
+        starts += 1;
+        assert!(starts < 1000, "it does not get on");
+    }
+    assert!(starts > 2, "broken {starts} times");
+    same(&broken.output_dir, &wanted);
+}
+
+#[test]
+fn an_input_that_changes_is_refused() {
+    let folder = Folder::new("changes");
+    let input = folder.write("reads.fa", read(reads()));
+    let out = folder.path("out");
+    let changing = Options { inputs: vec![input.clone()], ..options(&out) };
+    break_off(&changing, 3);
+    folder.write("reads.fa", format!("{}>more\nACGTACGT\n", read(reads())));
+    let error = run(&changing).expect_err("another input");
+    assert_eq!(error.exit_code(), 3, "{error}");
+    assert!(error.to_string().contains("input files"), "{error}");
+}
+
+#[test]
+fn results_by_input_are_those_of_the_inputs() {
+    let folder = Folder::new("each");
+    let text = read(reads());
+    let (a, b) = (folder.write("a.fa", &text), folder.write("b.fq", "@x\nACGTACGTACGT\n+\nIIIIIIIIIIII\n"));
+    let all = Options { inputs: vec![a.clone(), b.clone()], ..options(&folder.path("all")) };
+    let reports =
+        plimsoll_run::predict::predict_each(&all, &mut Stopper::never()).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(reports.len(), 2);
+    for (input, name) in [(&a, "a"), (&b, "b")] {
+        let alone = Options { inputs: vec![input.clone()], ..options(&folder.path(&format!("alone-{name}"))) };
+        run(&alone).unwrap_or_else(|e| panic!("{e}"));
+        same(&folder.path("all").join(name), &results(&alone.output_dir));
+    }
+    let twins = Options { inputs: vec![a.clone(), folder.write("a.fq", "@x\nACGT\n+\nIIII\n")], ..all };
+    let error = plimsoll_run::predict::predict_each(&twins, &mut Stopper::never()).expect_err("one folder");
+    assert!(error.to_string().contains("both"), "{error}");
+}
+
+#[test]
+fn tables_can_name_the_source() {
+    let folder = Folder::new("source");
+    let (a, b) =
+        (folder.write("a.fa", ">a\nACGTACGTACGT\n"), folder.write("b.fa", ">b\nACGTACGTACGT\n>n\nNNN\n"));
+    let out = folder.path("out");
+    let options = Options { inputs: vec![a.clone(), b.clone()], source: true, ..options(&out) };
+    run(&options).unwrap_or_else(|e| panic!("{e}"));
+    for file in ["predictions.tsv", "windows.tsv"] {
+        let text = read(out.join(file));
+        let rows: Vec<Vec<&str>> = text.lines().map(|l| l.split('\t').collect()).collect();
+        assert_eq!(rows[0].last(), Some(&"source"));
+        assert!(rows.iter().all(|r| r.len() == rows[0].len()), "{text}");
+        let sources: Vec<&str> = rows[1..].iter().filter_map(|r| r.last().copied()).collect();
+        let (a, b) = (a.display().to_string(), b.display().to_string());
+        assert_eq!(sources, [a.as_str(), &b, &b], "{text}");
+    }
+}
