@@ -119,22 +119,30 @@ impl Compute {
         Ok(())
     }
 
-    /// Runs what is ready; with `force` also a pack of what is there, full or not.
-    pub(crate) fn advance(
+    /// Runs a full pack of each encoder, where there is one; with `force` one of what is there, full or not.
+    /// Whether anything ran.
+    pub(crate) fn step(
         &mut self,
         force: bool,
         queue: &mut Queue,
         totals: &mut Totals,
-    ) -> Result<(), RunError> {
+    ) -> Result<bool, RunError> {
+        let mut ran = false;
         for encoder in [DNA, PROTEIN] {
-            let mut flush = force;
-            while let Some(pack) = self.packers[encoder].next_pack(flush) {
-                self.encode(encoder, &pack, queue, totals)?;
-                self.packers[encoder].recycle(pack);
-                flush = false;
-            }
+            let Some(pack) = self.packers[encoder].next_pack(force) else { continue };
+            self.encode(encoder, &pack, queue, totals)?;
+            self.packers[encoder].recycle(pack);
+            ran = true;
         }
-        while self.ready.len() >= SCORED_AT || (force && !self.ready.is_empty()) {
+        if self.ready.len() >= SCORED_AT || force {
+            self.score_ready(queue, totals)?;
+        }
+        Ok(ran)
+    }
+
+    /// Scores what has both embeddings.
+    pub(crate) fn score_ready(&mut self, queue: &mut Queue, totals: &mut Totals) -> Result<(), RunError> {
+        while !self.ready.is_empty() {
             self.score(queue, totals)?;
         }
         Ok(())

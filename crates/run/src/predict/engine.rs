@@ -70,6 +70,9 @@ pub(crate) struct Parts {
     pub(crate) strict: bool,
 }
 
+/// Asked before every step of an encoder: an error ends the run there.
+pub(crate) type Stop<'a> = &'a dyn Fn() -> Result<(), RunError>;
+
 /// Between the front end and the results.
 pub(crate) struct Engine {
     parts: Parts,
@@ -87,7 +90,7 @@ impl Engine {
     }
 
     /// Takes what happened in one job.
-    pub(crate) fn take(&mut self, mut batch: Batch) -> Result<(), RunError> {
+    pub(crate) fn take(&mut self, mut batch: Batch, stop: Stop<'_>) -> Result<(), RunError> {
         let mut orfs = std::mem::take(&mut batch.orfs).into_iter();
         self.queue.push(Item::Text(std::mem::take(&mut batch.text)));
         for event in std::mem::take(&mut batch.events) {
@@ -97,7 +100,7 @@ impl Engine {
                     let width = embeddings.len() / count.max(1);
                     for (i, orf) in orfs.by_ref().take(count).enumerate() {
                         let row = embeddings.get(i * width..(i + 1) * width).filter(|r| !r.is_empty());
-                        self.admit(&batch, &orf, row)?;
+                        self.admit(&batch, &orf, row, stop)?;
                     }
                 }
                 Event::Source(name) => self.queue.push(Item::Source(name)),
@@ -107,21 +110,24 @@ impl Engine {
                 Event::Note(note) => self.note(note)?,
             }
         }
-        self.advance(false)?;
+        self.advance(false, stop)?;
         while self.queue.len() > MOST_WAITING || self.queue.bytes() > MOST_BYTES_WAITING {
-            self.advance(true)?;
+            self.advance(true, stop)?;
         }
         Ok(())
     }
 
     /// Sends off what waits, a step or two of each encoder; whether there is more.
-    pub(crate) fn drain(&mut self) -> Result<bool, RunError> {
-        self.advance(true)?;
+    pub(crate) fn drain(&mut self, stop: Stop<'_>) -> Result<bool, RunError> {
+        self.advance(true, stop)?;
         Ok(self.queue.len() > 0)
     }
 
     /// Puts on disk what is finished, before an end that comes too early.
     pub(crate) fn commit(&mut self) -> Result<u64, RunError> {
+        if let Some(compute) = &mut self.parts.compute {
+            compute.score_ready(&mut self.queue, &mut self.totals)?;
+        }
         self.emit()?;
         let Some(keeper) = &mut self.parts.keeper else { return Ok(0) };
         keeper.commit()?;
@@ -191,9 +197,15 @@ impl Engine {
         Ok(rows)
     }
 
-    fn admit(&mut self, batch: &Batch, orf: &OrfTokens, embedding: Option<&[f32]>) -> Result<(), RunError> {
+    fn admit(
+        &mut self,
+        batch: &Batch,
+        orf: &OrfTokens,
+        embedding: Option<&[f32]>,
+        stop: Stop<'_>,
+    ) -> Result<(), RunError> {
         while self.parts.compute.as_ref().is_some_and(|c| !c.has_room()) {
-            self.advance(true)?;
+            self.advance(true, stop)?;
         }
         match &mut self.parts.compute {
             Some(compute) => compute.admit(batch, orf, &mut self.queue, embedding),
@@ -201,12 +213,20 @@ impl Engine {
         }
     }
 
-    /// Runs what is ready, and with `force` what is there; then writes what is complete.
-    fn advance(&mut self, force: bool) -> Result<(), RunError> {
-        if let Some(compute) = &mut self.parts.compute {
-            compute.advance(force, &mut self.queue, &mut self.totals)?;
+    /// Runs what is ready, and with `force` some of what is there, and writes what is complete by then.
+    fn advance(&mut self, mut force: bool, stop: Stop<'_>) -> Result<(), RunError> {
+        loop {
+            stop()?;
+            let ran = match &mut self.parts.compute {
+                Some(compute) => compute.step(force, &mut self.queue, &mut self.totals)?,
+                None => false,
+            };
+            self.emit()?;
+            if !ran {
+                return Ok(());
+            }
+            force = false;
         }
-        self.emit()
     }
 
     /// Writes what is complete, in input order.

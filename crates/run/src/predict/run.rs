@@ -19,7 +19,7 @@ use data::pack::Fill;
 use data::sequence::Input;
 use graph::Bytes;
 use plan::{PlanError, Program};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -266,14 +266,11 @@ impl Run<'_> {
             engine.totals.seconds.waiting += wait.elapsed().as_secs_f64();
             let Some(batch) = batch? else { break };
             say_notes(&batch.events, observer);
-            engine.take(batch)?;
-            stopped(observer)?;
+            engine.take(batch, &|| stopped(observer))?;
             let bytes = stream.bytes_read.load(Ordering::Relaxed);
             observer.progress(&engine.progress(bytes, stream.bytes_total));
         }
-        while engine.drain()? {
-            stopped(observer)?;
-        }
+        while engine.drain(&|| stopped(observer))? {}
         let total = stream.bytes_total;
         let inputs = stream.finish()?;
         self.same_inputs(&inputs)?;
@@ -340,6 +337,18 @@ impl Run<'_> {
         let mut report = self.report(totals, start.elapsed().as_secs_f64());
         report.already_complete = already_complete;
         report.shard = self.options.shard;
+        let shard = self.options.shard.map(|s| format!("{}/{}", s.number, s.of));
+        let journal = self.options.output_dir.join(resume::RESULTS);
+        report.run_record = json!({
+            "plimsoll": env!("CARGO_PKG_VERSION"),
+            "shard": shard,
+            "journal": journal.display().to_string(),
+            "windows_from_journal": totals.kept,
+            "tokens": {"nucleotide": totals.tokens[0], "protein": totals.tokens[1]},
+            "seconds": {"total": report.seconds},
+        });
+        // They are listed, and counted, when the shards are put together.
+        report.failed = 0;
         report
     }
 
