@@ -280,7 +280,7 @@ impl Engine {
         self.entry.record.push_str(record);
         self.entry.orfs.clear();
         self.entry.orfs.extend(window.orfs().map(|orf| (orf.frame, orf.state)));
-        Ok(keeper.keep(&self.entry)?)
+        keeper.keep(&self.entry)
     }
 
     /// Failures are noted when their window is written, so that notes come in input order too.

@@ -25,6 +25,7 @@ use data::sequence::{Input, Reader, Record, digests};
 use data::weights::HubEnv;
 use exec::Executor;
 use folder::Found;
+use kept::Watch;
 use models::Encoder;
 use output::Counts;
 use program::Shape;
@@ -116,8 +117,9 @@ fn predict_one(options: &Options, warm: &mut Warm, observer: &mut dyn Observer) 
     let opened = open(options, observer)?;
     // Held to the end: two runs into one folder would take each other's files.
     let _lock = folder::take(&options.output_dir)?;
+    let watch = Watch::over(&options.inputs);
     let inputs = digests(&options.inputs)?;
-    let keys = inputs.as_deref().map(|inputs| Keys::new(options, &opened, inputs)).transpose()?;
+    let keys = inputs.as_deref().map(|inputs| Keys::new(options, &opened, inputs, watch)).transpose()?;
     if let Some(report) = already_there(options, &opened, inputs.as_deref(), keys.as_ref())? {
         return Ok(report);
     }

@@ -1,7 +1,7 @@
 //! What makes a broken run go on: journals under a key that holds all that results depend on. Invariant: a
 //! journal of another run, or a damaged one, is never used, never mixed and never removed without `--force`.
 
-use super::kept::{Keeper, Looked, Shelf};
+use super::kept::{Keeper, Looked, Shelf, Watch};
 use super::stage::Stage;
 use super::{Opened, Options, folder, record};
 use crate::{Level, Observer, RunError};
@@ -22,6 +22,7 @@ pub(crate) struct Keys {
     key: Value,
     force: bool,
     every: std::time::Duration,
+    watch: Watch,
 }
 
 /// A journal that is there to be gone on with.
@@ -32,8 +33,13 @@ pub(crate) struct Opening {
 }
 
 impl Keys {
-    /// Those of a run on `inputs`.
-    pub(crate) fn new(options: &Options, opened: &Opened, inputs: &[Input]) -> Result<Self, RunError> {
+    /// Those of a run on `inputs`, whose `watch` began before they were looked at.
+    pub(crate) fn new(
+        options: &Options,
+        opened: &Opened,
+        inputs: &[Input],
+        watch: Watch,
+    ) -> Result<Self, RunError> {
         let shard = options.shard.map(|p| format!("{}/{}", p.number, p.of));
         let key = json!({
             "plimsoll": env!("CARGO_PKG_VERSION"),
@@ -44,7 +50,7 @@ impl Keys {
             "replaces": options.force,
         });
         let (dir, force, every) = (options.output_dir.clone(), options.force, options.commit_every);
-        Ok(Self { dir, key, force, every })
+        Ok(Self { dir, key, force, every, watch })
     }
 
     /// Whether a run that was told to replace what is in the folder was broken, and this is the same.
@@ -70,7 +76,7 @@ impl Keys {
         let blocks = if self.force { None } else { open(&path)? };
         let Some(blocks) = blocks else {
             let journal = Journal::create(&path, self.key.to_string().as_bytes())?;
-            let keeper = Some(Keeper::new(journal, self.every, 0));
+            let keeper = Some(Keeper::new(journal, self.watch.clone(), self.every, 0));
             return Ok(Opening { shelf: Shelf::default(), keeper });
         };
         same_run(&path, blocks.key(), &self.key)?;
@@ -81,7 +87,8 @@ impl Keys {
             let text = format!("{count} {what} ({}): going on behind them", path.display());
             observer.say(Level::Info, &text);
         }
-        Ok(Opening { shelf, keeper: journal.map(|journal| Keeper::new(journal, self.every, count)) })
+        let keeper = journal.map(|journal| Keeper::new(journal, self.watch.clone(), self.every, count));
+        Ok(Opening { shelf, keeper })
     }
 
     /// The results of all shards, whose folders are named; each must be complete, and of this run.

@@ -4,7 +4,7 @@
 
 use super::compute::Compute;
 use super::engine::{Engine, Parts, Totals};
-use super::kept::{Keeper, Shelf};
+use super::kept::{Keeper, Shelf, changed};
 use super::output::{self, Counts, Outputs};
 use super::produce::{self, Event, Front};
 use super::program::{DNA, PLANS, PROTEIN, Shape};
@@ -285,11 +285,7 @@ impl Run<'_> {
         let Some(before) = &self.inputs else { return Ok(()) };
         match before.iter().zip(read).find(|(a, b)| a != b) {
             None => Ok(()),
-            Some((input, _)) => Err(RunError::Refused(format!(
-                "{}: the file changed while it was read; nothing was written; run again with --force once it is \
-                 complete",
-                input.path.display()
-            ))),
+            Some((input, _)) => Err(changed(&input.path)),
         }
     }
 

@@ -339,6 +339,51 @@ fn an_input_that_changes_is_refused() {
     assert!(error.to_string().contains("input files"), "{error}");
 }
 
+/// Does something to the input when the first progress is told.
+struct Meddler<F: FnMut()>(Option<F>);
+
+impl<F: FnMut()> Observer for Meddler<F> {
+    fn say(&mut self, _: Level, _: &str) {}
+
+    fn progress(&mut self, _: &Progress) {
+        if let Some(mut meddle) = self.0.take() {
+            meddle();
+        }
+    }
+}
+
+#[test]
+fn an_input_that_shrinks_or_vanishes_on_the_way_is_an_error_and_nothing_kept_is_lost() {
+    let folder = Folder::new("shrinks");
+    // Longer than all that is read ahead, and soon done: windows of N alone.
+    let empty = |i: usize| format!(">n{i}\n{}\n", "N".repeat(20_000));
+    let long = || folder.write("long.fa", read(reads()) + &(0..200).map(empty).collect::<String>());
+    let more = || folder.write("more.fa", ">m\nACGTACGTACGT\n");
+    let (a, b) = (long(), more());
+    let two = |name: &str| Options {
+        inputs: vec![a.clone(), b.clone()],
+        save_embeddings: None,
+        ..options(&folder.path(name))
+    };
+    run(&two("whole")).unwrap_or_else(|e| panic!("{e}"));
+    let wanted = results(&folder.path("whole"));
+    let check = |name: &str, meddle: &dyn Fn(), says: &str| {
+        let meddled = two(name);
+        let error = predict(&meddled, &mut Meddler(Some(meddle))).map(|_| ()).expect_err("meddled with");
+        assert_eq!(error.exit_code(), 1, "{error}");
+        assert!(error.to_string().contains(says), "{error}");
+        assert!(!meddled.output_dir.join("predictions.tsv").exists());
+        (long(), more());
+        let report = run(&meddled).unwrap_or_else(|e| panic!("{e}"));
+        assert!(kept(&report) > 0, "{name}: what was finished is lost");
+        same(&meddled.output_dir, &wanted);
+    };
+    let shrink =
+        || fs::OpenOptions::new().write(true).open(&a).and_then(|f| f.set_len(1 << 20)).expect("shrunk");
+    check("shrunk", &shrink, "long.fa: the file changed while it was read");
+    check("vanished", &|| fs::remove_file(&b).expect("removed"), "more.fa: there is no such file");
+}
+
 #[test]
 fn results_by_input_are_those_of_the_inputs() {
     let folder = Folder::new("each");

@@ -5,7 +5,7 @@
 mod keeper;
 mod shelf;
 
-pub(crate) use keeper::Keeper;
+pub(crate) use keeper::{Keeper, Watch, changed};
 pub(crate) use shelf::{Coverage, Looked, Shelf};
 
 use super::queue::State;
