@@ -189,6 +189,11 @@ impl Program {
         self.plans.iter().map(|(_, p)| p.streamed()).sum()
     }
 
+    /// Whether any plan reads parameters in its steps.
+    pub fn is_streamed(&self) -> bool {
+        self.streamed() > Bytes::ZERO
+    }
+
     /// The refusal of this program under `budget`.
     pub fn bill(&self, budget: Bytes, remedies: Vec<Remedy>) -> Bill {
         Bill {
