@@ -2,7 +2,8 @@
 
 use crate::cases::{MEAN, bounds, encoder, plan, streamed_plan, target, with_updates};
 use crate::oracle;
-use graph::{Bytes, Graph, Role};
+use graph::ops::Embed;
+use graph::{Builder, Bytes, DType, Dim, Graph, Op, Role};
 use models::KNOWN;
 use plimsoll_plan::{
     Bill, Instr, Plan, PlanError, Policy, Program, Region, Search, Stream, Weights, check, compile, fit,
@@ -100,6 +101,20 @@ fn loads_stand_before_their_readers() {
             }
         }
     }
+}
+
+/// An op that works in place adds nothing to what its last load has made live.
+#[test]
+fn a_peak_may_fall_at_a_load() {
+    let mut g = Builder::new(bounds(64));
+    let (ids, table) = (g.input("ids", &[Dim::Tokens(1)], DType::I32), g.param("table", &[1, 512]));
+    let x = g.one(Op::Embed(Embed { token_dropout: None, row: false }), &[ids, table]);
+    let y = g.layer_norm(x, "norm", 1e-5);
+    g.output("y", y);
+    let program = alone(streamed_plan(&g.finish().expect("verified"), &target("null")), "null");
+    assert_eq!(program.peak_at().1, "load of norm.bias");
+    let ledger = program.ledger();
+    assert_eq!((ledger.total(), ledger.get("streamed params")), (program.peak(), Bytes(2 * 512 * 4)));
 }
 
 #[test]
