@@ -2,29 +2,25 @@
 //! arena was allocated.
 
 use crate::device::{Device, DeviceError, Launch, Operand};
-use graph::{Bytes, Counts, DType, Layout, Op, Param, TensorSpec, ValueId};
+use crate::load::{Buffers, ParamSource, ReadParam, Source, Weight};
+use graph::{Bytes, Counts, Op, TensorSpec, ValueId};
 use plan::{Instr, KernelRow, Program};
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// A NaN in every float format.
 const POISON: u8 = 0xFF;
-
-/// Elements of a weight that are read at once: the only copy beside the arena.
-const CHUNK: usize = 1 << 18;
-
-/// Reads `elements` of a parameter, C order over its pieces put under each other, as f32.
-pub type ReadParam<'a> =
-    &'a mut dyn FnMut(&Param, Range<u64>, &mut [f32]) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
 /// A program on a device.
 pub struct Executor {
     device: Box<dyn Device>,
     program: Program,
     steps: Vec<Vec<Step>>,
+    /// By plan: the parameters that its steps read.
+    sources: Vec<Option<Source>>,
 }
 
 enum Step {
+    Load(Weight),
     Launch { op: Op, ins: Vec<Operand>, outs: Vec<Option<Operand>>, workspace: Option<(u64, Bytes)> },
     Copy { from: u64, to: u64, spec: TensorSpec },
 }
@@ -34,11 +30,12 @@ impl Executor {
     /// and a read of what was never written is a NaN.
     pub fn new(mut device: Box<dyn Device>, program: Program) -> Result<Self, DeviceError> {
         same_kernels(&program, device.as_ref())?;
-        let steps = (0..program.plans().len()).map(|i| steps(&program, i)).collect();
+        let steps: Vec<Vec<Step>> = (0..program.plans().len()).map(|i| steps(&program, i)).collect();
+        let sources = steps.iter().map(|_| None).collect();
         let bytes = program.arena_bytes();
         device.alloc_arena(bytes)?;
         device.fill(0, bytes, POISON)?;
-        Ok(Self { device, program, steps })
+        Ok(Self { device, program, steps, sources })
     }
 
     /// What it follows.
@@ -51,24 +48,22 @@ impl Executor {
         self.device.as_ref()
     }
 
-    /// Reads every parameter of a plan into the arena, in the layout that its kernels stream.
+    /// Reads the resident parameters of a plan into the arena, in the layout that its kernels stream.
     pub fn load(&mut self, plan: usize, read: ReadParam<'_>) -> Result<(), DeviceError> {
         let Self { device, program, .. } = self;
-        let p = &program.plans()[plan].1;
-        let full = p.graph.bounds.full();
-        for (v, _, param) in p.graph.param_values() {
-            let at = address(program, plan, v)?;
-            let spec = p.graph.spec(v);
-            let fail = |source| DeviceError::Load { param: param.name.clone(), source };
-            let mut read = |range: Range<u64>, out: &mut [f32]| read(param, range, out).map_err(fail);
-            match spec.layout {
-                Layout::RowMajor => load_rows(device.as_mut(), at, spec.elements_at(full), &mut read)?,
-                Layout::Panels { width } => {
-                    let panels = Panels { width: u64::from(width), n: spec.rows(full), k: spec.row_elements() };
-                    load_panels(device.as_mut(), at, panels, &mut read)?;
-                }
-            }
+        for weight in Weight::resident(program, plan) {
+            weight.load(device.as_mut(), &mut Buffers::of(std::iter::once(&weight)), read)?;
         }
+        Ok(())
+    }
+
+    /// The same, and keeps `source` for the parameters that every step of the plan reads. Here is all that a
+    /// step needs beside the arena: a buffer for the widest of them.
+    pub fn attach(&mut self, plan: usize, mut source: ParamSource) -> Result<(), DeviceError> {
+        self.load(plan, &mut *source)?;
+        let streamed = self.steps[plan].iter().filter_map(Step::weight);
+        let buffers = Buffers::of(streamed);
+        self.sources[plan] = Some(Source { read: source, buffers });
         Ok(())
     }
 
@@ -87,7 +82,8 @@ impl Executor {
     /// Runs one step of a plan on inputs that were given for `counts`.
     pub fn run(&mut self, plan: usize, counts: Counts) -> Result<(), DeviceError> {
         self.admits(plan, counts)?;
-        self.steps[plan].iter().try_for_each(|step| step.run(self.device.as_mut(), counts))
+        let Self { device, steps, sources, .. } = self;
+        steps[plan].iter().try_for_each(|step| step.run(device.as_mut(), counts, sources[plan].as_mut()))
     }
 
     /// The same, and adds the time of every instruction of the plan's schedule to its entry of `times`.
@@ -105,7 +101,7 @@ impl Executor {
         }
         for (step, time) in self.steps[plan].iter().zip(times) {
             let start = Instant::now();
-            step.run(self.device.as_mut(), counts)?;
+            step.run(self.device.as_mut(), counts, self.sources[plan].as_mut())?;
             *time += start.elapsed();
         }
         Ok(())
@@ -160,12 +156,28 @@ impl Executor {
 }
 
 impl Step {
-    fn run(&self, device: &mut dyn Device, counts: Counts) -> Result<(), DeviceError> {
+    fn run(
+        &self,
+        device: &mut dyn Device,
+        counts: Counts,
+        source: Option<&mut Source>,
+    ) -> Result<(), DeviceError> {
         match self {
+            Self::Load(weight) => {
+                let Source { read, buffers } = source.ok_or_else(|| weight.unattached())?;
+                weight.load(device, buffers, read)
+            }
             Self::Launch { op, ins, outs, workspace } => {
                 device.launch(&Launch { op, ins, outs, workspace: *workspace, counts })
             }
             Self::Copy { from, to, spec } => device.copy(*from, *to, spec.bytes_at(counts)),
+        }
+    }
+
+    fn weight(&self) -> Option<&Weight> {
+        match self {
+            Self::Load(weight) => Some(weight),
+            Self::Launch { .. } | Self::Copy { .. } => None,
         }
     }
 }
@@ -219,57 +231,12 @@ fn steps(program: &Program, plan: usize) -> Vec<Step> {
                 workspace: p.memory.workspaces[i].map(|s| (program.address(plan, s), s.bytes)),
             })
         }
+        Instr::Load(v) => Weight::of(program, plan, v).map(Step::Load),
         Instr::Copy { from, to } => {
             Some(Step::Copy { from: at(from)?, to: at(to)?, spec: p.graph.spec(to).clone() })
         }
     };
     p.schedule.instrs.iter().enumerate().filter_map(step).collect()
-}
-
-type ReadElements<'a> = &'a mut dyn FnMut(Range<u64>, &mut [f32]) -> Result<(), DeviceError>;
-
-fn load_rows(
-    device: &mut dyn Device,
-    at: u64,
-    elements: u64,
-    read: ReadElements<'_>,
-) -> Result<(), DeviceError> {
-    let mut chunk = vec![0f32; CHUNK.min(elements as usize)];
-    let mut done = 0;
-    while done < elements {
-        let n = (elements - done).min(CHUNK as u64);
-        let part = &mut chunk[..n as usize];
-        read(done..done + n, part)?;
-        device.upload(at + done * DType::F32.size(), bytemuck::cast_slice(part))?;
-        done += n;
-    }
-    Ok(())
-}
-
-/// A weight (n, k) in panels of `width` rows.
-struct Panels {
-    width: u64,
-    n: u64,
-    k: u64,
-}
-
-/// One panel at a time: `width` rows are read, transposed to k x width and padded with zeros.
-fn load_panels(device: &mut dyn Device, at: u64, p: Panels, read: ReadElements<'_>) -> Result<(), DeviceError> {
-    let (width, k) = (p.width as usize, p.k as usize);
-    let mut rows = vec![0f32; width * k];
-    let mut panel = vec![0f32; width * k];
-    for first in (0..p.n).step_by(width) {
-        let count = (p.n - first).min(p.width) as usize;
-        read(first * p.k..(first + count as u64) * p.k, &mut rows[..count * k])?;
-        rows[count * k..].fill(0.0);
-        for (j, column) in panel.chunks_exact_mut(width).enumerate() {
-            for (r, x) in column.iter_mut().enumerate() {
-                *x = rows[r * k + j];
-            }
-        }
-        device.upload(at + first * p.k * DType::F32.size(), bytemuck::cast_slice(&panel))?;
-    }
-    Ok(())
 }
 
 impl std::fmt::Debug for Executor {

@@ -7,8 +7,10 @@ mod arena;
 pub mod cpu;
 mod device;
 mod executor;
+mod load;
 pub mod reference;
 
 pub use device::{Device, DeviceError, Launch, Operand};
-pub use executor::{Executor, ReadParam};
+pub use executor::Executor;
 pub use graph::Param;
+pub use load::{ParamSource, ReadError, ReadParam};

@@ -56,6 +56,8 @@ struct Replay<'a> {
     memory: &'a MemoryPlan,
     persistent: Holders,
     transient: Holders,
+    /// By value: whether an instruction loads it, so that it is not there before.
+    loaded: Vec<bool>,
     /// The updates that were carried out, (state, new).
     copied: Vec<(ValueId, ValueId)>,
 }
@@ -68,13 +70,20 @@ pub fn check(graph: &Graph, schedule: &Schedule, memory: &MemoryPlan) -> Result<
         return Err(CheckError { instr: None, what });
     }
     let (persistent, transient) = (Holders::default(), Holders::default());
-    let mut replay = Replay { graph, memory, persistent, transient, copied: vec![] };
+    let mut loaded = vec![false; values];
+    for instr in &schedule.instrs {
+        if let Instr::Load(v) = *instr {
+            loaded[v.index()] = true;
+        }
+    }
+    let mut replay = Replay { graph, memory, persistent, transient, loaded, copied: vec![] };
     replay.load_sources()?;
     for (i, instr) in schedule.instrs.iter().enumerate() {
         let done = match *instr {
             Instr::Launch(id) => replay
                 .launch(graph.node(id), memory.workspaces[i])
                 .map_err(|what| format!("{}: {what}", node_label(graph, id))),
+            Instr::Load(v) => replay.load(v),
             Instr::Copy { from, to } => replay.copy(from, to),
         };
         done.map_err(|what| CheckError { instr: Some(i), what })?;
@@ -136,10 +145,12 @@ impl Replay<'_> {
         Err(format!("{v} is read at {slice:?}, which does not hold it any more"))
     }
 
-    /// Parameters and states are there from the start, inputs are uploaded into their slices.
+    /// Parameters and states are there from the start, but for what the schedule loads; inputs are uploaded into
+    /// their slices.
     fn load_sources(&mut self) -> Result<(), CheckError> {
         let sources: Vec<ValueId> =
             self.graph.values().filter(|(_, v)| v.def == Def::Source).map(|(id, _)| id).collect();
+        let sources: Vec<ValueId> = sources.into_iter().filter(|v| !self.loaded[v.index()]).collect();
         let fail = |what: String| CheckError { instr: None, what };
         for &v in &sources {
             let slice = self.slice(v).map_err(fail)?;
@@ -194,6 +205,22 @@ impl Replay<'_> {
         Ok(())
     }
 
+    /// A parameter comes from its file: the same bytes whenever that is, so nothing may ever change it.
+    fn load(&mut self, v: ValueId) -> Result<(), String> {
+        let updated = self.graph.updates.iter().any(|(state, _)| *state == v);
+        let slice = self.slice(v)?;
+        match self.graph.spec(v).role {
+            Role::Param(_) if !updated && slice.region == Region::Transient => {
+                self.transient.write(slice, Some(v));
+                Ok(())
+            }
+            Role::Param(_) => Err(format!("{v} at {slice:?} survives the step and cannot be loaded in it")),
+            Role::Input | Role::Activation | Role::Grad | Role::State | Role::Scratch => {
+                Err(format!("{v} is no parameter, so there is nothing to load"))
+            }
+        }
+    }
+
     fn copy(&mut self, from: ValueId, to: ValueId) -> Result<(), String> {
         if !self.graph.updates.contains(&(to, from)) || self.copied.contains(&(to, from)) {
             return Err(format!("the copy of {from} to {to} is no update that is left to do"));
@@ -214,7 +241,8 @@ impl Replay<'_> {
         }
         for (v, value) in self.graph.values() {
             let survives = match value.spec.role {
-                Role::Param(_) | Role::State => true,
+                Role::Param(_) => !self.loaded[v.index()],
+                Role::State => true,
                 Role::Input | Role::Activation | Role::Grad | Role::Scratch => false,
             };
             let update = self.graph.updates.iter().find(|(state, _)| *state == v);

@@ -5,7 +5,7 @@ use crate::liveness::{Buffer, buffers};
 use crate::pack::{Item, Problem, solve};
 use crate::schedule::schedule;
 use crate::{
-    Instr, MemoryPlan, PlanError, Policy, Region, Schedule, Slice, Target, check, check_target, passes,
+    Instr, MemoryPlan, PlanError, Policy, Region, Schedule, Slice, Target, Weights, check, check_target, passes,
 };
 use graph::{Bytes, Def, Graph, Role, ValueId};
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,13 @@ pub struct Plan {
     pub schedule: Schedule,
     /// Where.
     pub memory: MemoryPlan,
+}
+
+impl Plan {
+    /// Bytes of the parameters that a step reads from their file; zero where all of them are resident.
+    pub fn streamed(&self) -> Bytes {
+        self.schedule.loads().map(|v| self.graph.spec(v).bytes(&self.graph.bounds)).sum()
+    }
 }
 
 /// Is shown the graph after every pass, by the pass's name: `--dump-after`.
@@ -50,7 +57,10 @@ pub fn compile_with(
     }
     graph = verified("dce", passes::dce(&graph))?;
     graph = verified("layout", passes::layout(&graph, target)?)?;
-    let schedule = schedule(&graph);
+    if policy.weights == Weights::Streamed {
+        graph = verified("stream", passes::stream(&graph))?;
+    }
+    let schedule = schedule(&graph, policy.weights);
     let memory = place(&graph, &schedule, target)?;
     check(&graph, &schedule, &memory)?;
     check_target(&graph, &schedule, &memory, target)?;
@@ -60,7 +70,7 @@ pub fn compile_with(
 /// Gives every value its address.
 fn place(graph: &Graph, schedule: &Schedule, target: &Target) -> Result<MemoryPlan, PlanError> {
     let mut slices: Vec<Option<Slice>> = vec![None; graph.values.len()];
-    let persistent = place_persistent(graph, target, &mut slices);
+    let persistent = place_persistent(graph, schedule, target, &mut slices);
     let buffers = buffers(graph, schedule);
     let scratch = scratch(graph, schedule, target)?;
     let item = |bytes: Bytes, birth, death| Item { size: bytes.0, birth, death };
@@ -93,15 +103,22 @@ fn place(graph: &Graph, schedule: &Schedule, target: &Target) -> Result<MemoryPl
     })
 }
 
-/// Parameters and states, one behind the other in the order of the graph.
-fn place_persistent(graph: &Graph, target: &Target, slices: &mut [Option<Slice>]) -> Bytes {
+/// Parameters and states that stay, one behind the other in the order of the graph.
+fn place_persistent(
+    graph: &Graph,
+    schedule: &Schedule,
+    target: &Target,
+    slices: &mut [Option<Slice>],
+) -> Bytes {
+    let mut loaded = vec![false; graph.values.len()];
+    schedule.loads().for_each(|v| loaded[v.index()] = true);
     let mut end = Bytes::ZERO;
     for (id, value) in graph.values().filter(|(_, v)| v.def == Def::Source) {
         let persistent = match value.spec.role {
             Role::Param(_) | Role::State => true,
             Role::Input | Role::Activation | Role::Grad | Role::Scratch => false,
         };
-        if persistent {
+        if persistent && !loaded[id.index()] {
             let bytes = value.spec.bytes(&graph.bounds);
             slices[id.index()] = Some(Slice { region: Region::Persistent, offset: end.0, bytes });
             end = (end + bytes).align_up(target.alignment);

@@ -44,8 +44,15 @@ pub(crate) fn buffers(graph: &Graph, schedule: &Schedule) -> Vec<Buffer> {
     }
     let mut merges: Vec<(u32, ValueId, ValueId)> = vec![];
     for (i, instr) in schedule.instrs.iter().enumerate() {
-        let Instr::Launch(id) = *instr else { continue };
         let instant = i as u32 + 1;
+        let id = match *instr {
+            Instr::Launch(id) => id,
+            Instr::Load(v) => {
+                open(&mut of_value, v, instant, deaths[v.index()].max(instant));
+                continue;
+            }
+            Instr::Copy { .. } => continue,
+        };
         let mut taken = vec![];
         for (k, out) in graph.node(id).outputs.iter().enumerate() {
             let Some(v) = *out else { continue };
@@ -79,6 +86,7 @@ fn deaths(graph: &Graph, schedule: &Schedule) -> Vec<u32> {
                 }
             }
             Instr::Copy { from, .. } => deaths[from.index()] = instant,
+            Instr::Load(_) => {}
         }
     }
     let end = schedule.instrs.len() as u32 + 1;

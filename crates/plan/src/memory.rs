@@ -1,5 +1,5 @@
-//! Addresses: where every value of a plan lies. Invariant: offsets of parameters and states depend on the
-//! graph's parameters alone, not on bounds or policy, so that several plans can share one set of weights.
+//! Addresses: where every value of a plan lies. Invariant: offsets of what is persistent depend on the graph's
+//! parameters and the policy alone, not on bounds, so that several plans can share one set of weights.
 
 use graph::{Bytes, ValueId};
 use serde::{Deserialize, Serialize};
@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Region {
-    /// Parameters and states: there for the whole run.
+    /// Resident parameters and states: there for the whole run.
     Persistent,
-    /// Inputs, activations, outputs, workspace: there for a step.
+    /// Inputs, activations, outputs, workspace, streamed parameters: there for a step at most.
     Transient,
 }
 

@@ -1,12 +1,24 @@
-//! What a caller decides about a plan: one field per pass. Invariant: every field is read by one pass.
+//! What a caller decides about a plan: one field per pass. Invariant: every field is read in one place.
 
-/// What a caller decides. The default is inference with fusion.
+/// What a caller decides. The default is inference with fusion and resident weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// Gradients of these outputs; `None` is inference.
     pub autodiff: Option<AutodiffPolicy>,
     /// Whether ops are fused.
     pub fuse: bool,
+    /// Where parameters are between their uses.
+    pub weights: Weights,
+}
+
+/// Where parameters are between their uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Weights {
+    /// In the arena, read once before the first step.
+    #[default]
+    Resident,
+    /// In their file, read in every step right before their use: less memory, and the time to read them.
+    Streamed,
 }
 
 /// What is differentiated.
@@ -19,6 +31,6 @@ pub struct AutodiffPolicy {
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { autodiff: None, fuse: true }
+        Self { autodiff: None, fuse: true, weights: Weights::Resident }
     }
 }

@@ -1,8 +1,8 @@
-//! Several plans over one arena: one persistent region with the weights of all, staging, and one transient
+//! Several plans over one arena: one persistent region with the resident weights of all, staging, and one transient
 //! region that they take turns in. Invariant: the arena is the sum of these three and nothing else.
 
 use crate::{Bill, Instr, Ledger, Plan, PlanError, Region, Remedy, Slice, Target, step_seconds};
-use graph::{Bytes, Role, ValueId, node_label};
+use graph::{Bytes, Graph, Role, ValueId, node_label};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
@@ -126,6 +126,7 @@ impl Program {
         };
         let label = match plan.schedule.instrs.get(plan.memory.peak_instr) {
             Some(Instr::Launch(id)) => node_label(&plan.graph, *id),
+            Some(Instr::Load(v)) => load_label(&plan.graph, *v),
             Some(Instr::Copy { to, .. }) => format!("update of {to}"),
             None => "load".to_owned(),
         };
@@ -178,7 +179,19 @@ impl Program {
 
     /// Expected seconds of one full step of every plan.
     pub fn seconds(&self) -> f64 {
-        self.plans.iter().map(|(_, p)| step_seconds(&p.graph, &self.target, p.graph.bounds.full())).sum()
+        let computing = |p: &Plan| step_seconds(&p.graph, &self.target, p.graph.bounds.full());
+        let reading = self.streamed().0 as f64 / self.target.rates.storage;
+        self.plans.iter().map(|(_, p)| computing(p)).sum::<f64>() + reading
+    }
+
+    /// Bytes of the parameters that one step of every plan reads from their files; zero where all are resident.
+    pub fn streamed(&self) -> Bytes {
+        self.plans.iter().map(|(_, p)| p.streamed()).sum()
+    }
+
+    /// Whether any plan reads parameters in its steps.
+    pub fn is_streamed(&self) -> bool {
+        self.streamed() > Bytes::ZERO
     }
 
     /// The refusal of this program under `budget`.
@@ -202,7 +215,10 @@ impl Program {
 
     fn add_persistent(&self, plan: &Plan, ledger: &mut Ledger) -> Bytes {
         let mut sum = Bytes::ZERO;
-        for (_, value) in plan.graph.values() {
+        for (v, value) in plan.graph.values() {
+            if plan.memory.slice(v).is_none_or(|slice| slice.region != Region::Persistent) {
+                continue;
+            }
             let label = match value.spec.role {
                 Role::Param(_) => "params",
                 Role::State => "states",
@@ -232,6 +248,14 @@ impl Program {
     }
 }
 
+/// The ledger's line of parameters that live in the transient region.
+const STREAMED: &str = "streamed params";
+
+fn load_label(graph: &Graph, v: ValueId) -> String {
+    let of = graph.param_values().find(|(value, ..)| *value == v);
+    of.map_or_else(|| format!("load of {v}"), |(.., param)| format!("load of {}", param.name))
+}
+
 fn saved(what: &impl Serialize) -> Result<Vec<u8>, PlanError> {
     let unsaved = |e| PlanError::BadPolicy { field: "plan", why: format!("it cannot be saved: {e}") };
     serde_json::to_vec(what).map_err(unsaved)
@@ -252,7 +276,7 @@ fn add_transient(plan: &Plan, ledger: &mut Ledger) -> Bytes {
             Role::Activation | Role::Grad | Role::Scratch if is_output(v) => "outputs",
             Role::Activation | Role::Scratch => "activations",
             Role::Grad => "gradients",
-            Role::Param(_) => "params",
+            Role::Param(_) => STREAMED,
             Role::State => "states",
         };
         add(label, graph.spec(v).bytes(&graph.bounds));

@@ -1,5 +1,7 @@
 //! The order of work. Invariant: instructions stand in an order in which every read follows its write.
 
+use crate::Weights;
+use crate::passes::streamed;
 use graph::{Graph, NodeId, ValueId};
 use serde::{Deserialize, Serialize};
 
@@ -7,6 +9,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Instr {
+    /// Read a parameter from its file into its slice.
+    Load(ValueId),
     /// Run a node.
     Launch(NodeId),
     /// Copy the new value of an update into its state's storage.
@@ -25,9 +29,32 @@ pub struct Schedule {
     pub instrs: Vec<Instr>,
 }
 
-/// Nodes in the order of the graph, then the updates: nobody reads the old state after them.
-pub(crate) fn schedule(graph: &Graph) -> Schedule {
-    let launches = graph.nodes().map(|(id, _)| Instr::Launch(id));
-    let copies = graph.updates.iter().map(|&(to, from)| Instr::Copy { from, to });
-    Schedule { instrs: launches.chain(copies).collect() }
+/// Nodes in the order of the graph, each behind the loads of its streamed parameters, then the updates: nobody
+/// reads the old state after them.
+pub(crate) fn schedule(graph: &Graph, weights: Weights) -> Schedule {
+    let streamed = match weights {
+        Weights::Resident => vec![false; graph.values.len()],
+        Weights::Streamed => streamed(graph),
+    };
+    let mut instrs = vec![];
+    for (id, node) in graph.nodes() {
+        for (k, &v) in node.inputs.iter().enumerate() {
+            if streamed[v.index()] && !node.inputs[..k].contains(&v) {
+                instrs.push(Instr::Load(v));
+            }
+        }
+        instrs.push(Instr::Launch(id));
+    }
+    instrs.extend(graph.updates.iter().map(|&(to, from)| Instr::Copy { from, to }));
+    Schedule { instrs }
+}
+
+impl Schedule {
+    /// The parameters that are read from their file in every step, in the order of reading.
+    pub fn loads(&self) -> impl Iterator<Item = ValueId> {
+        self.instrs.iter().filter_map(|instr| match *instr {
+            Instr::Load(v) => Some(v),
+            Instr::Launch(_) | Instr::Copy { .. } => None,
+        })
+    }
 }

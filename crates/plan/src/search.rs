@@ -1,7 +1,7 @@
-//! The search for bounds: the largest step that fits, up to where more brings no speed.
-//! Invariant: it only asks for plans and compares them; it has no formula of its own.
+//! The search for bounds: the largest step that fits, up to where more brings no speed, with resident weights or
+//! with streamed ones. Invariant: it only asks for plans and compares them; it has no formula of its own.
 
-use crate::{PlanError, Program, Remedy};
+use crate::{Bill, PlanError, Program, Remedy, Weights};
 use graph::Bytes;
 
 /// Where to look for the tokens of a step.
@@ -15,6 +15,84 @@ pub struct Search {
     pub step: u64,
     /// The line.
     pub budget: Bytes,
+}
+
+/// When weights are streamed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stream {
+    /// Where no step fits with resident weights.
+    #[default]
+    Auto,
+    /// Never: what does not fit with resident weights is refused.
+    Never,
+    /// Always.
+    Always,
+}
+
+/// How many times more tokens bring speed where a step reads the weights: their reading costs as much as the
+/// arithmetic of some thousand tokens, and at sixteen times a resident step's tokens only a few per cent are left.
+const STREAMED_CEILING: u64 = 16;
+
+impl Search {
+    /// The same search with streamed weights, which are read once for each step: a larger one brings speed for
+    /// longer.
+    fn streamed(self) -> Self {
+        Self { ceiling: self.ceiling.saturating_mul(STREAMED_CEILING), ..self }
+    }
+}
+
+/// Builds the program of so many tokens with its weights there.
+pub type Build<'a> = &'a mut dyn FnMut(u64, Weights) -> Result<Program, PlanError>;
+
+/// The program of `tokens`, or of the most that fit, with resident weights if any step fits so, else with
+/// streamed ones as far as `stream` allows.
+///
+/// # Errors
+/// [`PlanError::OverBudget`] where nothing fits: the bill of the least that was left to try. Where only other
+/// tokens or streaming would fit what was asked for, the bill says so and what each costs.
+pub fn fit(
+    tokens: Option<u64>,
+    search: Search,
+    stream: Stream,
+    build: Build<'_>,
+) -> Result<Program, PlanError> {
+    let streamed = |build: Build<'_>| place(tokens, search.streamed(), &mut |t| build(t, Weights::Streamed));
+    if stream == Stream::Always {
+        return streamed(build);
+    }
+    let mut refused = match place(tokens, search, &mut |t| build(t, Weights::Resident)) {
+        Err(PlanError::OverBudget(bill)) => bill,
+        other => return other,
+    };
+    if stream == Stream::Auto && refused.remedies.is_empty() {
+        return streamed(build);
+    }
+    match streamed(build) {
+        Ok(fitting) => {
+            let resident = build(tokens.unwrap_or(search.floor), Weights::Resident)?;
+            offer(&mut refused, remedy("--stream-weights always".to_owned(), &resident, &fitting));
+        }
+        Err(PlanError::OverBudget(_)) => {}
+        Err(error) => return Err(error),
+    }
+    Err(PlanError::OverBudget(refused))
+}
+
+/// The program of `tokens`, or of the most that fit.
+fn place(
+    tokens: Option<u64>,
+    search: Search,
+    build: &mut dyn FnMut(u64) -> Result<Program, PlanError>,
+) -> Result<Program, PlanError> {
+    match tokens {
+        None => largest(search, build),
+        Some(tokens) => Program::exactly(tokens, search, build),
+    }
+}
+
+fn offer(bill: &mut Bill, remedy: Remedy) {
+    bill.remedies.push(remedy);
+    bill.remedies.sort_by(|a, b| a.slower.total_cmp(&b.slower));
 }
 
 /// The program with the most tokens that fits, or the bill of the smallest one.
@@ -66,7 +144,10 @@ impl Program {
         }
         let smaller = Search { ceiling: tokens, ..search };
         let remedies = match largest(smaller, build) {
-            Ok(fitting) => vec![remedy(&program, &fitting, tokens)],
+            Ok(fitting) => {
+                let flag = format!("--tokens {}", most_tokens(&fitting));
+                vec![remedy(flag, &program, &fitting)]
+            }
             Err(PlanError::OverBudget(_)) => vec![],
             Err(error) => return Err(error),
         };
@@ -74,12 +155,16 @@ impl Program {
     }
 }
 
-fn remedy(refused: &Program, fitting: &Program, tokens: u64) -> Remedy {
-    let fewer = fitting.plans().iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0);
-    let per_token = |p: &Program, tokens: u64| p.seconds() / tokens.max(1) as f64;
+/// What it saves and costs to run `fitting` in place of `refused`.
+fn remedy(flag: String, refused: &Program, fitting: &Program) -> Remedy {
+    let per_token = |p: &Program| p.seconds() / most_tokens(p).max(1) as f64;
     Remedy {
-        flag: format!("--tokens {fewer}"),
+        flag,
         saves: refused.peak().saturating_sub(fitting.peak()),
-        slower: per_token(fitting, fewer) / per_token(refused, tokens) - 1.0,
+        slower: per_token(fitting) / per_token(refused) - 1.0,
     }
+}
+
+fn most_tokens(program: &Program) -> u64 {
+    program.plans().iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0)
 }

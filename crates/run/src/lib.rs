@@ -5,12 +5,12 @@
 //!
 //! A library user asks the plan what the command line asks:
 //! ```
-//! use plan::Target;
+//! use plan::{Stream, Target};
 //! use plimsoll_run::{machine, price};
 //!
 //! # fn main() -> Result<(), plimsoll_run::RunError> {
 //! let target = Target::named("cpu")?;
-//! let request = price::Request { tokens: Some(4096), budget: None, target };
+//! let request = price::Request { tokens: Some(4096), budget: None, stream: Stream::Auto, target };
 //! let program = price::program("facebook/esm2_t6_8M_UR50D", &request)?;
 //! assert_eq!(program.ledger().total(), program.peak());
 //!
@@ -37,5 +37,5 @@ mod session;
 pub use error::RunError;
 pub use model::{EncoderModel, HeadModel, Tokenizer};
 pub use observer::{Level, Observer, Progress, Silent};
-pub use plan::Target;
+pub use plan::{Stream, Target};
 pub use session::{Device, Settings};

@@ -4,9 +4,11 @@
 use crate::{RunError, bundle};
 use data::tokenize::{bpe::Bpe, esm};
 use data::weights::{HubEnv, Weights, resolve_model};
+use exec::ParamSource;
 use graph::{Bounds, Graph, Param, Piece};
 use models::{Encoder, HeadConfig, Output, candidates, derived, mlp_head, twins};
 use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::io::ErrorKind;
@@ -20,8 +22,8 @@ pub struct EncoderModel {
     pub name: String,
     /// What it computes.
     pub encoder: Encoder,
-    /// What it knows.
-    pub weights: Weights,
+    /// What it knows; an executor that streams it holds it too.
+    pub weights: Arc<Weights>,
     /// How it reads sequences.
     pub tokenizer: Tokenizer,
     /// The files beside the weights that results depend on: name and SHA-256 in hexadecimal.
@@ -121,6 +123,7 @@ impl EncoderModel {
                 encoder.vocab_size()
             )));
         }
+        let weights = Arc::new(weights);
         let model = Self { name: name.to_owned(), encoder, weights, tokenizer, described_by };
         model.check()?;
         Ok(model)
@@ -175,15 +178,51 @@ impl EncoderModel {
 
     /// Reads elements of a parameter: what [`exec::Executor::load`] asks for.
     pub fn read(&self, param: &Param, elements: Range<u64>, out: &mut [f32]) -> Result<(), RunError> {
-        read_pieces(param, elements, out, &mut |piece, range, out| match self.find(&piece.tensor) {
-            Some(name) => Ok(self.weights.read_f32(&name, range, out)?),
-            None => {
-                let values = derived(&self.encoder, &piece.tensor).unwrap_or_default();
-                let range = range.start as usize..range.end as usize;
-                out.copy_from_slice(&values[range]);
-                Ok(())
-            }
+        read_pieces(param, elements, out, &mut |piece, range, out| {
+            self.place(&piece.tensor).read(&self.weights, range, out)
         })
+    }
+
+    /// The same for as long as an executor runs `graph`: what [`exec::Executor::attach`] keeps. Tensors are
+    /// looked up here, so that reading one allocates nothing.
+    pub fn source(&self, graph: &Graph) -> ParamSource {
+        let weights = self.weights.clone();
+        let found = pieces(graph).map(|piece| (piece.tensor.clone(), self.place(&piece.tensor)));
+        let places: BTreeMap<String, Place> = found.collect();
+        Box::new(move |param, elements, out| {
+            let done = read_pieces(param, elements, out, &mut |piece, range, out| {
+                let place = places.get(&piece.tensor);
+                let unknown = || RunError::Refused(format!("{} is not of this model", piece.tensor));
+                place.ok_or_else(unknown)?.read(&weights, range, out)
+            });
+            Ok(done?)
+        })
+    }
+
+    /// Where the values of a tensor are. `check` made sure that there is such a place.
+    fn place(&self, tensor: &str) -> Place {
+        match self.find(tensor) {
+            Some(name) => Place::File(name),
+            None => Place::Memory(derived(&self.encoder, tensor).unwrap_or_default()),
+        }
+    }
+}
+
+/// Where the values of a tensor are.
+enum Place {
+    /// In the weight file, under this name.
+    File(String),
+    /// Here: they follow from the configuration.
+    Memory(Vec<f32>),
+}
+
+impl Place {
+    fn read(&self, weights: &Weights, range: Range<u64>, out: &mut [f32]) -> Result<(), RunError> {
+        match self {
+            Self::File(name) => weights.read_f32(name, range, out)?,
+            Self::Memory(values) => out.copy_from_slice(&values[range.start as usize..range.end as usize]),
+        }
+        Ok(())
     }
 }
 

@@ -6,7 +6,7 @@ use crate::{RunError, Settings, machine};
 use data::weights::{HubEnv, resolve_model};
 use graph::Bytes;
 use models::{Encoder, Output, known};
-use plan::{Dump, PlanError, Policy, Program, Search, Target, compile_with};
+use plan::{Dump, PlanError, Policy, Program, Search, Stream, Target, Weights, compile_with};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -17,6 +17,8 @@ pub struct Request {
     pub tokens: Option<u64>,
     /// The line; `None` is the target's memory, or what is free here where the target has none of its own.
     pub budget: Option<Bytes>,
+    /// Whether weights may stay in their files and be read in every step.
+    pub stream: Stream,
     /// The machine.
     pub target: Target,
 }
@@ -63,11 +65,11 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
     let encoder = encoder(model)?;
     let target = &request.target;
     let longest = request.tokens.map_or(LONGEST, |t| t.min(LONGEST));
-    let mut build = |tokens: u64| {
+    let mut build = |tokens: u64, weights: Weights| {
         let graph = encoder
             .graph(bounds(tokens, longest), &[Output::Mean])
             .map_err(|source| PlanError::Verify { after: "build", source })?;
-        let plan = compile_with(&graph, &Policy::default(), target, dump)?;
+        let plan = compile_with(&graph, &Policy { weights, ..Policy::default() }, target, dump)?;
         Ok(Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]))
     };
     let budget = match (request.budget, target.memory) {
@@ -76,10 +78,7 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
         (None, memory) => memory,
     };
     let search = Search { floor: longest, ceiling: target.saturation.max(longest), step: 128, budget };
-    match request.tokens {
-        Some(tokens) => Ok(Program::exactly(tokens, search, &mut build)?),
-        None => Ok(Program::largest_bounds(search, &mut build)?),
-    }
+    Ok(plan::fit(request.tokens, search, request.stream, &mut build)?)
 }
 
 /// The plan as JSON; the ledger sums to `peak_bytes`.
@@ -93,6 +92,7 @@ pub fn to_json(program: &Program) -> Result<Value, RunError> {
         "bounds": bounds.map(|b| json!({"tokens": b.tokens, "sequences": b.sequences, "longest": b.longest})),
         "ledger": entries,
         "peak_bytes": program.peak().0,
+        "streamed_bytes_per_step": program.streamed().0,
         "lower_bound_bytes": program.lower_bound().0,
         "peak_instruction": program.peak_at().1,
         "digest": program.digest()?,
@@ -109,6 +109,10 @@ pub fn to_text(model: &str, program: &Program) -> Result<String, RunError> {
             "a step holds up to {} tokens of {} sequences, the longest {} tokens; precision f32\n",
             b.tokens, b.sequences, b.longest
         );
+        text += &match program.streamed() {
+            Bytes::ZERO => "weights are resident\n".to_owned(),
+            streamed => format!("weights stream from disk: {streamed} per step\n"),
+        };
     }
     let (peak, bound) = (program.peak(), program.lower_bound());
     let waste = peak.saturating_sub(bound).0 as f64 / bound.0.max(1) as f64;

@@ -1,11 +1,11 @@
 //! From a request to an executor: target, bounds, program, arena. Invariant: a program is only started when
 //! its peak is within the budget; what was chosen is reported.
 
-use crate::{RunError, machine};
+use crate::{EncoderModel, RunError, machine};
 use exec::cpu::{CpuDevice, Isa};
 use exec::{Executor, Param};
 use graph::{Bounds, Bytes};
-use plan::{PlanError, Program, Search, Target};
+use plan::{Build, PlanError, Program, Search, Stream, Target};
 use serde_json::{Value, json};
 use std::ops::Range;
 
@@ -30,11 +30,19 @@ pub struct Settings {
     pub budget: Option<Bytes>,
     /// Tokens of a step: `None` is the most that fits, up to where more brings no speed.
     pub tokens: Option<u64>,
+    /// Whether weights may stay in their files and be read in every step.
+    pub stream: Stream,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { device: Device::Auto, threads: machine::cores(), budget: None, tokens: None }
+        Self {
+            device: Device::Auto,
+            threads: machine::cores(),
+            budget: None,
+            tokens: None,
+            stream: Stream::Auto,
+        }
     }
 }
 
@@ -71,23 +79,38 @@ impl Settings {
     }
 
     /// The program that `build` makes for the most tokens that fit, or for those that were asked for.
-    /// A step holds at least `longest` tokens.
+    /// A step holds at least `longest` tokens. For those whose weights can only be resident.
     pub fn fit(
         &self,
         longest: u64,
         build: &mut dyn FnMut(u64) -> Result<Program, PlanError>,
     ) -> Result<Program, RunError> {
-        let target = self.target()?;
-        let ceiling = target.saturation.max(longest);
-        let search = Search { floor: longest, ceiling, step: TOKEN_STEP, budget: self.line()? };
+        if self.stream == Stream::Always {
+            let text = "--stream-weights always: this command keeps its weights in memory";
+            return Err(RunError::Refused(text.to_owned()));
+        }
+        let search = self.search(longest)?;
         match self.tokens {
             None => Ok(Program::largest_bounds(search, build)?),
-            Some(tokens) if tokens < longest => Err(RunError::Refused(format!(
-                "--tokens {tokens} is less than the {longest} tokens that the longest sequence may have; \
-                 give --tokens {longest} or more"
-            ))),
             Some(tokens) => Ok(Program::exactly(tokens, search, build)?),
         }
+    }
+
+    /// The same for those who can attach a source of weights: where no step fits with resident weights, the
+    /// program streams them, with the most tokens that fit. See [`plan::fit`].
+    pub fn fit_streaming(&self, longest: u64, build: Build<'_>) -> Result<Program, RunError> {
+        Ok(plan::fit(self.tokens, self.search(longest)?, self.stream, build)?)
+    }
+
+    fn search(&self, longest: u64) -> Result<Search, RunError> {
+        if let Some(tokens) = self.tokens.filter(|&tokens| tokens < longest) {
+            return Err(RunError::Refused(format!(
+                "--tokens {tokens} is less than the {longest} tokens that the longest sequence may have; \
+                 give --tokens {longest} or more"
+            )));
+        }
+        let ceiling = self.target()?.saturation.max(longest);
+        Ok(Search { floor: longest, ceiling, step: TOKEN_STEP, budget: self.line()? })
     }
 
     /// The device with the program's arena.
@@ -115,9 +138,19 @@ pub(crate) fn load(
     Ok(executor.load(plan, &mut read)?)
 }
 
+/// Loads what is resident of an encoder's plan `plan`, and attaches the rest: every step reads it.
+pub(crate) fn attach(executor: &mut Executor, plan: usize, model: &EncoderModel) -> Result<(), RunError> {
+    let source = model.source(&executor.program().plans()[plan].1.graph);
+    Ok(executor.attach(plan, source)?)
+}
+
 /// The plan against the line, as a run prints it.
 pub(crate) fn memory_line(program: &Program, budget: Bytes) -> String {
     let tokens = program.plans().iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0);
     let (peak, ledger) = (program.peak(), program.ledger().line());
-    format!("memory line {budget}; planned {peak} at {tokens} tokens a step ({ledger})")
+    let line = format!("memory line {budget}; planned {peak} at {tokens} tokens a step ({ledger})");
+    match program.streamed() {
+        Bytes::ZERO => line,
+        streamed => format!("{line}; weights stream from disk: {streamed} per step"),
+    }
 }

@@ -1,12 +1,12 @@
 //! `plimsoll embed`: the flags.
 
-use super::machine::Machine;
+use super::machine::{Machine, Streaming};
 use super::voice::Voice;
 use super::{at_least_one, print};
 use crate::report;
 use clap::{Args, ValueEnum};
-use run::RunError;
 use run::embed::{Options, Pool, embed};
+use run::{RunError, Settings};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -45,6 +45,9 @@ pub struct Embed {
 
     #[command(flatten)]
     machine: Machine,
+
+    #[command(flatten)]
+    streaming: Streaming,
 
     /// Batches of input that are prepared ahead
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = prefetch, help_heading = "Machine")]
@@ -105,7 +108,7 @@ impl Embed {
             max_length: self.max_length.map(|n| n as usize),
             truncate: self.truncate,
             prefetch: self.prefetch as usize,
-            settings: self.machine.settings()?,
+            settings: Settings { stream: self.streaming.stream(), ..self.machine.settings()? },
         })
     }
 }

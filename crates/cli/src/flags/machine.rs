@@ -2,7 +2,7 @@
 
 use super::at_least_one;
 use clap::{Args, ValueEnum};
-use run::{RunError, Settings, machine};
+use run::{RunError, Settings, Stream, machine};
 
 /// Flags about the machine.
 #[derive(Debug, Args)]
@@ -27,6 +27,36 @@ pub struct Machine {
     /// Threads that compute [default: all cores this process may use]
     #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<u64>,
+}
+
+/// The flag of the commands that can do without resident weights.
+#[derive(Debug, Args)]
+pub struct Streaming {
+    /// Whether the weights are read from disk in every step, which takes little memory and more time
+    #[arg(long, value_enum, default_value_t = When::Auto, value_name = "WHEN", help_heading = "Machine")]
+    stream_weights: When,
+}
+
+/// When to stream the weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum When {
+    /// Where no step fits the memory with them
+    Auto,
+    /// Never: what does not fit with them in memory is refused
+    Never,
+    /// Always
+    Always,
+}
+
+impl Streaming {
+    /// As `run` takes it.
+    pub fn stream(&self) -> Stream {
+        match self.stream_weights {
+            When::Auto => Stream::Auto,
+            When::Never => Stream::Never,
+            When::Always => Stream::Always,
+        }
+    }
 }
 
 /// Where to compute.
@@ -65,6 +95,6 @@ impl Machine {
         let free = machine::available().free;
         let budget = self.memory_budget.as_deref().map(|text| machine::parse_budget(text, free)).transpose()?;
         let threads = self.threads.map_or_else(machine::cores, |n| n as usize);
-        Ok(Settings { device, threads, budget, tokens: self.tokens })
+        Ok(Settings { device, threads, budget, tokens: self.tokens, ..Settings::default() })
     }
 }

@@ -1,10 +1,11 @@
 //! `plimsoll plan`: the flags.
 
+use super::machine::Streaming;
 use super::{at_least_one, print};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, Command, Error, ValueEnum};
 use run::price::{self, Request};
-use run::{RunError, Target};
+use run::{RunError, Stream, Target};
 use std::ffi::OsStr;
 use std::process::ExitCode;
 
@@ -28,6 +29,9 @@ pub struct Plan {
     /// The machine, by name or as the FILE.toml that bench --calibrate wrote
     #[arg(long, default_value = "cpu", value_name = "NAME|FILE.toml", value_parser = TargetParser)]
     target: String,
+
+    #[command(flatten)]
+    streaming: Streaming,
 
     /// How to print the plan
     #[arg(long, value_enum, default_value_t = Format::Text)]
@@ -68,7 +72,7 @@ impl Plan {
     pub fn run(self) -> Result<ExitCode, RunError> {
         let target = price::target(&self.target)?;
         let budget = self.budget.as_deref().map(|text| price::parse_budget(text, &target)).transpose()?;
-        let request = Request { tokens: self.tokens, budget, target };
+        let request = Request { tokens: self.tokens, budget, stream: self.streaming.stream(), target };
         let text = match (&self.dump_after, self.format) {
             (Some(pass), _) => self.dump(pass, request)?,
             (None, Format::Text) => price::to_text(&self.model, &price::program(&self.model, &request)?)?,
@@ -81,8 +85,12 @@ impl Plan {
     /// The graph after a pass, of the plan that the other formats print.
     fn dump(&self, pass: &str, mut request: Request) -> Result<String, RunError> {
         let program = price::program(&self.model, &request)?;
-        // The search for the tokens builds graphs of other sizes too; asked for this size, there is one.
+        // The search builds graphs of other sizes and with other weights too; asked for these, there is one.
         request.tokens = program.plans().first().map(|(_, plan)| plan.graph.bounds.tokens);
+        request.stream = match program.is_streamed() {
+            true => Stream::Always,
+            false => Stream::Never,
+        };
         let (mut passes, mut text) = (vec![], None);
         price::program_with(&self.model, &request, &mut |name, graph| {
             passes.push(name);

@@ -8,4 +8,5 @@ mod messages;
 mod plans;
 mod predictions;
 mod readme;
+mod streaming;
 mod survival;

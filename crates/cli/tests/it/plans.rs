@@ -17,8 +17,16 @@ fn every_known_model_has_a_plan_on_every_target() {
             let plan =
                 plan(&folder, &["--model", model, "--target", target, "--tokens", "1024", "--budget", "1TB"]);
             let keys: Vec<&String> = plan.as_object().expect("an object").keys().collect();
-            let wanted =
-                ["bounds", "digest", "ledger", "lower_bound_bytes", "peak_bytes", "peak_instruction", "target"];
+            let wanted = [
+                "bounds",
+                "digest",
+                "ledger",
+                "lower_bound_bytes",
+                "peak_bytes",
+                "peak_instruction",
+                "streamed_bytes_per_step",
+                "target",
+            ];
             assert_eq!(keys, wanted);
             let ledger = plan["ledger"].as_object().expect("an object");
             let sum: u64 = ledger.values().filter_map(Value::as_u64).sum();

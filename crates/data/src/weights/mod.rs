@@ -218,11 +218,11 @@ impl Weights {
     }
 
     fn check_type(&self, tensor: &Tensor, matches: bool, wanted: &'static str) -> Result<(), WeightsError> {
-        let (path, name) = (self.path.clone(), tensor.name.clone());
-        match matches {
-            true => Ok(()),
-            false => Err(WeightsError::ElementType { path, tensor: name, wanted, found: tensor.dtype }),
+        if matches {
+            return Ok(());
         }
+        let (path, name) = (self.path.clone(), tensor.name.clone());
+        Err(WeightsError::ElementType { path, tensor: name, wanted, found: tensor.dtype })
     }
 
     /// Up to three names that share the last two parts of `name`: most often a prefix differs.

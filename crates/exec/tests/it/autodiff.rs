@@ -71,7 +71,8 @@ fn loss(executor: &mut Executor) -> f64 {
 
 #[test]
 fn gradients_equal_finite_differences() {
-    let train = Policy { autodiff: Some(AutodiffPolicy { outputs: vec!["y".to_owned()] }), fuse: true };
+    let train =
+        Policy { autodiff: Some(AutodiffPolicy { outputs: vec!["y".to_owned()] }), ..Policy::default() };
     let mut backward = step(&train, None);
     let params: Vec<(String, u64)> = {
         let graph = network();

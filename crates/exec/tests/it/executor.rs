@@ -1,15 +1,18 @@
 //! What the executor promises: no allocation in a step, refusals, states that survive.
 
-use crate::rig::{On, load, output, run};
+use crate::rig::{On, bare, load, output, run, stream};
 use graph::ops::{Add, Epilogue, Linear};
 use graph::{Bounds, Builder, Counts, DType, Dim, Op, VerifyError};
 use models::{Encoder, Output, known};
-use plan::{Policy, Program, Target, compile};
+use plan::{Policy, Program, Target, Weights, compile};
 use plimsoll_exec::cpu::{CpuDevice, Isa};
 use plimsoll_exec::reference::ReferenceDevice;
-use plimsoll_exec::{DeviceError, Executor};
+use plimsoll_exec::{DeviceError, Executor, Param, ParamSource};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::alloc::System;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 #[global_allocator]
@@ -29,10 +32,22 @@ fn small(model: &str) -> Result<graph::Graph, VerifyError> {
 /// still proves the claim, and it is tried until one does.
 #[test]
 fn a_step_allocates_nothing() {
-    for (model, timed) in [("esm2", false), ("esm2", true), ("dnabert_s", false)] {
+    use Weights::{Resident, Streamed};
+    for (model, timed, weights) in [
+        ("esm2", false, Resident),
+        ("esm2", true, Resident),
+        ("dnabert_s", false, Resident),
+        ("esm2", false, Streamed),
+        ("esm2", true, Streamed),
+        ("dnabert_s", false, Streamed),
+    ] {
         let graph = small(model).expect("verified");
-        let mut executor =
-            load(On::Cpu(Isa::detect(), 2), &graph, true, |_, _, out| out.fill(0.01)).expect("planned");
+        let on = On::Cpu(Isa::detect(), 2);
+        let mut executor = match weights {
+            Resident => load(on, &graph, true, |_, _, out| out.fill(0.01)),
+            Streamed => stream(on, &graph, true, constant(0.01)),
+        }
+        .expect("planned");
         let counts = Counts { tokens: 60, sequences: 2 };
         let mut times = vec![Duration::ZERO; executor.program().plans()[0].1.schedule.instrs.len()];
         let mut least = usize::MAX;
@@ -49,8 +64,72 @@ fn a_step_allocates_nothing() {
                 break;
             }
         }
-        assert_eq!(least, 0, "{model}: allocations in a step");
+        assert_eq!(least, 0, "{model}, {weights:?}: allocations in a step");
     }
+}
+
+fn constant(value: f32) -> ParamSource {
+    Box::new(move |_, _, out| {
+        out.fill(value);
+        Ok(())
+    })
+}
+
+/// What the plan says is read in a step is read in it, but for the rows that pad panels; a resident plan reads
+/// when its reader is attached, and in no step.
+#[test]
+fn a_step_reads_each_parameter_once() {
+    let graph = small("esm2").expect("verified");
+    for weights in [Weights::Resident, Weights::Streamed] {
+        let mut executor = bare(On::Reference, &graph, true, weights).expect("planned");
+        let counter = Arc::new(AtomicU64::new(0));
+        let count = counter.clone();
+        let source = move |_: &Param, range: Range<u64>, out: &mut [f32]| {
+            count.fetch_add(4 * (range.end - range.start), Ordering::Relaxed);
+            out.fill(0.01);
+            Ok(())
+        };
+        executor.attach(0, Box::new(source)).expect("attached");
+        let params = 4 * graph_params(&executor);
+        let (once, each) = match weights {
+            Weights::Resident => (params, 0),
+            Weights::Streamed => (0, params),
+        };
+        assert_eq!(counter.swap(0, Ordering::Relaxed), once, "{weights:?}");
+        assert_eq!(executor.program().streamed().0, each, "{weights:?}");
+        for _ in 0..2 {
+            executor.input_i32(0, "ids", &[5, 6]).expect("ids");
+            executor.input_i32(0, "spans", &[0, 2]).expect("spans");
+            executor.run(0, Counts { tokens: 2, sequences: 1 }).expect("a run");
+            assert_eq!(counter.swap(0, Ordering::Relaxed), each, "{weights:?}");
+        }
+    }
+}
+
+fn graph_params(executor: &Executor) -> u64 {
+    executor.program().plans()[0].1.graph.parameter_count()
+}
+
+#[test]
+fn a_parameter_that_cannot_be_read_is_named() {
+    let graph = small("esm2").expect("verified");
+    let counts = Counts { tokens: 2, sequences: 1 };
+    let mut executor = bare(On::Cpu(Isa::detect(), 2), &graph, true, Weights::Streamed).expect("planned");
+    executor.load(0, &mut |_, _, _| panic!("nothing of it is resident")).expect("loaded");
+    executor.input_i32(0, "ids", &[5, 6]).expect("ids");
+    executor.input_i32(0, "spans", &[0, 2]).expect("spans");
+    let error = executor.run(0, counts).expect_err("no reader");
+    assert!(std::error::Error::source(&error).is_some_and(|e| e.to_string().contains("no reader")), "{error}");
+    let bad = |param: &Param, _: Range<u64>, out: &mut [f32]| {
+        out.fill(0.0);
+        match param.name.contains("layer.1.LayerNorm") {
+            true => Err("the disk is gone".into()),
+            false => Ok(()),
+        }
+    };
+    executor.attach(0, Box::new(bad)).expect("attached");
+    let error = executor.run(0, counts).expect_err("an unreadable parameter");
+    assert_eq!(error.to_string(), "cannot load `encoder.layer.1.LayerNorm.weight`");
 }
 
 #[test]
@@ -116,7 +195,7 @@ fn a_bad_token_or_span_is_refused() {
 #[test]
 fn a_device_of_other_kernels_is_refused() {
     let graph = small("esm2").expect("verified");
-    let (target, plan) = On::Cpu(Isa::detect(), 2).plan(&graph, true).expect("planned");
+    let (target, plan) = On::Cpu(Isa::detect(), 2).plan(&graph, true, Weights::Resident).expect("planned");
     let program = Program::new(target, vec![("test".to_owned(), plan)], vec![]);
     let start = |device| Executor::new(device, program.clone()).map(|_| ()).expect_err("refused");
     let error = start(Box::new(CpuDevice::new(3)));

@@ -1,19 +1,21 @@
 //! The models against the answers of the reference implementations: fair-esm 2.0.0, and the DNABERT-S code in
 //! pure f32. Invariant: 1e-5 absolute in f32, on every device, in any company.
 
-use crate::rig::{On, load, output, run};
+use crate::rig::{On, load, output, run, stream};
 use data::weights::Weights;
-use graph::{Bounds, Counts};
+use graph::{Bounds, Counts, Param};
 use models::{Encoder, Output, candidates};
 use plimsoll_exec::Executor;
+use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Absolute; the goldens' values are of order 1.
 const TOLERANCE: f32 = 1e-5;
 
 struct Golden {
     encoder: Encoder,
-    weights: Weights,
+    weights: Arc<Weights>,
     answers: Weights,
 }
 
@@ -26,26 +28,41 @@ impl Golden {
         let config = std::fs::read_to_string(folder.join("config.json")).expect("a fixture");
         Self {
             encoder: Encoder::from_json(&config).expect("a known model"),
-            weights: Weights::open(&folder).expect("weights"),
+            weights: Arc::new(Weights::open(&folder).expect("weights")),
             answers: Weights::open(&folder.join("golden.safetensors")).expect("answers"),
         }
     }
 
     fn executor(&self, on: On, bounds: Bounds, outputs: &[Output], fuse: bool) -> Executor {
         let graph = self.encoder.graph(bounds, outputs).expect("verified");
-        let read = |param: &graph::Param, range: std::ops::Range<u64>, out: &mut [f32]| {
+        load(on, &graph, fuse, self.reader()).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// The same with parameters that are read in every step.
+    fn streaming(&self, on: On, bounds: Bounds, outputs: &[Output], fuse: bool) -> Executor {
+        let graph = self.encoder.graph(bounds, outputs).expect("verified");
+        let mut read = self.reader();
+        let source = Box::new(move |param: &Param, range: Range<u64>, out: &mut [f32]| {
+            read(param, range, out);
+            Ok(())
+        });
+        stream(on, &graph, fuse, source).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn reader(&self) -> impl FnMut(&Param, Range<u64>, &mut [f32]) + Send + use<> {
+        let (encoder, weights) = (self.encoder.clone(), self.weights.clone());
+        move |param, range, out| {
             let mut rows = vec![];
             for piece in &param.pieces {
-                let names = candidates(&self.encoder, &piece.tensor);
-                let name = names.iter().find(|n| self.weights.get(n).is_some()).expect("a tensor");
+                let names = candidates(&encoder, &piece.tensor);
+                let name = names.iter().find(|n| weights.get(n).is_some()).expect("a tensor");
                 let row: u64 = piece.shape.iter().skip(1).product();
                 let mut part = vec![0.0; ((piece.rows.1 - piece.rows.0) * row) as usize];
-                self.weights.read_f32(name, piece.rows.0 * row..piece.rows.1 * row, &mut part).expect("read");
+                weights.read_f32(name, piece.rows.0 * row..piece.rows.1 * row, &mut part).expect("read");
                 rows.extend(part);
             }
             out.copy_from_slice(&rows[range.start as usize..range.end as usize]);
-        };
-        load(on, &graph, fuse, read).unwrap_or_else(|e| panic!("{e}"))
+        }
     }
 
     fn integers(&self, name: &str) -> Vec<i32> {
@@ -190,5 +207,46 @@ fn bits_do_not_depend_on_threads_or_fused_instructions() {
     let one = bits(On::Cpu(isa, 1));
     for threads in [2, 3, 8] {
         assert!(one == bits(On::Cpu(isa, threads)), "{threads} threads change bits");
+    }
+}
+
+/// Every step of a streamed plan starts from NaN wherever a parameter will be.
+#[test]
+fn streamed_weights_give_the_bits_of_resident_ones() {
+    for (golden, sequences) in [esm2(), dnabert_s()] {
+        let bounds = Bounds { tokens: 2500, sequences: 20, longest: 1200 };
+        let d = golden.encoder.hidden_size() as usize;
+        for (on, fuse) in On::every_cpu().into_iter().map(|on| (on, true)).chain([(On::Reference, false)]) {
+            let outputs = [Output::Hidden, Output::Mean];
+            let mut resident = golden.executor(on, bounds, &outputs, fuse);
+            let mut streamed = golden.streaming(on, bounds, &outputs, fuse);
+            let wanted = encode(&mut resident, d, &sequences);
+            assert!(wanted.iter().all(|(hidden, mean)| hidden.iter().chain(mean).all(|x| x.is_finite())));
+            for step in 1..3 {
+                let found = encode(&mut streamed, d, &sequences);
+                assert!(found == wanted, "step {step} on {}, fuse {fuse}", on.name());
+            }
+            assert!(streamed.program().peak() < resident.program().peak());
+        }
+    }
+}
+
+/// The tied embedding is read twice in a step: as rows at its start, for the logits at its end.
+#[test]
+fn streamed_tied_weights_give_the_same_logits() {
+    let (golden, sequences) = esm2();
+    let bounds = Bounds { tokens: 1200, sequences: 1, longest: 1200 };
+    let (_, ids) = &sequences[0];
+    for on in [On::Reference, On::every_cpu()[0]] {
+        let [resident, streamed] = [Golden::executor, Golden::streaming].map(|start| {
+            let mut executor = start(&golden, on, bounds, &[Output::Logits], true);
+            let give = |e: &mut Executor| {
+                e.input_i32(0, "ids", ids).expect("ids");
+                e.input_i32(0, "spans", &[0, ids.len() as i32]).expect("spans");
+            };
+            run(&mut executor, give, Counts { tokens: ids.len() as u64, sequences: 1 });
+            output(&mut executor, "logits", ids.len() * 33)
+        });
+        assert!(resident == streamed, "{}", on.name());
     }
 }

@@ -2,10 +2,10 @@
 //! on a poisoned arena.
 
 use graph::{Counts, Graph, Param};
-use plan::{Plan, PlanError, Policy, Program, Target, compile};
+use plan::{Plan, PlanError, Policy, Program, Target, Weights, compile};
 use plimsoll_exec::cpu::{CpuDevice, Isa};
 use plimsoll_exec::reference::ReferenceDevice;
-use plimsoll_exec::{Device, Executor};
+use plimsoll_exec::{Device, Executor, ParamSource};
 use std::ops::Range;
 
 /// What a test runs on.
@@ -32,12 +32,12 @@ impl On {
     }
 
     /// The plan of a graph.
-    pub fn plan(self, graph: &Graph, fuse: bool) -> Result<(Target, Plan), PlanError> {
+    pub fn plan(self, graph: &Graph, fuse: bool, weights: Weights) -> Result<(Target, Plan), PlanError> {
         let target = match self {
             Self::Reference => Target::named("null")?,
             Self::Cpu(_, threads) => Target::named("cpu")?.with_units(threads as u64),
         };
-        let policy = Policy { fuse, ..Policy::default() };
+        let policy = Policy { fuse, weights, ..Policy::default() };
         let plan = compile(graph, &policy, &target)?;
         Ok((target, plan))
     }
@@ -59,14 +59,26 @@ pub fn load(
     fuse: bool,
     mut read: impl FnMut(&Param, Range<u64>, &mut [f32]),
 ) -> Result<Executor, PlanError> {
-    let (target, plan) = on.plan(graph, fuse)?;
-    let mut executor = on.executor(Program::new(target, vec![("test".to_owned(), plan)], vec![]));
+    let mut executor = bare(on, graph, fuse, Weights::Resident)?;
     let mut read = |p: &Param, range: Range<u64>, out: &mut [f32]| {
         read(p, range, out);
         Ok(())
     };
     executor.load(0, &mut read).unwrap_or_else(|e| panic!("{e}"));
     Ok(executor)
+}
+
+/// An executor of one graph that reads its parameters in every step.
+pub fn stream(on: On, graph: &Graph, fuse: bool, source: ParamSource) -> Result<Executor, PlanError> {
+    let mut executor = bare(on, graph, fuse, Weights::Streamed)?;
+    executor.attach(0, source).unwrap_or_else(|e| panic!("{e}"));
+    Ok(executor)
+}
+
+/// An executor of one graph without parameters.
+pub fn bare(on: On, graph: &Graph, fuse: bool, weights: Weights) -> Result<Executor, PlanError> {
+    let (target, plan) = on.plan(graph, fuse, weights)?;
+    Ok(on.executor(Program::new(target, vec![("test".to_owned(), plan)], vec![])))
 }
 
 /// Runs a step on a freshly poisoned arena.

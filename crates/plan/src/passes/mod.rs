@@ -4,8 +4,11 @@ mod autodiff;
 mod dce;
 mod fuse;
 mod layout;
+mod stream;
 
 pub use autodiff::autodiff;
 pub use dce::dce;
 pub use fuse::fuse;
 pub use layout::layout;
+pub use stream::stream;
+pub(crate) use stream::streamed;

@@ -3,7 +3,7 @@
 use graph::ops::{Attention, Bias, Mask, Qkv};
 use graph::{Bounds, Builder, DType, Dim, Graph, Op, ValueId};
 use models::{Encoder, Output};
-use plimsoll_plan::{AutodiffPolicy, Plan, Policy, Target, compile};
+use plimsoll_plan::{AutodiffPolicy, Plan, Policy, Target, Weights, compile};
 
 pub const MEAN: &[Output] = &[Output::Mean];
 
@@ -22,6 +22,12 @@ pub fn target(name: &str) -> Target {
 
 pub fn plan(graph: &Graph, target: &Target) -> Plan {
     compile(graph, &Policy::default(), target).unwrap_or_else(|e| panic!("{e:?}"))
+}
+
+/// The same with weights that are read in every step.
+pub fn streamed_plan(graph: &Graph, target: &Target) -> Plan {
+    let policy = Policy { weights: Weights::Streamed, ..Policy::default() };
+    compile(graph, &policy, target).unwrap_or_else(|e| panic!("{e:?}"))
 }
 
 pub fn model(id: &str, tokens: u64, outputs: &[Output], target_name: &str) -> Plan {

@@ -60,6 +60,28 @@ fn dce() {
     golden("dce", &before, &passes::dce(&before));
 }
 
+/// A norm and a linear whose parameters have two readers each: the second reads copies. What is an output too
+/// keeps all of its readers, and so does what one node reads twice.
+#[test]
+fn stream() {
+    let mut g = Builder::new(bounds(64));
+    let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(8)], DType::F32);
+    let mut h = x;
+    for _ in 0..2 {
+        h = g.layer_norm(h, "norm", 1e-5);
+        h = g.linear(h, "fc", 8, true);
+    }
+    let (kept, twice) = (g.param("kept", &[4, 8]), g.param("twice", &[4, 8]));
+    let (a, b) = (g.gelu(kept), g.add(twice, twice));
+    let sum = g.add(a, b);
+    let sum = g.add(sum, kept);
+    for (name, v) in [("y", h), ("kept", kept), ("sum", sum)] {
+        g.output(name, v);
+    }
+    let before = g.finish().expect("verified");
+    golden("stream", &before, &passes::stream(&before));
+}
+
 /// The tied embedding stays in rows for the lookup and has a packed copy for the logits.
 #[test]
 fn layout() {

@@ -9,5 +9,6 @@ mod known;
 mod oracle;
 mod random;
 mod search;
+mod streaming;
 mod symbolic;
 mod targets;

@@ -18,13 +18,23 @@ pub fn fault(p: &Plan) -> Option<String> {
     let mut lives = vec![];
     for (v, value) in p.graph.values() {
         let Some(slice) = p.memory.slice(v) else { return Some(format!("{v} has no slice")) };
-        let survives = matches!(value.spec.role, Role::Param(_) | Role::State);
+        let loaded = loads(p, v) > 0;
+        if loaded && !matches!(value.spec.role, Role::Param(_)) {
+            return Some(format!("{v} is no parameter"));
+        }
+        if loaded && p.graph.updates.iter().any(|(state, _)| *state == v) {
+            return Some(format!("{v} is loaded and updated"));
+        }
+        let survives = matches!(value.spec.role, Role::Param(_) | Role::State) && !loaded;
         let region = if survives { Region::Persistent } else { Region::Transient };
         let room = if survives { p.memory.persistent } else { p.memory.transient };
         if slice.region != region || slice.end() > room.0 || slice.bytes != value.spec.bytes(&p.graph.bounds) {
             return Some(format!("{v} lies at {slice:?}"));
         }
         let (birth, death) = if survives { (0, usize::MAX) } else { life(p, v) };
+        if loaded && first_read(p, v) < birth {
+            return Some(format!("{v} is read before it is loaded"));
+        }
         lives.push(Life { v, slice, birth, death });
     }
     for (i, a) in lives.iter().enumerate() {
@@ -33,6 +43,20 @@ pub fn fault(p: &Plan) -> Option<String> {
         }
     }
     scratch(p, &lives)
+}
+
+fn loads(p: &Plan, v: ValueId) -> usize {
+    p.schedule.loads().filter(|&loaded| loaded == v).count()
+}
+
+/// The instant of the first instruction that reads a value.
+fn first_read(p: &Plan, v: ValueId) -> usize {
+    let reads = |instr: &Instr| match *instr {
+        Instr::Launch(id) => p.graph.node(id).inputs.contains(&v),
+        Instr::Copy { from, .. } => from == v,
+        Instr::Load(_) => false,
+    };
+    p.schedule.instrs.iter().position(reads).map_or(usize::MAX, |i| i + 1)
 }
 
 fn life(p: &Plan, v: ValueId) -> (usize, usize) {
@@ -49,7 +73,8 @@ fn life(p: &Plan, v: ValueId) -> (usize, usize) {
                 }
             }
             Instr::Copy { from, .. } if from == v => death = i + 1,
-            Instr::Copy { .. } => {}
+            Instr::Load(loaded) if loaded == v => birth = i + 1,
+            Instr::Load(_) | Instr::Copy { .. } => {}
         }
     }
     if p.graph.outputs.iter().any(|(_, o)| *o == v) {

@@ -4,7 +4,7 @@ use crate::cases::{attention, bounds, target};
 use crate::{oracle, symbolic};
 use graph::ops::{BatchNorm, Concat, Glu, Relu, SegmentMean, SelectRows, Softmax};
 use graph::{Builder, DType, Dim, Graph, Op, ValueId, VerifyError};
-use plimsoll_plan::{Plan, Policy, Program, check, compile};
+use plimsoll_plan::{Plan, Policy, Program, Weights, check, compile};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 
@@ -134,8 +134,8 @@ fn program(plan: Plan, target_name: &str) -> Program {
     Program::new(target(target_name), vec![("random".to_owned(), plan)], vec![])
 }
 
-fn holds(graph: &Graph, fuse: bool, target_name: &str) -> Plan {
-    let policy = Policy { fuse, ..Policy::default() };
+fn holds(graph: &Graph, fuse: bool, weights: Weights, target_name: &str) -> Plan {
+    let policy = Policy { fuse, weights, ..Policy::default() };
     let compiled =
         || compile(graph, &policy, &target(target_name)).unwrap_or_else(|e| panic!("{e:?}\n{graph}"));
     let plan = compiled();
@@ -161,7 +161,9 @@ fn random_graphs_compile() {
             return Ok(());
         };
         for target_name in ["null", "cpu"] {
-            let plans = [true, false].map(|fuse| holds(&graph, fuse, target_name));
+            let resident = [true, false].map(|fuse| holds(&graph, fuse, Weights::Resident, target_name));
+            let streamed = [true, false].map(|fuse| holds(&graph, fuse, Weights::Streamed, target_name));
+            let plans = [resident, streamed].concat();
             fused += usize::from(plans[0].graph.nodes.len() < plans[1].graph.nodes.len());
             for plan in &plans {
                 let (before, after) = (symbolic::meaning(&graph), symbolic::meaning(&plan.graph));

@@ -61,8 +61,16 @@ fn rates(settings: &Settings, repeats: usize) -> Result<Rates, RunError> {
         seconds += product.seconds(repeats)?;
     }
     let f32 = flops / seconds;
+    // Not measured: where weights will lie is not known here.
+    let storage = settings.target()?.rates.storage;
     // There are no bf16 kernels yet, so a bf16 product is the f32 one.
-    Ok(Rates { f32, bf16: f32, memory: copy_rate(settings, repeats)?, launch: launch(settings, repeats)? })
+    Ok(Rates {
+        f32,
+        bf16: f32,
+        memory: copy_rate(settings, repeats)?,
+        launch: launch(settings, repeats)?,
+        storage,
+    })
 }
 
 /// Bytes per second, read and written, of a copy on all threads.
@@ -126,13 +134,14 @@ fn text(path: &Path, cpu: &Target, rates: Rates) -> Result<String, RunError> {
     let (name, about) = (quoted(&name), quoted(&about));
     let Target { space, memory, alignment, units, saturation, .. } = cpu;
     let (space, memory) = (quoted(space), memory.0);
-    let Rates { f32, bf16, memory: bandwidth, launch } = rates;
+    let Rates { f32, bf16, memory: bandwidth, launch, storage } = rates;
     Ok(format!(
         "# Written by `plimsoll bench --calibrate`; `plimsoll plan --target` reads it.\n\
          name = {name}\nabout = {about}\nspace = {space}\nmemory = {memory}\nalignment = {alignment}\n\
          units = {units}\nsaturation = {saturation}\nkernels_of = \"cpu\"\n\n\
          # Operations, bytes and seconds. There are no bf16 kernels yet: their rate is that of f32.\n\
-         [rates]\nf32 = {f32:.3e}\nbf16 = {bf16:.3e}\nmemory = {bandwidth:.3e}\nlaunch = {launch:.3e}\n"
+         [rates]\nf32 = {f32:.3e}\nbf16 = {bf16:.3e}\nmemory = {bandwidth:.3e}\nlaunch = {launch:.3e}\n\
+         # Not measured: of a SATA III SSD; where weights lie is not the target's to know.\nstorage = {storage:.3e}\n"
     ))
 }
 
@@ -145,7 +154,7 @@ fn quoted(text: &str) -> String {
 impl Calibration {
     /// The same as JSON.
     pub fn to_json(&self) -> Value {
-        let Rates { f32, bf16, memory, launch } = self.target.rates;
+        let Rates { f32, bf16, memory, launch, .. } = self.target.rates;
         json!({
             "target": self.path.display().to_string(),
             "about": self.target.about,
@@ -173,7 +182,7 @@ mod tests {
     #[test]
     fn the_file_can_be_planned_with() {
         let cpu = Target::named("cpu").expect("read").with_units(7);
-        let rates = Rates { f32: 1.25e11, bf16: 2e12, memory: 3.5e10, launch: 4e-6 };
+        let rates = Rates { f32: 1.25e11, bf16: 2e12, memory: 3.5e10, launch: 4e-6, storage: 2.5e9 };
         for stem in ["here", "odd \"name\\"] {
             let path = PathBuf::from(format!("{stem}.toml"));
             let text = text(&path, &cpu, rates).expect("text");

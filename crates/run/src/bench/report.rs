@@ -279,6 +279,7 @@ fn kind(graph: &Graph, instr: Instr) -> (&'static str, String, String, bool) {
             };
             (op, any_layer(label, node.layer), shape(graph, node), product)
         }
+        Instr::Load(v) => ("load", String::new(), graph.spec(v).to_string(), false),
         Instr::Copy { to, .. } => ("copy", String::new(), graph.spec(to).to_string(), false),
     }
 }

@@ -196,6 +196,7 @@ impl Subject {
                 let cost = node.op.rules().cost(&ins, &outs, &graph.bounds, counts);
                 (cost.flops as f64, cost.bytes as f64)
             }
+            Instr::Load(v) => (0.0, graph.spec(v).bytes_at(counts).0 as f64),
             Instr::Copy { from, .. } => (0.0, 2.0 * graph.spec(from).bytes_at(counts).0 as f64),
         };
         let add = |sum: (f64, f64), one: (f64, f64)| (sum.0 + one.0, sum.1 + one.1);

@@ -10,7 +10,7 @@ mod engine;
 mod front;
 mod output;
 
-use crate::session::{bounds, load, memory_line};
+use crate::session::{attach, bounds, memory_line};
 use crate::{EncoderModel, Level, Observer, Progress, RunError, Settings};
 use data::sequence::Reader;
 use data::weights::HubEnv;
@@ -144,7 +144,7 @@ pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<Report, R
     let (mut executor, memory_line) = plan(options, &model.encoder, longest)?;
     observer.say(Level::Info, &memory_line);
     observer.say(Level::Detail, &executor.device().name());
-    load(&mut executor, 0, |p, range, out| model.read(p, range, out))?;
+    attach(&mut executor, 0, &model)?;
 
     let front = Front::open(&options.inputs, model.tokenizer.clone(), limits)?;
     let mut engine = Engine::new(executor, &model.encoder, options.pool, sink);
@@ -211,13 +211,14 @@ fn plan(options: &Options, encoder: &Encoder, longest: Option<u64>) -> Result<(E
     let settings = Settings { budget: Some(budget), ..options.settings.clone() };
     let target = settings.target()?;
     let output = options.pool.output();
-    let program = settings.fit(longest.unwrap_or(SHORTEST).max(SHORTEST), &mut |tokens| {
-        let bounds = bounds(tokens, longest.map_or(tokens, |l| l.max(SHORTEST)));
-        let graph = encoder.graph(bounds, &[output]);
-        let graph = graph.map_err(|source| PlanError::Verify { after: "build", source })?;
-        let plan = compile(&graph, &Policy::default(), &target)?;
-        Ok(Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]))
-    })?;
+    let program =
+        settings.fit_streaming(longest.unwrap_or(SHORTEST).max(SHORTEST), &mut |tokens, weights| {
+            let bounds = bounds(tokens, longest.map_or(tokens, |l| l.max(SHORTEST)));
+            let graph = encoder.graph(bounds, &[output]);
+            let graph = graph.map_err(|source| PlanError::Verify { after: "build", source })?;
+            let plan = compile(&graph, &Policy { weights, ..Policy::default() }, &target)?;
+            Ok(Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]))
+        })?;
     let line = memory_line(&program, budget);
     Ok((settings.start(program)?, line))
 }

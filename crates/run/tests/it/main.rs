@@ -4,3 +4,4 @@
 mod predict;
 mod resume;
 mod rig;
+mod streaming;

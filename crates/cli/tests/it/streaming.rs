@@ -1,0 +1,104 @@
+//! `--stream-weights`: below the size of the weights a command still works, and says what that takes.
+
+use crate::harness::{Folder, golden};
+use data::weights::{StoredAs, TensorData, Weights, write_safetensors};
+use serde_json::Value;
+use std::path::Path;
+
+/// Layers of the deep model: its weights are larger than the arena of any of its streamed steps here.
+const LAYERS: u64 = 64;
+
+const PROTEINS: &str = ">a\nMKVLATGSER\n>b\nLAGVSERTIDPKQNFYMHWC\n>c\nMK\n";
+
+/// The golden ESM-2 with its first layer as often as that.
+fn deep(folder: &Folder) {
+    let config = String::from_utf8(std::fs::read(golden("esm2/config.json")).expect("golden")).expect("text");
+    let layers = "\"num_hidden_layers\": 2";
+    assert!(config.contains(layers), "{config}");
+    folder.write("deep/config.json", config.replace(layers, &format!("\"num_hidden_layers\": {LAYERS}")));
+    let weights = Weights::open(Path::new(&golden("esm2"))).expect("golden");
+    let mut tensors: Vec<(String, &[u64], Vec<f32>)> = vec![];
+    for tensor in weights.tensors().filter(|tensor| tensor.dtype().is_float()) {
+        let mut data = vec![0.0; tensor.elements() as usize];
+        weights.read_f32(tensor.name(), 0..tensor.elements(), &mut data).expect("floats");
+        match tensor.name().split_once(".layer.0.") {
+            Some((before, after)) => {
+                let name = |i| (format!("{before}.layer.{i}.{after}"), tensor.shape(), data.clone());
+                tensors.extend((0..LAYERS).map(name));
+            }
+            None if tensor.name().contains(".layer.") => {}
+            None => tensors.push((tensor.name().to_owned(), tensor.shape(), data)),
+        }
+    }
+    let data: Vec<TensorData<'_>> =
+        tensors.iter().map(|(name, shape, data)| TensorData { name, shape, data }).collect();
+    write_safetensors(&folder.path("deep/model.safetensors"), &data, &Default::default(), StoredAs::F32)
+        .expect("written");
+}
+
+const EMBED: [&str; 9] = ["embed", "--model", "deep", "p.faa", "-o", "e.npy", "--force", "--threads", "1"];
+
+/// From the weights' size down to the least that the bill names, with the same bits; a byte below is refused.
+#[test]
+fn embeddings_in_less_memory_than_the_weights() {
+    let folder = Folder::new("streaming");
+    deep(&folder);
+    folder.write("p.faa", PROTEINS);
+    let run = |words: &[&str], code| {
+        let ran = folder.run(&[&EMBED, words].concat());
+        ran.ended(code).stderr()
+    };
+    let said = run(&[], 0);
+    assert!(!said.contains("stream"), "{said}");
+    let wanted = folder.read("e.npy");
+
+    let refused = run(&["--memory-budget", "1kB"], 4);
+    let least = refused.split("--memory-budget ").nth(1).and_then(|text| text.split(' ').next());
+    let least: u64 = least.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{refused}"));
+    let size = folder.read("deep/model.safetensors").len() as u64;
+    assert!(least < size, "the test wants a model larger than its step: {least} B, not {size} B");
+    for budget in [size, least] {
+        let said = run(&["--memory-budget", &budget.to_string()], 0);
+        assert!(said.contains("; weights stream from disk: ") && said.contains(" per step"), "{said}");
+        assert!(folder.read("e.npy") == wanted, "{budget} B");
+    }
+    let below = run(&["--memory-budget", &(least - 1).to_string()], 4);
+    assert!(below.contains("short by 1 B") && below.contains(&format!("--memory-budget {least}")), "{below}");
+
+    // Refused where it may not stream, with the way out; and streamed with memory enough.
+    let refused = run(&["--memory-budget", &size.to_string(), "--stream-weights", "never"], 4);
+    assert!(refused.contains("what fits, cheapest first:  --stream-weights always  saves "), "{refused}");
+    let said = run(&["--stream-weights", "always"], 0);
+    assert!(said.contains("weights stream from disk"), "{said}");
+    assert!(folder.read("e.npy") == wanted);
+}
+
+fn plan(folder: &Folder, words: &[&str]) -> Value {
+    let model = ["plan", "--model", "facebook/esm2_t36_3B_UR50D", "--format", "json"];
+    serde_json::from_str(&folder.run(&[&model, words].concat()).ended(0).stdout()).expect("JSON")
+}
+
+#[test]
+fn plans_say_what_streams() {
+    let folder = Folder::new("streaming_plans");
+    let resident = plan(&folder, &["--budget", "20GB", "--tokens", "4096"]);
+    assert_eq!(resident["streamed_bytes_per_step"], 0);
+    let always = ["--budget", "20GB", "--tokens", "4096", "--stream-weights", "always"];
+    let streamed = plan(&folder, &always);
+    assert_eq!(streamed["streamed_bytes_per_step"], resident["ledger"]["params"]);
+    assert!(streamed["ledger"]["streamed params"].as_u64() > Some(0), "{streamed}");
+    assert_ne!(streamed["digest"], resident["digest"]);
+
+    // In 2 GB no step is resident, and a streamed one is as large as fits.
+    let tokens = |plan: &Value| plan["bounds"]["tokens"].as_u64();
+    let small = plan(&folder, &["--budget", "2GB"]);
+    assert!(small["streamed_bytes_per_step"].as_u64() > Some(0) && tokens(&small) > Some(16384), "{small}");
+    let smaller = plan(&folder, &["--budget", "500MB"]);
+    assert!(tokens(&smaller) > Some(1024) && tokens(&smaller) < tokens(&small), "{smaller}");
+
+    let words = ["plan", "--model", "facebook/esm2_t36_3B_UR50D", "--target", "4090", "--budget", "2GB"];
+    folder.run(&words).ended(0).matches("plan_3b_streamed");
+    folder.run(&[&words[..], &["--stream-weights", "never"]].concat()).ended(4).matches("plan_3b_never");
+    let dump = folder.run(&[&words[..], &["--dump-after", "stream"]].concat());
+    assert!(dump.ended(0).stdout().starts_with("graph T <= "), "{}", dump.stdout());
+}

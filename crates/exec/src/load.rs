@@ -1,0 +1,160 @@
+//! Parameters on their way from their file into the arena, in the layout that the kernels stream. Invariant: the
+//! same bytes whether a parameter is loaded once or in every step, and loading allocates nothing.
+
+use crate::device::{Device, DeviceError};
+use graph::{DType, Layout, Param, TensorSpec};
+use plan::{Plan, Program};
+use std::error::Error;
+use std::ops::Range;
+
+/// Elements of a row-major parameter that are read at once.
+const CHUNK: u64 = 1 << 18;
+
+/// Why elements could not be read.
+pub type ReadError = Box<dyn Error + Send + Sync>;
+
+/// Reads `elements` of a parameter, C order over its pieces put under each other, as f32.
+pub type ReadParam<'a> = &'a mut dyn FnMut(&Param, Range<u64>, &mut [f32]) -> Result<(), ReadError>;
+
+/// The same for as long as an executor runs. It should allocate nothing: it is called in every step.
+pub type ParamSource = Box<dyn FnMut(&Param, Range<u64>, &mut [f32]) -> Result<(), ReadError> + Send>;
+
+/// A parameter and its place.
+pub(crate) struct Weight {
+    at: u64,
+    param: Param,
+    shape: Shape,
+}
+
+/// How its elements lie there.
+#[derive(Clone, Copy)]
+enum Shape {
+    Rows {
+        elements: u64,
+    },
+    /// (n, k) in panels of `width` rows.
+    Panels {
+        width: u64,
+        n: u64,
+        k: u64,
+    },
+}
+
+/// What a parameter passes through: the only copies beside the arena.
+#[derive(Default)]
+pub(crate) struct Buffers {
+    rows: Vec<f32>,
+    panel: Vec<f32>,
+}
+
+/// Where a streamed plan's parameters come from.
+pub(crate) struct Source {
+    pub(crate) read: ParamSource,
+    pub(crate) buffers: Buffers,
+}
+
+impl Weight {
+    /// The parameters of a plan that are loaded once, before its first step.
+    pub(crate) fn resident(program: &Program, plan: usize) -> impl Iterator<Item = Self> {
+        let p = &program.plans()[plan].1;
+        let persistent = move |v| p.memory.slice(v).is_some_and(|s| s.region == plan::Region::Persistent);
+        let values = p.graph.param_values().map(|(v, ..)| v).filter(move |&v| persistent(v));
+        values.filter_map(move |v| Self::of(program, plan, v))
+    }
+
+    /// The parameter of a value.
+    pub(crate) fn of(program: &Program, plan: usize, v: graph::ValueId) -> Option<Self> {
+        let p: &Plan = &program.plans()[plan].1;
+        let (.., param) = p.graph.param_values().find(|(value, ..)| *value == v)?;
+        let slice = p.memory.slice(v)?;
+        let shape = Shape::of(p.graph.spec(v), p);
+        Some(Self { at: program.address(plan, slice), param: param.clone(), shape })
+    }
+
+    /// Reads it into the arena.
+    pub(crate) fn load(
+        &self,
+        device: &mut dyn Device,
+        buffers: &mut Buffers,
+        read: ReadParam<'_>,
+    ) -> Result<(), DeviceError> {
+        let fail = |source| DeviceError::Load { param: self.param.name.clone(), source };
+        let mut read = |range: Range<u64>, out: &mut [f32]| read(&self.param, range, out).map_err(fail);
+        match self.shape {
+            Shape::Rows { elements } => load_rows(device, self.at, elements, &mut buffers.rows, &mut read),
+            Shape::Panels { width, n, k } => {
+                for first in (0..n).step_by(width as usize) {
+                    let rows = &mut buffers.rows[..(width * k) as usize];
+                    let (there, beyond) = rows.split_at_mut(((n - first).min(width) * k) as usize);
+                    read(first * k..first * k + there.len() as u64, there)?;
+                    beyond.fill(0.0);
+                    let panel = &mut buffers.panel[..rows.len()];
+                    transpose(rows, k as usize, panel, width as usize);
+                    device.upload(self.at + first * k * DType::F32.size(), bytemuck::cast_slice(panel))?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The error of a step that finds no reader.
+    pub(crate) fn unattached(&self) -> DeviceError {
+        let why = "the plan streams it, and no reader was attached to the plan";
+        DeviceError::Load { param: self.param.name.clone(), source: why.into() }
+    }
+}
+
+impl Shape {
+    fn of(spec: &TensorSpec, plan: &Plan) -> Self {
+        let full = plan.graph.bounds.full();
+        match spec.layout {
+            Layout::RowMajor => Self::Rows { elements: spec.elements_at(full) },
+            Layout::Panels { width } => {
+                Self::Panels { width: u64::from(width), n: spec.rows(full), k: spec.row_elements() }
+            }
+        }
+    }
+}
+
+impl Buffers {
+    /// Large enough for each of these.
+    pub(crate) fn of<'a>(weights: impl Iterator<Item = &'a Weight>) -> Self {
+        let (mut rows, mut panel) = (0, 0);
+        for weight in weights {
+            match weight.shape {
+                Shape::Rows { elements } => rows = rows.max(elements.min(CHUNK)),
+                Shape::Panels { width, k, .. } => {
+                    rows = rows.max(width * k);
+                    panel = panel.max(width * k);
+                }
+            }
+        }
+        Self { rows: vec![0.0; rows as usize], panel: vec![0.0; panel as usize] }
+    }
+}
+
+type ReadElements<'a> = &'a mut dyn FnMut(Range<u64>, &mut [f32]) -> Result<(), DeviceError>;
+
+fn load_rows(
+    device: &mut dyn Device,
+    at: u64,
+    elements: u64,
+    buffer: &mut [f32],
+    read: ReadElements<'_>,
+) -> Result<(), DeviceError> {
+    for first in (0..elements).step_by(CHUNK as usize) {
+        let part = &mut buffer[..(elements - first).min(CHUNK) as usize];
+        read(first..first + part.len() as u64, part)?;
+        device.upload(at + first * DType::F32.size(), bytemuck::cast_slice(part))?;
+    }
+    Ok(())
+}
+
+/// `width` rows of `k` elements become `k` rows of `width`.
+fn transpose(rows: &[f32], k: usize, panel: &mut [f32], width: usize) {
+    for (j, column) in panel.chunks_exact_mut(width).enumerate() {
+        for (r, x) in column.iter_mut().enumerate() {
+            *x = rows[r * k + j];
+        }
+    }
+}
