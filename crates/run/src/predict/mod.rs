@@ -123,6 +123,9 @@ fn predict_one(options: &Options, warm: &mut Warm, observer: &mut dyn Observer) 
     if let Some(report) = already_there(options, &opened, inputs.as_deref(), keys.as_ref())? {
         return Ok(report);
     }
+    if options.force {
+        resume::remove(&options.output_dir)?;
+    }
     tracker.track("opened");
     let shape = shape(&opened, options);
     let run = Run { options, opened: &opened, shape: &shape, budget: options.settings.line()?, keys, inputs };

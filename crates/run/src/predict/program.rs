@@ -5,7 +5,7 @@ use super::stage::Stage;
 use crate::session::bounds;
 use graph::{Bounds, Bytes};
 use models::{Encoder, HeadConfig, Output, mlp_head};
-use plan::{PlanError, Policy, Program, Staging, Target, compile};
+use plan::{PlanError, Policy, Program, Staging, Target, Weights, compile};
 
 /// The parts of the work: both encoders and the head, in this order where there is one of each.
 pub(crate) const DNA: usize = 0;
@@ -48,12 +48,20 @@ impl Shape {
         SLOTS_PER_SEQUENCE * bounds(tokens, self.longest_dna()).sequences.max(64)
     }
 
-    /// The program of a stage for steps of `tokens`.
-    pub(crate) fn program(&self, target: &Target, stage: Stage, tokens: u64) -> Result<Program, PlanError> {
-        let plan = |graph: Result<graph::Graph, graph::VerifyError>| {
+    /// The program of a stage for steps of `tokens`, with the encoders' weights where `weights` says. The head's
+    /// are always there.
+    pub(crate) fn program(
+        &self,
+        target: &Target,
+        stage: Stage,
+        tokens: u64,
+        weights: Weights,
+    ) -> Result<Program, PlanError> {
+        let plan_with = |graph: Result<graph::Graph, graph::VerifyError>, weights: Weights| {
             let graph = graph.map_err(|source| PlanError::Verify { after: "build", source })?;
-            compile(&graph, &Policy::default(), target)
+            compile(&graph, &Policy { weights, ..Policy::default() }, target)
         };
+        let plan = |graph| plan_with(graph, weights);
         let (mut plans, mut staging) = (vec![], vec![]);
         let mut add = |part: usize, plan| plans.push((PLANS[part].to_owned(), plan));
         if stage.runs(DNA) {
@@ -64,7 +72,7 @@ impl Shape {
         }
         if stage.scores() {
             let rows = Bounds { tokens: 1, sequences: HEAD_ROWS, longest: 1 };
-            add(HEAD, plan(mlp_head(&self.head, rows))?);
+            add(HEAD, plan_with(mlp_head(&self.head, rows), Weights::Resident)?);
         }
         let mut wait = |label: &str, width: u64| {
             let bytes = Bytes(self.slots(tokens) * width * 4);

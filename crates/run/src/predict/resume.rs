@@ -20,7 +20,6 @@ pub(crate) const EMBEDDINGS: &str = "nucleotide.journal";
 pub(crate) struct Keys {
     dir: PathBuf,
     key: Value,
-    force: bool,
     every: std::time::Duration,
     watch: Watch,
 }
@@ -49,8 +48,8 @@ impl Keys {
             // Results of another run that were there may be replaced.
             "replaces": options.force,
         });
-        let (dir, force, every) = (options.output_dir.clone(), options.force, options.commit_every);
-        Ok(Self { dir, key, force, every, watch })
+        let (dir, every) = (options.output_dir.clone(), options.commit_every);
+        Ok(Self { dir, key, every, watch })
     }
 
     /// Whether a run that was told to replace what is in the folder was broken, and this is the same.
@@ -68,13 +67,11 @@ impl Keys {
         width: usize,
         observer: &mut dyn Observer,
     ) -> Result<Opening, RunError> {
-        let (name, what) = match stage {
-            Stage::Whole | Stage::Protein => (RESULTS, "windows are finished"),
-            Stage::Nucleotide => (EMBEDDINGS, "windows are through the nucleotide encoder"),
+        let (path, what) = match stage {
+            Stage::Whole | Stage::Protein => (self.dir.join(RESULTS), "windows are finished"),
+            Stage::Nucleotide => (self.dir.join(EMBEDDINGS), "windows are through the nucleotide encoder"),
         };
-        let path = self.dir.join(name);
-        let blocks = if self.force { None } else { open(&path)? };
-        let Some(blocks) = blocks else {
+        let Some(blocks) = open(&path)? else {
             let journal = Journal::create(&path, self.key.to_string().as_bytes())?;
             let keeper = Some(Keeper::new(journal, self.watch.clone(), self.every, 0));
             return Ok(Opening { shelf: Shelf::default(), keeper });
@@ -89,6 +86,15 @@ impl Keys {
         }
         let keeper = journal.map(|journal| Keeper::new(journal, self.watch.clone(), self.every, count));
         Ok(Opening { shelf, keeper })
+    }
+
+    /// The nucleotide embeddings that a stage of this run has left, all of them.
+    pub(crate) fn embeddings(&self, width: usize) -> Result<Shelf, RunError> {
+        let path = self.dir.join(EMBEDDINGS);
+        let Some(blocks) = open(&path)? else { return Ok(Shelf::default()) };
+        same_run(&path, blocks.key(), &self.key)?;
+        let looked = Looked::through(&path, blocks, width).map_err(unusable)?;
+        Shelf::of([(path.as_path(), looked.coverage)], width)
     }
 
     /// The results of all shards, whose folders are named; each must be complete, and of this run.

@@ -13,12 +13,12 @@ use super::resume::{self, Keys, Opening};
 use super::stage::Stage;
 use super::{Opened, Options, Report, Warm};
 use crate::machine::{Tracker, resident};
-use crate::session::{load, memory_line};
+use crate::session::{attach, load, memory_line};
 use crate::{Level, Observer, RunError, Settings, price};
 use data::pack::Fill;
 use data::sequence::Input;
 use graph::Bytes;
-use plan::{PlanError, Program};
+use plan::{PlanError, Program, Stream};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -72,11 +72,9 @@ impl Run<'_> {
         if self.options.shard.is_some() && keeper.is_none() {
             return Ok(self.shard(&Totals::default(), start, true));
         }
-        let nucleotides = match last {
-            Stage::Protein => {
-                Some(self.journal(Stage::Nucleotide, self.shape.head.dna as usize, observer)?.shelf)
-            }
-            Stage::Whole | Stage::Nucleotide => None,
+        let nucleotides = match (last, &self.keys) {
+            (Stage::Protein, Some(keys)) => Some(keys.embeddings(self.shape.head.dna as usize)?),
+            (Stage::Whole | Stage::Nucleotide | Stage::Protein, _) => None,
         };
         let memory_line = memory_line(&program, self.budget);
         let compute = Some(self.compute(last, program, warm, observer)?);
@@ -151,19 +149,22 @@ impl Run<'_> {
         // The line was read once: what is free changes from moment to moment.
         let settings = Settings { budget: Some(self.budget), ..self.options.settings.clone() };
         let target = settings.target()?;
-        let fit = |stage: Stage| {
-            let build = &mut |tokens| self.shape.program(&target, stage, tokens);
-            Ok((stage, settings.fit(self.shape.longest(stage), build)?))
+        let fit = |stage: Stage, stream: Stream| {
+            let settings = Settings { stream, ..settings.clone() };
+            let build = &mut |tokens, weights| self.shape.program(&target, stage, tokens, weights);
+            Ok((stage, settings.fit_streaming(self.shape.longest(stage), build)?))
         };
-        let whole = match fit(Stage::Whole) {
-            Err(error @ RunError::Plan(PlanError::OverBudget(_))) => error,
+        // Two passes over the input cost less than reading the weights in every step.
+        let whole = match settings.stream {
+            Stream::Always => Stream::Always,
+            Stream::Auto | Stream::Never => Stream::Never,
+        };
+        match fit(Stage::Whole, whole) {
+            Err(RunError::Plan(PlanError::OverBudget(_))) => {}
             whole => return Ok(vec![whole?]),
-        };
-        let Ok(stages) =
-            [Stage::Nucleotide, Stage::Protein].map(fit).into_iter().collect::<Result<Vec<_>, _>>()
-        else {
-            return Err(whole);
-        };
+        }
+        let stages = [Stage::Nucleotide, Stage::Protein].map(|stage| fit(stage, settings.stream));
+        let stages = stages.into_iter().collect::<Result<Vec<_>, RunError>>()?;
         if self.keys.is_none() {
             let text = "both encoders do not fit in memory together, and the input can be read only once; \
                         give a file, or a larger --memory-budget";
@@ -198,11 +199,11 @@ impl Run<'_> {
         let Opened { dna, protein, head } = self.opened;
         for (part, plan) in plans.into_iter().enumerate() {
             let Some(plan) = plan else { continue };
-            load(&mut executor, plan, |p, range, out| match part {
-                DNA => dna.read(p, range, out),
-                PROTEIN => protein.read(p, range, out),
-                _ => head.read(p, range, out),
-            })?;
+            match part {
+                DNA => attach(&mut executor, plan, dna)?,
+                PROTEIN => attach(&mut executor, plan, protein)?,
+                _ => load(&mut executor, plan, |p, range, out| head.read(p, range, out))?,
+            }
         }
         Ok(Compute::new(executor, stage, self.shape, self.options))
     }

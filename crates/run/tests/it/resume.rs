@@ -326,6 +326,50 @@ fn a_tight_budget_takes_two_stages_and_gives_the_same_bytes() {
     same(&broken.output_dir, &wanted);
 }
 
+/// The smallest budget under which a prediction of one short record runs, from `low`, which is too small.
+fn smallest(options: &Options) -> u64 {
+    let fits = |budget: u64| {
+        let mut options = options.clone();
+        options.settings.budget = Some(graph::Bytes(budget));
+        match run(&Options { force: true, ..options }) {
+            Ok(_) => true,
+            Err(error) => {
+                assert_eq!(error.exit_code(), 4, "{error}");
+                false
+            }
+        }
+    };
+    let (mut low, mut high) = (0, 1 << 30);
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if fits(middle) { high = middle } else { low = middle }
+    }
+    high
+}
+
+#[test]
+fn the_tightest_budget_streams_weights_and_gives_the_same_bytes() {
+    let folder = Folder::new("tightest");
+    run(&options(&folder.path("whole"))).unwrap_or_else(|e| panic!("{e}"));
+    let wanted = results(&folder.path("whole"));
+    let short = folder.write("short.fa", ">a\nACGTACGTACGTACGT\n");
+    let line = smallest(&Options { inputs: vec![short], ..options(&folder.path("probe")) });
+    let mut streamed = options(&folder.path("streamed"));
+    streamed.settings.budget = Some(graph::Bytes(line));
+    let mut observer = Stopper::never();
+    let report = predict(&streamed, &mut observer).unwrap_or_else(|e| panic!("{e}"));
+    let plans = ["plan", "plan_of_nucleotide_stage"].map(|stage| &report.run_record[stage]);
+    assert!(plans.iter().any(|p| p["streamed_bytes_per_step"].as_u64() > Some(0)), "{plans:?}");
+    assert!(observer.said.iter().any(|s| s.contains("weights stream from disk")), "{:?}", observer.said);
+    same(&streamed.output_dir, &wanted);
+    // One byte less is refused with the bill, before anything is written.
+    let mut less = options(&folder.path("less"));
+    less.settings.budget = Some(graph::Bytes(line - 1));
+    let error = run(&less).expect_err("refused");
+    assert_eq!(error.exit_code(), 4, "{error}");
+    assert!(error.to_string().contains("short by 1 B"), "{error}");
+}
+
 #[test]
 fn an_input_that_changes_is_refused() {
     let folder = Folder::new("changes");
