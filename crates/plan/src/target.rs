@@ -150,7 +150,7 @@ impl Target {
     /// The target in the text of a target file, which errors name as `file`.
     pub fn parse(file: &str, text: &str) -> Result<Self, PlanError> {
         let bad = |why: String| PlanError::BadTarget { target: file.to_owned(), why };
-        let mut target: Self = toml::from_str(text).map_err(|e| bad(e.to_string()))?;
+        let mut target: Self = toml::from_str(text).map_err(|e| bad(shown(&e.to_string())))?;
         if let Some(other) = &target.kernels_of {
             if !target.kernels.is_empty() {
                 return Err(bad("it has kernels of its own and `kernels_of`; one of them".to_owned()));
@@ -169,21 +169,53 @@ impl Target {
     fn check(&self) -> Result<(), String> {
         let Rates { f32, bf16, memory, launch } = self.rates;
         for (key, rate) in [("f32", f32), ("bf16", bf16), ("memory", memory)] {
-            if !(rate.is_finite() && rate > 0.0) {
-                return Err(format!("rates.{key} = {rate} is no rate"));
+            if !(1.0..=1e24).contains(&rate) {
+                return Err(format!("rates.{key} = {rate} is no rate between 1 and 1e24"));
             }
         }
-        if !(launch.is_finite() && launch >= 0.0) {
-            return Err(format!("rates.launch = {launch} is no time"));
+        if !(0.0..=1e6).contains(&launch) {
+            return Err(format!("rates.launch = {launch} is no time between 0 and 1e6 s"));
         }
         for (key, number) in [("units", self.units), ("saturation", self.saturation)] {
             if number == 0 {
                 return Err(format!("{key} = 0; it must be at least 1"));
             }
         }
+        self.check_sizes()?;
+        self.check_texts()?;
         match self.alignment.is_power_of_two() {
             true => Ok(()),
             false => Err(format!("alignment = {} is no power of two", self.alignment)),
+        }
+    }
+
+    /// Sums and products of these fit 64 bits, for any model.
+    fn check_sizes(&self) -> Result<(), String> {
+        let at_most = |key: &str, number: u64, most: u64| match number <= most {
+            true => Ok(()),
+            false => Err(format!("{key} = {number}; at most {most} is taken")),
+        };
+        at_most("alignment", self.alignment, 1 << 30)?;
+        at_most("units", self.units, 1 << 16)?;
+        at_most("saturation", self.saturation, 1 << 40)?;
+        for Workspace { per_unit, per_column } in self.kernels.iter().map(|row| row.workspace) {
+            at_most("workspace.per_unit", per_unit.0, 1 << 36)?;
+            at_most("workspace.per_column", per_column.0, 1 << 16)?;
+        }
+        let reserved = self.reserved.iter().fold(0, |sum: u64, row| sum.saturating_add(row.bytes.0));
+        at_most("the sum of reserved", reserved, 1 << 60)
+    }
+
+    /// Names are printed, and stay on their line.
+    fn check_texts(&self) -> Result<(), String> {
+        let rows = self.kernels.iter().flat_map(|row| [&row.op, &row.kernel]);
+        let labels = self.reserved.iter().map(|row| &row.label);
+        let mut texts = [&self.name, &self.about, &self.space].into_iter().chain(rows).chain(labels);
+        match texts.find(|text| text.chars().any(char::is_control) || text.len() > 1000) {
+            Some(text) => {
+                Err(format!("the text {} is not printable, or too long", shown(&format!("{text:?}"))))
+            }
+            None => Ok(()),
         }
     }
 
@@ -216,6 +248,12 @@ impl Target {
     pub fn reserved(&self) -> Bytes {
         self.reserved.iter().map(|r| r.bytes).sum()
     }
+}
+
+/// What a parser says of a file whose lines it quotes: printable lines, none of them long.
+fn shown(text: &str) -> String {
+    let line = |line: &str| line.chars().take(200).map(|c| if c.is_control() { '?' } else { c }).collect();
+    text.lines().map(line).collect::<Vec<String>>().join("\n")
 }
 
 #[cfg(test)]
