@@ -140,6 +140,12 @@ impl Keys<'_> {
         found.ok_or_else(|| self.bad(key, "a whole number between 1 and 16777216"))
     }
 
+    /// A token of a vocabulary.
+    pub(crate) fn id(&self, key: &'static str, vocab_size: u64) -> Result<u64, ConfigError> {
+        let id = self.0.get(key).and_then(Value::as_u64).filter(|&id| id < vocab_size);
+        id.ok_or_else(|| self.bad(key, format!("a whole number below vocab_size {vocab_size}")))
+    }
+
     /// Layers between 1 and 1024: a graph holds every one of them.
     pub(crate) fn layers(&self) -> Result<u64, ConfigError> {
         let key = "num_hidden_layers";

@@ -156,7 +156,7 @@ impl Target {
                 return Err(bad("it has kernels of its own and `kernels_of`; one of them".to_owned()));
             }
             let (_, text) = FILES.iter().find(|(n, _)| n == other).ok_or_else(|| {
-                let known: Vec<&str> = Self::names().collect();
+                let (known, other): (Vec<&str>, _) = (Self::names().collect(), shown(other));
                 bad(format!("kernels_of `{other}` is not known; known are {}", known.join(", ")))
             })?;
             target.kernels = Self::parse(other, text)?.kernels;
@@ -288,6 +288,12 @@ mod tests {
             ("f32 = 6.7e+13", "f32 = 0.0", "rates.f32"),
             ("kernels_of = \"null\"", "kernels_of = \"tpu\"", "kernels_of `tpu`"),
             ("name", "= name", "TOML"),
+            ("units = 1", "units = 70000", "units = 70000; at most 65536 is taken"),
+            ("alignment = 256", "alignment = 2147483648", "at most 1073741824 is taken"),
+            ("launch = 4e-6", "launch = 1e300", "rates.launch"),
+            ("f32 = 6.7e+13", "f32 = 1e-300", "rates.f32"),
+            ("name = \"h200\"", "name = \"\\u001b[2J\\nerror: none\"", "is not printable"),
+            ("units", "units\x1b[2J", "units?[2J"),
         ] {
             let error = Target::parse("h.toml", &text.replacen(from, to, 1)).expect_err(to).to_string();
             assert!(error.starts_with("target `h.toml`: ") && error.contains(says), "{error}");

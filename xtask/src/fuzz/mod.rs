@@ -259,7 +259,7 @@ mod tests {
     /// What CI runs; the long form is `cargo run -p xtask -- fuzz`.
     #[test]
     fn damaged_files_are_refused_or_read() {
-        let request = request(&["--count", "250"]).expect("words of ours");
+        let request = request(&["--count", "1000"]).expect("words of ours");
         run(&crate::root(), &request).unwrap_or_else(|e| panic!("{e}"));
     }
 

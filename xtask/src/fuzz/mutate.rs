@@ -16,8 +16,24 @@ pub struct Stock {
 
 type Mutation = fn(&mut Random, &mut Vec<u8>, &Stock);
 
-const MUTATIONS: [Mutation; 13] =
-    [flip, overwrite, cut, splice, repeat, remove, insert_word, replace_by_word, size, number, nest, run, swap];
+const MUTATIONS: [Mutation; 16] = [
+    flip,
+    overwrite,
+    cut,
+    splice,
+    repeat,
+    remove,
+    insert_word,
+    insert_words,
+    replace_by_word,
+    replace_token,
+    copy_token,
+    size,
+    number,
+    nest,
+    run,
+    swap,
+];
 
 /// A member of the corpus, damaged one to four times; now and then as it is.
 pub fn mutate(random: &mut Random, stock: &Stock) -> Vec<u8> {
@@ -73,6 +89,28 @@ fn remove(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
 fn insert_word(random: &mut Random, bytes: &mut Vec<u8>, stock: &Stock) {
     let at = random.below(bytes.len() + 1);
     bytes.splice(at..at, random.pick(&stock.words).iter().copied());
+}
+
+/// As a program, for formats whose words are instructions.
+fn insert_words(random: &mut Random, bytes: &mut Vec<u8>, stock: &Stock) {
+    let at = random.below(bytes.len() + 1);
+    let words: Vec<u8> = (0..1 + random.below(30)).flat_map(|_| random.pick(&stock.words).clone()).collect();
+    bytes.splice(at..at, words);
+}
+
+/// A word in the place of a name, a number or a string, so that the syntax of texts lives on.
+fn replace_token(random: &mut Random, bytes: &mut Vec<u8>, stock: &Stock) {
+    if let Some(token) = some_token(random, bytes) {
+        bytes.splice(token, random.pick(&stock.words).iter().copied());
+    }
+}
+
+/// A name, number or string in the place of another.
+fn copy_token(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
+    if let (Some(from), Some(to)) = (some_token(random, bytes), some_token(random, bytes)) {
+        let copy = bytes[from].to_vec();
+        bytes.splice(to, copy);
+    }
 }
 
 fn replace_by_word(random: &mut Random, bytes: &mut Vec<u8>, stock: &Stock) {
@@ -173,5 +211,17 @@ fn some_number(random: &mut Random, bytes: &[u8]) -> Option<std::ops::Range<usiz
     let from = random.below(bytes.len());
     let start = from + bytes[from..].iter().position(u8::is_ascii_digit)?;
     let len = bytes[start..].iter().position(|b| !is_part(b)).unwrap_or(bytes.len() - start);
+    Some(start..start + len)
+}
+
+/// The place of some string in quotes or word.
+fn some_token(random: &mut Random, bytes: &[u8]) -> Option<std::ops::Range<usize>> {
+    let is_part = |b: &u8| b.is_ascii_alphanumeric() || b"-._".contains(b);
+    let from = random.below(bytes.len());
+    let start = from + bytes[from..].iter().position(|b| is_part(b) || *b == b'"')?;
+    let len = match bytes[start] {
+        b'"' => 2 + bytes[start + 1..].iter().position(|&b| b == b'"')?,
+        _ => bytes[start..].iter().position(|b| !is_part(b)).unwrap_or(bytes.len() - start),
+    };
     Some(start..start + len)
 }

@@ -3,12 +3,16 @@
 //! makes plans with numbers in range.
 
 use super::{Format, Seen, Stock, fit, measured, messages, plain};
+use data::bounded::read_text;
 use data::tokenize::Bpe;
 use graph::{Bounds, Bytes, Graph};
 use models::{Encoder, Output};
 use plan::{Policy, Program, Target, compile};
 use std::fs;
 use std::path::Path;
+
+/// What `run` reads of a target file.
+const LARGEST_TARGET: u64 = 1 << 18;
 
 /// All three.
 pub fn formats(root: &Path) -> Vec<Format> {
@@ -165,7 +169,7 @@ fn check_tokenizer(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
 fn check_config(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     let bounds = Bounds { tokens: 8, sequences: 2, longest: 8 };
     let (read, peak) = measured(|| {
-        let text = fs::read_to_string(path).ok()?;
+        let text = read_text(path, 1 << 20).ok()?;
         let encoder = Encoder::from_json(&text);
         Some(encoder.map(|encoder| encoder.graph(bounds, &[Output::Mean]).map(|graph| in_range(&graph))))
     });
@@ -194,7 +198,7 @@ fn in_range(graph: &Graph) -> Result<bool, String> {
 fn check_target(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     let name = path.display().to_string();
     let (read, peak) = measured(|| {
-        let text = fs::read_to_string(path).ok()?;
+        let text = read_text(path, LARGEST_TARGET).ok()?;
         Some(Target::parse(&name, &text).map(|target| use_target(&target)))
     });
     let accepted = match read {
@@ -210,7 +214,7 @@ fn check_target(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
             false
         }
     };
-    Ok(Seen { accepted, peak, allowed: (16 << 20) + 64 * bytes.len() as u64 })
+    Ok(Seen { accepted, peak, allowed: (16 << 20) + 192 * bytes.len() as u64 })
 }
 
 /// Plans for a small model whose ledger adds up, or a refusal with a bill.

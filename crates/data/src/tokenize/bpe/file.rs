@@ -4,13 +4,13 @@
 
 use std::error::Error;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// Why a file is refused.
 pub(super) type Refusal = Box<dyn Error + Send + Sync>;
 
-/// Ids are less: no embedding table of these models has more rows.
-const MOST_IDS: u64 = 1 << 24;
+/// Ids are less: the crate counts up to the largest. DNABERT-2 has 4096 tokens.
+const MOST_IDS: u64 = 1 << 20;
 
 /// What the crate gets of the file: without truncation, padding and decoder, which concern the training of
 /// its authors and the way back to text, and with the crate's own template for pairs.
@@ -39,13 +39,16 @@ fn check(file: &Value) -> Result<(), &'static str> {
     let model = &file["model"];
     let Some(vocab) = model["vocab"].as_object() else { return Err("it has no model with a vocabulary") };
     let added = file["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let merges = model["merges"].as_array().map(Vec::as_slice).unwrap_or_default();
     let rules = [
         (model["type"].is_null() || model["type"] == "BPE", "its model is not of the type BPE"),
-        (vocab.values().all(is_id), "an id of its vocabulary is no whole number below 2^24"),
+        (vocab.values().all(is_id), "an id of its vocabulary is no whole number below 2^20"),
         (
             added.iter().all(|token| is_id(&token["id"])),
-            "the id of an added token is no whole number below 2^24",
+            "the id of an added token is no whole number below 2^20",
         ),
+        (model["continuing_subword_prefix"].is_null(), "its pieces of words have a prefix"),
+        (merges.iter().all(|merge| makes_token(merge, vocab)), "a merge makes what is no token"),
         (is_one_of("normalizer", &["Lowercase"]), "its normalizer is neither none nor Lowercase"),
         (
             is_one_of("pre_tokenizer", &["Whitespace", "WhitespaceSplit"]),
@@ -54,6 +57,16 @@ fn check(file: &Value) -> Result<(), &'static str> {
         (puts_ends(&file["post_processor"]), "it does not put [CLS] before and [SEP] after a sequence"),
     ];
     rules.into_iter().find(|(kept, _)| !kept).map_or(Ok(()), |(_, why)| Err(why))
+}
+
+/// Whether both parts of a merge, which stand beside each other in an array or around a blank, make a token.
+/// What is no merge at all is left to the crate.
+fn makes_token(merge: &Value, vocab: &Map<String, Value>) -> bool {
+    let parts = match merge {
+        Value::String(text) => text.split_once(' '),
+        merge => merge[0].as_str().zip(merge[1].as_str()),
+    };
+    parts.is_none_or(|(left, right)| vocab.contains_key(&(left.to_owned() + right)))
 }
 
 /// Whether it is one of the two forms of `[CLS] A [SEP]`. Which ids these are is compared by encoding.
