@@ -9,7 +9,7 @@ use run::{embed, predict};
 pub fn predicted(report: &predict::Report) -> String {
     if let Some(Shard { number, of }) = report.shard {
         let rows = speed(report.seconds, report.tokens_per_second);
-        let place = report.output_dir.display();
+        let place = Place(&report.output_dir);
         return table(&rows) + &format!("shard {number} of {of} in {place}; put all together with --merge");
     }
     let c = &report.counts;

@@ -4,6 +4,7 @@
 //!
 //! Every case is written to its folder before it is read, so it is there even if the process dies of it.
 
+mod journals;
 mod mutate;
 mod random;
 mod sequences;
@@ -107,6 +108,7 @@ fn formats(root: &Path, folder: &Path) -> Vec<Format> {
     let mut formats = sequences::formats();
     formats.extend(weights::formats(root, folder));
     formats.extend(texts::formats(root));
+    formats.extend(journals::formats(folder));
     formats
 }
 

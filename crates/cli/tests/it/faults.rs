@@ -1,5 +1,6 @@
 //! What goes wrong on disks: inputs that are damaged, vanish or cannot be read, outputs that cannot be written.
-//! Invariant: exit code 1, a message with the path, and no half file under a final name.
+//! Invariant: exit code 1, a message with the path, and no half file under the name of a result. (A journal
+//! of a broken run may stay: the next run goes on from it.)
 
 use crate::harness::{Folder, golden};
 use flate2::Compression;
@@ -9,6 +10,8 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Output, Stdio};
 
+/// What comes last in a prediction's folder.
+const RUN_RECORD: &str = "run.json";
 const READ: &str = "ACGAAAGCAGCAGCAGCAGCTTTTAACGATCAGCATTACG";
 
 /// Some reads, and then so much that damage behind it is met in the middle of the run.
@@ -24,14 +27,15 @@ fn gzip(text: &str) -> Vec<u8> {
     encoder.finish().expect("memory")
 }
 
-/// Every file in a folder with its bytes; nothing if there is no folder.
+/// Every file in a folder but journals, with its bytes; nothing if there is no folder.
 fn files(folder: &Folder, name: &str) -> BTreeMap<String, Vec<u8>> {
     let Ok(entries) = fs::read_dir(folder.path(name)) else { return BTreeMap::new() };
+    let is_result = |entry: &fs::DirEntry| !entry.file_name().to_string_lossy().ends_with(".journal");
     let read = |entry: fs::DirEntry| {
         let bytes = fs::read(entry.path()).unwrap_or_default();
         (entry.file_name().to_string_lossy().into_owned(), bytes)
     };
-    entries.flatten().map(read).collect()
+    entries.flatten().filter(is_result).map(read).collect()
 }
 
 fn predict(input: &str) -> Vec<String> {
@@ -42,10 +46,16 @@ fn embed(input: &str) -> Vec<String> {
     ["embed", "--model", &golden("esm2"), input, "-o", "out/e.npy", "-q"].map(str::to_owned).to_vec()
 }
 
+/// An empty folder `out`.
+fn fresh(folder: &Folder) {
+    let _ = fs::remove_dir_all(folder.path("out"));
+    fs::create_dir(folder.path("out")).expect("a folder");
+}
+
 /// Both commands fail on `input`, say `says` of it, and leave nothing.
 fn check_input(folder: &Folder, input: &str, says: &str) {
     for words in [predict(input), embed(input)] {
-        fs::create_dir_all(folder.path("out")).expect("a folder");
+        fresh(folder);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let ran = folder.run(&words);
         let said = ran.ended(1).stderr();
@@ -180,9 +190,8 @@ fn whole(folder: &Folder) -> [(Vec<String>, BTreeMap<String, Vec<u8>>, &'static 
     folder.write("p.faa", (0..400).map(|i| format!(">protein{i}\nMKVLAAGIVG\n")).collect::<String>());
     let mut predict = predict("reads.fa");
     predict.extend(["--keep-intermediate", "--save-embeddings", "npy"].map(str::to_owned));
-    [(predict, "run.json"), (embed("p.faa"), "e.npy")].map(|(words, last)| {
-        let _ = fs::remove_dir_all(folder.path("out"));
-        fs::create_dir(folder.path("out")).expect("a folder");
+    [(predict, RUN_RECORD), (embed("p.faa"), "e.npy")].map(|(words, last)| {
+        fresh(folder);
         folder.run(&words.iter().map(String::as_str).collect::<Vec<_>>()).ended(0);
         (words, files(folder, "out"), last)
     })
@@ -195,8 +204,7 @@ fn files_that_may_not_grow() {
     for (words, whole, last) in whole(&folder) {
         let mut failed = 0;
         for blocks in [0, 1, 4, 16, 64, 256, 4096] {
-            fs::remove_dir_all(folder.path("out")).expect("it is there");
-            fs::create_dir(folder.path("out")).expect("a folder");
+            fresh(&folder);
             // Without the trap the signal ends the process, as a kill does.
             let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
             let ran = by_shell(&folder, "sh", &[], &script, &words);
@@ -207,6 +215,13 @@ fn files_that_may_not_grow() {
             }
             check_partial(&ran, &left, &whole, last);
             failed += 1;
+            if last == RUN_RECORD {
+                // With room again the same command goes on, to the same results.
+                folder.run(&words.iter().map(String::as_str).collect::<Vec<_>>()).ended(0);
+                let mut found = files(&folder, "out");
+                found.insert(RUN_RECORD.to_owned(), whole[RUN_RECORD].clone());
+                assert!(found == whole, "{words:?} with {blocks} blocks");
+            }
         }
         assert!((2..7).contains(&failed), "{words:?}: {failed} runs failed");
     }
