@@ -17,8 +17,8 @@ pub struct Stock {
 type Mutation = fn(&mut Random, &mut Vec<u8>, &Stock);
 
 const MUTATIONS: [Mutation; 16] = [
-    flip,
-    overwrite,
+    |random, bytes, _| flip(random, bytes),
+    |random, bytes, _| overwrite(random, bytes),
     cut,
     splice,
     repeat,
@@ -28,7 +28,7 @@ const MUTATIONS: [Mutation; 16] = [
     replace_by_word,
     replace_token,
     copy_token,
-    size,
+    |random, bytes, _| size(random, bytes),
     number,
     nest,
     run,
@@ -53,12 +53,12 @@ pub fn damage(random: &mut Random, bytes: &mut Vec<u8>, stock: &Stock) {
     }
 }
 
-fn flip(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
+fn flip(random: &mut Random, bytes: &mut [u8]) {
     let (at, bit) = (random.below(bytes.len()), random.below(8));
     bytes.iter_mut().skip(at).take(1).for_each(|b| *b ^= 1 << bit);
 }
 
-fn overwrite(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
+fn overwrite(random: &mut Random, bytes: &mut [u8]) {
     const TELLING: &[u8] = b"\0\x01\x7f\x80\xff\n\r\t >@+\"'{}[](),:.-/\\\x1b";
     let at = random.below(bytes.len());
     let byte = if random.once_in(3) { random.next() as u8 } else { *random.pick(TELLING) };
@@ -119,7 +119,7 @@ fn replace_by_word(random: &mut Random, bytes: &mut Vec<u8>, stock: &Stock) {
 }
 
 /// A binary size that lies: of 2, 4 or 8 bytes, little-endian.
-fn size(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
+fn size(random: &mut Random, bytes: &mut [u8]) {
     let len = bytes.len() as u64;
     let extremes = [0, 1, len - len.min(1), len, len + 1, 0x7fff, 0xffff, 1 << 31, 1 << 32, 1 << 62, 1 << 63];
     let value = random.pick(&extremes).wrapping_sub(random.below(2) as u64);

@@ -18,15 +18,15 @@ fn read(bytes: Vec<u8>) -> Result<Vec<Record>, DataError> {
 /// The mark of an editor, one byte a read: as in gzip members of one byte.
 #[test]
 fn a_byte_order_mark_in_pieces() {
-    struct Pieces(std::vec::IntoIter<u8>);
-    impl std::io::Read for Pieces {
+    struct Pieces<I>(I);
+    impl<I: Iterator<Item = u8>> std::io::Read for Pieces<I> {
         fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
             let next = out.first_mut().zip(self.0.next());
             Ok(next.map(|(place, byte)| *place = byte).iter().count())
         }
     }
-    let check = |text: &[u8], expected: Option<&[&str]>| {
-        let pieces = Pieces(text.to_vec().into_iter());
+    let check = |text: &'static [u8], expected: Option<&[&str]>| {
+        let pieces = Pieces(text.iter().copied());
         let read: Result<Vec<Record>, _> =
             Reader::from_read("reads.fa", pieces).and_then(|reader| reader.records().collect());
         let ids = read.ok().map(|records| records.into_iter().map(|r| r.id).collect::<Vec<_>>());
