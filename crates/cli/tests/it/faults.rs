@@ -27,9 +27,12 @@ fn gzip(text: &str) -> Vec<u8> {
     encoder.finish().expect("memory")
 }
 
+/// Names and bytes.
+type Files = BTreeMap<String, Vec<u8>>;
+
 /// Every file in a folder but journals, with its bytes; nothing if there is no folder.
-fn files(folder: &Folder, name: &str) -> BTreeMap<String, Vec<u8>> {
-    let Ok(entries) = fs::read_dir(folder.path(name)) else { return BTreeMap::new() };
+fn files(folder: &Folder, name: &str) -> Files {
+    let Ok(entries) = fs::read_dir(folder.path(name)) else { return Files::new() };
     let is_result = |entry: &fs::DirEntry| !entry.file_name().to_string_lossy().ends_with(".journal");
     let read = |entry: fs::DirEntry| {
         let bytes = fs::read(entry.path()).unwrap_or_default();
@@ -60,7 +63,7 @@ fn check_input(folder: &Folder, input: &str, says: &str) {
         let ran = folder.run(&words);
         let said = ran.ended(1).stderr();
         assert!(said.starts_with(&format!("error: {input}")) && said.contains(says), "{said}");
-        assert_eq!(files(folder, "out"), BTreeMap::new(), "{words:?}");
+        assert_eq!(files(folder, "out"), Files::new(), "{words:?}");
     }
 }
 
@@ -133,7 +136,7 @@ fn an_input_that_vanishes() {
     said.lines().for_each(|line| lines += &(line.expect("text") + "\n"));
     assert_eq!(child.wait().expect("it ends").code(), Some(1), "{lines}");
     assert!(lines.contains("error: b.fa: there is no such file"), "{lines}");
-    assert_eq!(files(&folder, "out"), BTreeMap::new());
+    assert_eq!(files(&folder, "out"), Files::new());
 }
 
 #[test]
@@ -150,7 +153,7 @@ fn an_output_in_the_place_of_something_else() {
         assert_eq!(folder.read("file"), b"mine");
         let names: Vec<String> = files(&folder, "").into_keys().collect();
         assert_eq!(names, ["file", "folder.npy", "p.faa", "reads.fa"], "{words:?}");
-        assert_eq!(files(&folder, "folder.npy"), BTreeMap::new());
+        assert_eq!(files(&folder, "folder.npy"), Files::new());
     };
     for out in ["file", "file/out"] {
         check(&["predict", "reads.fa", "-o", out, "-q"], out);
@@ -169,12 +172,7 @@ fn by_shell(folder: &Folder, program: &str, before: &[&str], script: &str, words
 
 /// Nothing is left half written: what is there is a file of the whole result, and the one that says that the
 /// result is complete is not.
-fn check_partial(
-    ran: &Output,
-    left: &BTreeMap<String, Vec<u8>>,
-    whole: &BTreeMap<String, Vec<u8>>,
-    last: &str,
-) {
+fn check_partial(ran: &Output, left: &Files, whole: &Files, last: &str) {
     let said = String::from_utf8_lossy(&ran.stderr);
     assert_eq!(ran.status.code(), Some(1), "{said}");
     assert!(said.starts_with("error: out/") && said.contains("free space"), "{said}");
@@ -184,8 +182,11 @@ fn check_partial(
     }
 }
 
-/// The whole results of both commands, and the file of each that comes last.
-fn whole(folder: &Folder) -> [(Vec<String>, BTreeMap<String, Vec<u8>>, &'static str); 2] {
+/// A command, its whole results, and the file that comes last.
+type Whole = (Vec<String>, Files, &'static str);
+
+/// The whole results of both commands.
+fn whole(folder: &Folder) -> [Whole; 2] {
     folder.write("reads.fa", (0..40).map(|i| format!(">read{i}\n{}\n", READ.repeat(9))).collect::<String>());
     folder.write("p.faa", (0..400).map(|i| format!(">protein{i}\nMKVLAAGIVG\n")).collect::<String>());
     let mut predict = predict("reads.fa");
