@@ -1,10 +1,12 @@
 //! The workspace's own tool. `tidy` holds the tree to the house rules of ARCHITECTURE.md and
-//! `sizes` counts its lines: both read and print. `regen` makes the files that are made.
+//! `sizes` counts its lines: both read and print. `regen` makes the files that are made, and `fuzz` feeds
+//! damaged files to the readers.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+mod fuzz;
 mod regen;
 mod rules;
 mod sizes;
@@ -15,7 +17,9 @@ const USAGE: &str = "\
 usage: cargo run -p xtask -- <command>
   tidy               check the house rules; prints `path:line: rule: what`, exits 1 on any finding
   sizes [--base REV] lines of each crate, and the change since a git revision
-  regen bundle       makes the built-in models again";
+  regen bundle       makes the built-in models again
+  fuzz [--count N] [--seed N] [--format NAME]
+                     feeds N damaged files of each format to its reader; exits 1 on any finding";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -23,6 +27,10 @@ fn main() -> ExitCode {
     let done = match words[..] {
         ["tidy"] => tidy(&root()),
         ["regen", "bundle"] => regen::bundle(&root()),
+        ["fuzz", ref rest @ ..] => match fuzz::request(rest) {
+            Some(request) => fuzz::run(&root(), &request),
+            None => Err(USAGE.to_owned()),
+        },
         ["sizes"] => sizes::print(&root(), None),
         ["sizes", "--base", revision] => sizes::print(&root(), Some(revision)),
         _ => Err(USAGE.to_owned()),

@@ -42,9 +42,7 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Nothing can be done where neither stream can be written.
-            let _ = error.print();
-            return ExitCode::from(u8::from(error.use_stderr()));
+            return said(&error);
         }
     };
     let done = match cli.command {
@@ -58,6 +56,18 @@ fn main() -> ExitCode {
         terminal::complain(&chain(&error));
         ExitCode::from(error.exit_code())
     })
+}
+
+/// What the parser has to say: help, or what is wrong with the words, which it repeats.
+fn said(error: &clap::Error) -> ExitCode {
+    let text = error.render().to_string();
+    match error.use_stderr() {
+        true => {
+            terminal::complain(text.trim_end());
+            ExitCode::FAILURE
+        }
+        false => ExitCode::from(u8::from(flags::print(text.trim_end()).is_err())),
+    }
 }
 
 /// An error with its causes, a line each.

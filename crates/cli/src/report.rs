@@ -1,15 +1,15 @@
 //! The summary at the end of a command. Invariant: every number comes from the report; none is computed here
 //! but shares and units.
 
-use run::machine;
 use run::predict::Shard;
+use run::{Place, machine};
 use run::{embed, predict};
 
 /// The summary of a prediction.
 pub fn predicted(report: &predict::Report) -> String {
     if let Some(Shard { number, of }) = report.shard {
         let rows = speed(report.seconds, report.tokens_per_second);
-        let place = report.output_dir.display();
+        let place = Place(&report.output_dir);
         return table(&rows) + &format!("shard {number} of {of} in {place}; put all together with --merge");
     }
     let c = &report.counts;
@@ -37,7 +37,7 @@ pub fn predicted(report: &predict::Report) -> String {
         rows.push(("packing fill", format!("{:.1} % DNA, {:.1} % protein", 100.0 * dna, 100.0 * protein)));
     }
     rows.extend(speed(report.seconds, report.tokens_per_second));
-    table(&rows) + &format!("results in {}", report.output_dir.display())
+    table(&rows) + &format!("results in {}", Place(&report.output_dir))
 }
 
 /// The summary of an embedding.
@@ -58,7 +58,7 @@ pub fn embedded(report: &embed::Report) -> String {
         rows.push(("packing fill", format!("{:.1} %", 100.0 * fill)));
     }
     rows.extend(speed(report.seconds, report.tokens_per_second));
-    let files: Vec<String> = report.files.iter().map(|p| p.display().to_string()).collect();
+    let files: Vec<String> = report.files.iter().map(|p| Place(p).to_string()).collect();
     table(&rows) + &format!("results in {}", files.join(" and "))
 }
 

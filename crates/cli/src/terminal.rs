@@ -189,7 +189,7 @@ impl Display for Shown<'_> {
         for c in self.0.chars() {
             match c {
                 '\n' | '\t' => f.write_char(c)?,
-                c if c.is_control() => c.escape_default().try_for_each(|c| f.write_char(c))?,
+                c if !run::is_printable(c) => c.escape_default().try_for_each(|c| f.write_char(c))?,
                 c => f.write_char(c)?,
             }
         }

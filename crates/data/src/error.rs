@@ -7,6 +7,8 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::printable::{Name, Place};
+
 /// Bad input, or a file that cannot be read or written.
 #[derive(Debug)]
 pub struct DataError {
@@ -86,7 +88,7 @@ impl fmt::Display for DataError {
         if let Some(path) = &self.path {
             match path.as_os_str() == "-" {
                 true => write!(f, "standard input")?,
-                false => write!(f, "{}", path.display())?,
+                false => Place(path).fmt(f)?,
             }
         }
         if let Some(line) = self.line {
@@ -94,7 +96,7 @@ impl fmt::Display for DataError {
         }
         if let Some(id) = &self.id {
             let placed = self.path.is_some() || self.line.is_some();
-            write!(f, "{}'{id}'", if placed { ", " } else { "" })?;
+            write!(f, "{}'{}'", if placed { ", " } else { "" }, Name(id))?;
         }
         if self.path.is_some() || self.line.is_some() || self.id.is_some() {
             write!(f, ": ")?;

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod atomic;
+pub mod bounded;
 pub mod chunk;
 pub mod error;
 pub mod ids;
@@ -12,6 +13,7 @@ pub mod intermediate;
 pub mod journal;
 pub mod number;
 pub mod pack;
+pub mod printable;
 pub mod rows;
 pub mod sequence;
 pub mod tokenize;

@@ -13,9 +13,13 @@ use std::collections::VecDeque;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use crate::printable::Name;
 use crate::{DataError, DataErrorKind};
 use source::Source;
 pub use source::{Input, digests};
+
+/// Bytes of a name. Results repeat it for every chunk, so that one of megabytes would fill a disk.
+const LONGEST_NAME: usize = 4096;
 
 /// One sequence with its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -176,15 +180,27 @@ impl Open {
 
     /// The first word of `title`.
     fn name(&self, title: &[u8], id: &mut String) -> Result<(), DataError> {
-        let word = title.split(|&b| is_blank(b)).find(|word| !word.is_empty()).unwrap_or_default();
-        let word = std::str::from_utf8(word).map_err(|_| {
-            let what =
-                format!("the name '{}' is not UTF-8; convert the file (iconv -t utf-8)", word.escape_ascii());
-            let error = DataError::at(self.source.path(), DataErrorKind::Malformed(what));
-            error.with_line(self.line)
-        })?;
-        id.push_str(word.split_whitespace().next().unwrap_or_default());
+        // A word may be nothing but blanks beyond ASCII.
+        for word in title.split(|&b| is_blank(b)) {
+            let Ok(word) = std::str::from_utf8(word) else {
+                let shown = word[..word.len().min(60)].escape_ascii();
+                let what = format!("the name '{shown}' is not UTF-8; convert the file (iconv -t utf-8)");
+                return Err(self.at_title(what));
+            };
+            let Some(word) = word.split_whitespace().next() else { continue };
+            if word.len() > LONGEST_NAME {
+                let shown = Name(word);
+                let what = format!("the name '{shown}' has {} bytes, at most {LONGEST_NAME}", word.len());
+                return Err(self.at_title(what + "; put a blank behind the name"));
+            }
+            id.push_str(word);
+            break;
+        }
         Ok(())
+    }
+
+    fn at_title(&self, what: String) -> DataError {
+        DataError::at(self.source.path(), DataErrorKind::Malformed(what)).with_line(self.line)
     }
 
     /// All lines up to the next title.

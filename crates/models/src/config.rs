@@ -82,7 +82,7 @@ impl Encoder {
             Some("bert") if keys.0.contains_key("alibi_starting_size") => {
                 Ok(Self::DnabertS(DnabertConfig::from_keys(&keys)?))
             }
-            other => Err(ConfigError::Kind(other.map_or("(none)".to_owned(), |k| format!("`{k}`")))),
+            other => Err(ConfigError::Kind(other.map_or("(none)".to_owned(), |k| format!("`{}`", shown(k))))),
         }
     }
 
@@ -119,12 +119,17 @@ impl Encoder {
     }
 }
 
+/// A text of the file in a message: printable, and not longer than a line.
+fn shown(text: &str) -> String {
+    text.chars().take(80).map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
 /// The keys of a configuration, read with errors that name them.
 pub(crate) struct Keys<'a>(pub(crate) &'a Map<String, Value>);
 
 impl Keys<'_> {
     fn bad(&self, key: &'static str, wanted: impl Into<String>) -> ConfigError {
-        let found = self.0.get(key).map_or("nothing".to_owned(), Value::to_string);
+        let found = self.0.get(key).map_or("nothing".to_owned(), |value| shown(&value.to_string()));
         ConfigError::Key { key, wanted: wanted.into(), found }
     }
 
@@ -135,12 +140,24 @@ impl Keys<'_> {
         found.ok_or_else(|| self.bad(key, "a whole number between 1 and 16777216"))
     }
 
-    /// A number with a default.
-    pub(crate) fn number(&self, key: &'static str, default: f64) -> Result<f32, ConfigError> {
-        match self.0.get(key) {
-            None => Ok(default as f32),
-            Some(v) => v.as_f64().map(|x| x as f32).ok_or_else(|| self.bad(key, "a number")),
-        }
+    /// A token of a vocabulary.
+    pub(crate) fn id(&self, key: &'static str, vocab_size: u64) -> Result<u64, ConfigError> {
+        let id = self.0.get(key).and_then(Value::as_u64).filter(|&id| id < vocab_size);
+        id.ok_or_else(|| self.bad(key, format!("a whole number below vocab_size {vocab_size}")))
+    }
+
+    /// Layers between 1 and 1024: a graph holds every one of them.
+    pub(crate) fn layers(&self) -> Result<u64, ConfigError> {
+        let key = "num_hidden_layers";
+        let layers = self.size(key)?;
+        if layers <= 1024 { Ok(layers) } else { Err(self.bad(key, "a whole number between 1 and 1024")) }
+    }
+
+    /// What is added to a variance: more than 0 and less than 1, in f32 too.
+    pub(crate) fn eps(&self, key: &'static str, default: f32) -> Result<f32, ConfigError> {
+        let Some(value) = self.0.get(key) else { return Ok(default) };
+        let eps = value.as_f64().map(|eps| eps as f32).filter(|&eps| eps > 0.0 && eps < 1.0);
+        eps.ok_or_else(|| self.bad(key, "a number between 0 and 1"))
     }
 
     /// A switch with a default.

@@ -33,10 +33,10 @@ impl DnabertConfig {
             vocab_size: keys.size("vocab_size")?,
             type_vocab_size: keys.size("type_vocab_size")?,
             hidden_size,
-            layers: keys.size("num_hidden_layers")?,
+            layers: keys.layers()?,
             heads: keys.heads(hidden_size)?,
             intermediate_size: keys.size("intermediate_size")?,
-            eps: keys.number("layer_norm_eps", 1e-12)?,
+            eps: keys.eps("layer_norm_eps", 1e-12)?,
         })
     }
 

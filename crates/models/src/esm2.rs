@@ -48,15 +48,16 @@ impl Esm2Config {
         keys.must_be("emb_layer_norm_before", false)?;
         keys.must_be("is_folding_model", false)?;
         let hidden_size = keys.size("hidden_size")?;
+        let vocab_size = keys.size("vocab_size")?;
         Ok(Self {
-            vocab_size: keys.size("vocab_size")?,
+            vocab_size,
             hidden_size,
-            layers: keys.size("num_hidden_layers")?,
+            layers: keys.layers()?,
             heads: keys.heads(hidden_size)?,
             intermediate_size: keys.size("intermediate_size")?,
-            eps: keys.number("layer_norm_eps", 1e-12)?,
+            eps: keys.eps("layer_norm_eps", 1e-12)?,
             token_dropout: keys.flag("token_dropout", false)?,
-            mask_token_id: keys.size("mask_token_id")?,
+            mask_token_id: keys.id("mask_token_id", vocab_size)?,
         })
     }
 

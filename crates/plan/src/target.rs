@@ -162,13 +162,13 @@ impl Target {
     /// The target in the text of a target file, which errors name as `file`.
     pub fn parse(file: &str, text: &str) -> Result<Self, PlanError> {
         let bad = |why: String| PlanError::BadTarget { target: file.to_owned(), why };
-        let mut target: Self = toml::from_str(text).map_err(|e| bad(e.to_string()))?;
+        let mut target: Self = toml::from_str(text).map_err(|e| bad(shown(&e.to_string())))?;
         if let Some(other) = &target.kernels_of {
             if !target.kernels.is_empty() {
                 return Err(bad("it has kernels of its own and `kernels_of`; one of them".to_owned()));
             }
             let (_, text) = FILES.iter().find(|(n, _)| n == other).ok_or_else(|| {
-                let known: Vec<&str> = Self::names().collect();
+                let (known, other): (Vec<&str>, _) = (Self::names().collect(), shown(other));
                 bad(format!("kernels_of `{other}` is not known; known are {}", known.join(", ")))
             })?;
             target.kernels = Self::parse(other, text)?.kernels;
@@ -181,21 +181,53 @@ impl Target {
     fn check(&self) -> Result<(), String> {
         let Rates { f32, bf16, memory, launch, storage } = self.rates;
         for (key, rate) in [("f32", f32), ("bf16", bf16), ("memory", memory), ("storage", storage)] {
-            if !(rate.is_finite() && rate > 0.0) {
-                return Err(format!("rates.{key} = {rate} is no rate"));
+            if !(1.0..=1e24).contains(&rate) {
+                return Err(format!("rates.{key} = {rate} is no rate between 1 and 1e24"));
             }
         }
-        if !(launch.is_finite() && launch >= 0.0) {
-            return Err(format!("rates.launch = {launch} is no time"));
+        if !(0.0..=1e6).contains(&launch) {
+            return Err(format!("rates.launch = {launch} is no time between 0 and 1e6 s"));
         }
         for (key, number) in [("units", self.units), ("saturation", self.saturation)] {
             if number == 0 {
                 return Err(format!("{key} = 0; it must be at least 1"));
             }
         }
+        self.check_sizes()?;
+        self.check_texts()?;
         match self.alignment.is_power_of_two() {
             true => Ok(()),
             false => Err(format!("alignment = {} is no power of two", self.alignment)),
+        }
+    }
+
+    /// Sums and products of these fit 64 bits, for any model.
+    fn check_sizes(&self) -> Result<(), String> {
+        let at_most = |key: &str, number: u64, most: u64| match number <= most {
+            true => Ok(()),
+            false => Err(format!("{key} = {number}; at most {most} is taken")),
+        };
+        at_most("alignment", self.alignment, 1 << 30)?;
+        at_most("units", self.units, 1 << 16)?;
+        at_most("saturation", self.saturation, 1 << 40)?;
+        for Workspace { per_unit, per_column } in self.kernels.iter().map(|row| row.workspace) {
+            at_most("workspace.per_unit", per_unit.0, 1 << 36)?;
+            at_most("workspace.per_column", per_column.0, 1 << 16)?;
+        }
+        let reserved = self.reserved.iter().fold(0, |sum: u64, row| sum.saturating_add(row.bytes.0));
+        at_most("the sum of reserved", reserved, 1 << 60)
+    }
+
+    /// Names are printed, and stay on their line.
+    fn check_texts(&self) -> Result<(), String> {
+        let rows = self.kernels.iter().flat_map(|row| [&row.op, &row.kernel]);
+        let labels = self.reserved.iter().map(|row| &row.label);
+        let mut texts = [&self.name, &self.about, &self.space].into_iter().chain(rows).chain(labels);
+        match texts.find(|text| text.chars().any(char::is_control) || text.len() > 1000) {
+            Some(text) => {
+                Err(format!("the text {} is not printable, or too long", shown(&format!("{text:?}"))))
+            }
+            None => Ok(()),
         }
     }
 
@@ -228,6 +260,12 @@ impl Target {
     pub fn reserved(&self) -> Bytes {
         self.reserved.iter().map(|r| r.bytes).sum()
     }
+}
+
+/// What a parser says of a file whose lines it quotes: printable lines, none of them long.
+fn shown(text: &str) -> String {
+    let line = |line: &str| line.chars().take(200).map(|c| if c.is_control() { '?' } else { c }).collect();
+    text.lines().map(line).collect::<Vec<String>>().join("\n")
 }
 
 #[cfg(test)]
@@ -272,6 +310,12 @@ mod tests {
             ("storage = 5e8", "storage = 0.0", "rates.storage"),
             ("kernels_of = \"null\"", "kernels_of = \"tpu\"", "kernels_of `tpu`"),
             ("name", "= name", "TOML"),
+            ("units = 1", "units = 70000", "units = 70000; at most 65536 is taken"),
+            ("alignment = 256", "alignment = 2147483648", "at most 1073741824 is taken"),
+            ("launch = 4e-6", "launch = 1e300", "rates.launch"),
+            ("f32 = 6.7e+13", "f32 = 1e-300", "rates.f32"),
+            ("name = \"h200\"", "name = \"\\u001b[2J\\nerror: none\"", "is not printable"),
+            ("units", "units\x1b[2J", "units?[2J"),
         ] {
             let error = Target::parse("h.toml", &text.replacen(from, to, 1)).expect_err(to).to_string();
             assert!(error.starts_with("target `h.toml`: ") && error.contains(says), "{error}");

@@ -3,6 +3,7 @@
 
 use crate::predict::output::OutputError;
 use data::DataError;
+use data::printable::Place;
 use data::weights::WeightsError;
 use exec::DeviceError;
 use graph::VerifyError;
@@ -85,13 +86,13 @@ impl fmt::Display for RunError {
         match self {
             Self::Data(e) => e.fmt(f),
             Self::Weights(e) => e.fmt(f),
-            Self::Config { path, .. } => write!(f, "{}: the model cannot be run", path.display()),
+            Self::Config { path, .. } => write!(f, "{}: the model cannot be run", Place(path)),
             Self::Plan(e @ PlanError::OverBudget(_)) => write!(f, "refused: {e}"),
             Self::Plan(e) => e.fmt(f),
             Self::Device(e) => e.fmt(f),
             Self::Verify(e) => write!(f, "the model's graph is broken: {e}"),
             Self::Output(e) => e.fmt(f),
-            Self::Io { path, source } => write!(f, "{}: {source}", path.display()),
+            Self::Io { path, source } => write!(f, "{}: {source}", Place(path)),
             Self::Refused(why) | Self::Unusable(why) => f.write_str(why),
             Self::Interrupted { kept, .. } => write!(f, "interrupted; {kept}"),
         }

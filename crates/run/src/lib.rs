@@ -34,6 +34,7 @@ pub mod predict;
 pub mod price;
 mod session;
 
+pub use data::printable::{Place, is_printable};
 pub use error::RunError;
 pub use model::{EncoderModel, HeadModel, Tokenizer};
 pub use observer::{Level, Observer, Progress, Silent};

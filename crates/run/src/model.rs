@@ -2,7 +2,8 @@
 //! reads was found with its shape before the first byte is allocated.
 
 use crate::{RunError, bundle};
-use data::tokenize::{bpe::Bpe, esm};
+use data::bounded;
+use data::tokenize::{bpe, bpe::Bpe, esm};
 use data::weights::{HubEnv, Weights, resolve_model};
 use exec::ParamSource;
 use graph::{Bounds, Graph, Param, Piece};
@@ -10,7 +11,6 @@ use models::{Encoder, HeadConfig, Output, candidates, derived, mlp_head, twins};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::fs;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::Path;
@@ -31,6 +31,8 @@ pub struct EncoderModel {
 }
 
 const CONFIG: &str = "config.json";
+/// Bytes of it; those of the hub have one thousand.
+const LARGEST_CONFIG: u64 = 1 << 20;
 const TOKENIZER: &str = "tokenizer.json";
 
 /// How a model reads sequences.
@@ -72,7 +74,7 @@ impl EncoderModel {
             Encoder::Esm2(_) => Tokenizer::Esm,
             Encoder::DnabertS(_) => {
                 let path = folder.join(TOKENIZER);
-                let bytes = fs::read(&path).map_err(RunError::io(&path))?;
+                let bytes = bounded::read(&path, bpe::LARGEST).map_err(RunError::io(&path))?;
                 described_by.push((TOKENIZER, sha256(&bytes)));
                 Tokenizer::Bpe(Arc::new(Bpe::from_bytes(&bytes, &path)?))
             }
@@ -283,7 +285,7 @@ impl HeadModel {
 
 /// The text of a model's configuration.
 pub(crate) fn read_config(path: &Path) -> Result<String, RunError> {
-    fs::read_to_string(path).map_err(|source| match source.kind() {
+    bounded::read_text(path, LARGEST_CONFIG).map_err(|source| match source.kind() {
         ErrorKind::NotFound => RunError::Refused(format!(
             "{}: there is no such file; a model is a folder with its {CONFIG} beside its weights",
             path.display()

@@ -3,6 +3,8 @@
 use crate::model::read_config;
 use crate::session::bounds;
 use crate::{RunError, Settings, machine};
+use data::bounded;
+use data::printable::Place;
 use data::weights::{HubEnv, resolve_model};
 use graph::Bytes;
 use models::{Encoder, Output, known};
@@ -36,12 +38,15 @@ pub fn parse_budget(text: &str, target: &Target) -> Result<Bytes, RunError> {
 /// Tokens of the longest sequence of an ESM-2 batch: 1022 residues, BOS and EOS.
 const LONGEST: u64 = 1024;
 
+/// Bytes of a target file; ours have three thousand.
+const LARGEST_TARGET: u64 = 1 << 18;
+
 /// The machine of a name, or of a target file: a path that ends in `.toml`.
 pub fn target(word: &str) -> Result<Target, RunError> {
     if !word.ends_with(".toml") {
         return Ok(Target::named(word)?);
     }
-    let text = std::fs::read_to_string(word).map_err(RunError::io(word))?;
+    let text = bounded::read_text(Path::new(word), LARGEST_TARGET).map_err(RunError::io(word))?;
     Ok(Target::parse(word, &text)?)
 }
 
@@ -102,6 +107,7 @@ pub fn to_json(program: &Program) -> Result<Value, RunError> {
 /// The plan as a person reads it.
 pub fn to_text(model: &str, program: &Program) -> Result<String, RunError> {
     let target = program.target();
+    let model = Place(Path::new(model));
     let mut text = format!("{model} on {} ({})\n", target.name, target.about);
     if let Some((_, plan)) = program.plans().first() {
         let b = plan.graph.bounds;

@@ -12,10 +12,18 @@ pub mod voice;
 use run::RunError;
 use std::io::{ErrorKind, Write, stdout};
 
-/// Writes to standard output. A reader that went away, as `head` does, is no error.
+/// Writes to standard output. A reader that went away, as `head` does, is no error. Names in the text come
+/// from files and must not command the terminal: what is not printable stands as an escape of JSON.
 pub fn print(text: &str) -> Result<(), RunError> {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match run::is_printable(c) || matches!(c, '\n' | '\t') {
+            true => shown.push(c),
+            false => shown += &format!("\\u{:04x}", u32::from(c)),
+        }
+    }
     let mut out = stdout().lock();
-    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+    match writeln!(out, "{shown}").and_then(|()| out.flush()) {
         Err(source) if source.kind() != ErrorKind::BrokenPipe => {
             Err(RunError::Io { path: "standard output".into(), source })
         }

@@ -176,7 +176,8 @@ impl Predict {
     fn tell(&self, report: &Report, terminal: &mut Terminal) -> Result<(), RunError> {
         if report.already_complete {
             let what = if report.shard.is_some() { "shard" } else { "result" };
-            let text = format!("the {what} in {} is already there and complete", report.output_dir.display());
+            let text =
+                format!("the {what} in {} is already there and complete", run::Place(&report.output_dir));
             terminal.say(Level::Info, &text);
         }
         if self.voice.json() {

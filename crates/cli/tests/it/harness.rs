@@ -101,6 +101,16 @@ impl Ran {
         String::from_utf8_lossy(&self.output.stderr).into_owned()
     }
 
+    /// What was said holds nothing that commands a terminal, and no line that begins with `forged`.
+    pub fn is_plain(&self, forged: &str) -> &Self {
+        for text in [self.stdout(), self.stderr()] {
+            let bad = |c: char| (c.is_control() && !matches!(c, '\n' | '\t')) || c == '\u{202e}';
+            assert!(!text.contains(bad), "plimsoll {}: {text:?}", self.words);
+            assert!(!text.lines().any(|line| line.starts_with(forged)), "plimsoll {}: {text}", self.words);
+        }
+        self
+    }
+
     /// It ended with this code; otherwise the test ends and shows what was said.
     pub fn ended(&self, code: i32) -> &Self {
         assert_eq!(self.code(), code, "plimsoll {}\n{}{}", self.words, self.stdout(), self.stderr());

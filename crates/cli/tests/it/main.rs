@@ -3,7 +3,9 @@
 
 mod bench;
 mod embeddings;
+mod faults;
 mod harness;
+mod hostile;
 mod messages;
 mod plans;
 mod predictions;

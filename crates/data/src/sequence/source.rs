@@ -181,11 +181,14 @@ impl Source {
         }
     }
 
-    /// Consumes the UTF-8 mark that some editors put at the start of a file.
+    /// Consumes the UTF-8 mark that some editors put at the start of a file, where nothing was read yet.
     pub(super) fn skip_byte_order_mark(&mut self) -> Result<(), DataError> {
         const MARK: &[u8] = b"\xef\xbb\xbf";
-        if self.peek()?.is_some() && self.buffer[self.start..self.end].starts_with(MARK) {
-            self.start += MARK.len();
+        self.peek()?;
+        // A read may end inside of the mark: where a gzip member does, or a pipe was written in pieces.
+        while self.end < MARK.len() && MARK.starts_with(&self.buffer[..self.end]) && self.read_more()? {}
+        if self.buffer[..self.end].starts_with(MARK) {
+            self.start = MARK.len();
         }
         Ok(())
     }
@@ -223,15 +226,21 @@ impl Source {
     fn fill(&mut self) -> Result<(), DataError> {
         self.start = 0;
         self.end = 0;
+        self.read_more().map(drop)
+    }
+
+    /// Reads behind what is in the buffer; false at the end.
+    fn read_more(&mut self) -> Result<bool, DataError> {
         loop {
+            let free = &mut self.buffer[self.end..];
             let result = match &mut self.body {
-                Body::Plain(stored) => stored.read(&mut self.buffer),
-                Body::Gzip(decoder) => decoder.read(&mut self.buffer),
+                Body::Plain(stored) => stored.read(free),
+                Body::Gzip(decoder) => decoder.read(free),
             };
             match result {
                 Ok(n) => {
-                    self.end = n;
-                    return Ok(());
+                    self.end += n;
+                    return Ok(n > 0);
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(self.read_error(e)),

@@ -7,6 +7,7 @@
 //! do. Which one it is depends on the file alone and is seen in [`Bpe::kind`].
 
 mod dna;
+mod file;
 mod neighbours;
 mod rules;
 
@@ -14,9 +15,14 @@ use std::path::Path;
 
 use tokenizers::{ModelWrapper, Tokenizer};
 
+use crate::bounded;
+use crate::printable::Name;
 use crate::{DataError, DataErrorKind};
 use dna::Dna;
 use rules::Rules;
+
+/// Bytes of a tokenizer.json: a vocabulary of a million tokens takes less.
+pub const LARGEST: u64 = 64 << 20;
 
 /// A tokenizer for DNA. It can be shared between threads; encoding starts none of its own.
 pub struct Bpe {
@@ -40,14 +46,17 @@ impl Bpe {
     /// From the text of a `tokenizer.json`; `path` stands in errors.
     ///
     /// The truncation and the fixed padding that the real file carries (2000 each) are dropped: they
-    /// are settings of its authors' training, not of the model. The crate's cache of whole words is
+    /// are settings of its authors' training, not of the model. Parts that no tokenizer for DNA needs
+    /// (patterns, normalizers that make texts longer) are refused. The crate's cache of whole words is
     /// off: a DNA read is one word and seldom comes twice, so it would cost megabytes on each thread
     /// and save nothing.
     pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self, DataError> {
-        let refuse = |e| DataError::at(path, DataErrorKind::Tokenizer(e));
+        // The crate's messages quote the file.
+        let refuse = |e: file::Refusal| {
+            DataError::at(path, DataErrorKind::Tokenizer(Name(&e.to_string()).to_string().into()))
+        };
+        let bytes = file::checked(bytes).map_err(refuse)?;
         let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(refuse)?;
-        tokenizer.with_truncation(None).map_err(refuse)?;
-        tokenizer.with_padding(None);
         let ModelWrapper::BPE(model) = tokenizer.get_model() else {
             return Err(refuse("its model is not of the type BPE".into()));
         };
@@ -68,7 +77,7 @@ impl Bpe {
 
     /// From the file at `path`.
     pub fn from_file(path: &Path) -> Result<Self, DataError> {
-        let bytes = std::fs::read(path).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
+        let bytes = bounded::read(path, LARGEST).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
         Self::from_bytes(&bytes, path)
     }
 

@@ -3,9 +3,10 @@
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::DType;
+use crate::printable::{Name, Place};
 
 /// Why weights could not be found, opened or read.
 #[non_exhaustive]
@@ -54,8 +55,8 @@ pub enum WeightsError {
     Json {
         /// The file.
         path: PathBuf,
-        /// The parser's error.
-        source: serde_json::Error,
+        /// What the parser says of it.
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A pickle names a function or class outside the allow-list. It was not run.
     RefusedGlobal {
@@ -175,46 +176,48 @@ impl fmt::Display for WeightsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use WeightsError as E;
         match self {
-            E::Io { path, action, .. } => write!(f, "cannot {action} `{}`", path.display()),
+            E::Io { path, action, .. } => write!(f, "cannot {action} `{}`", Place(path)),
             E::NoWeights { folder, looked_for } => {
-                write!(f, "no weights in `{}`: looked for {}", folder.display(), looked_for.join(", "))
+                write!(f, "no weights in `{}`: looked for {}", Place(folder), looked_for.join(", "))
             }
-            E::NotWeights { path, why } => write!(f, "`{}` is not a weight file: {why}", path.display()),
+            E::NotWeights { path, why } => write!(f, "`{}` is not a weight file: {why}", Place(path)),
             E::Truncated { path, expected, found } => write!(
                 f,
                 "`{}` is cut short: expected {expected} bytes, found {found}; copy or download it again",
-                path.display()
+                Place(path)
             ),
             E::Malformed { path, why } => {
-                write!(f, "`{}` is damaged: {why}; copy or download it again", path.display())
+                write!(f, "`{}` is damaged: {why}; copy or download it again", Place(path))
             }
             E::Json { path, .. } => {
-                write!(f, "the JSON in `{}` is not as it should be; copy or download it again", path.display())
+                write!(f, "the JSON in `{}` is not as it should be; copy or download it again", Place(path))
             }
             E::RefusedGlobal { path, global } => write!(
                 f,
-                "refused: the pickle in `{}` asks for `{global}`, which weights have no use for; it was not run. \
+                "refused: the pickle in `{}` asks for `{}`, which weights have no use for; it was not run. \
                  Do not load this file elsewhere unless you trust it; ask its author for safetensors",
-                path.display()
+                Place(path),
+                Name(global)
             ),
             E::RefusedOpcode { path, opcode, position } => write!(
                 f,
                 "refused: the pickle in `{}` uses opcode 0x{opcode:02x} at byte {position}, which torch does not \
                  write for weights; nothing was run. Save the state dict with torch.save, or as safetensors",
-                path.display()
+                Place(path)
             ),
             E::LegacyTorch { path } => write!(
                 f,
                 "`{}` is in torch's format of before 1.6; save it again with a newer torch: \
                  torch.save(torch.load(\"{}\", map_location=\"cpu\"), \"new.pt\")",
-                path.display(),
-                path.display()
+                Place(path),
+                Place(path)
             ),
             E::Compressed { path, entry } => write!(
                 f,
-                "`{}` holds `{entry}` compressed or encrypted; torch stores entries as they are. Save it again \
+                "`{}` holds `{}` compressed or encrypted; torch stores entries as they are. Save it again \
                  with torch.save, or repack it with `zip -0`",
-                path.display()
+                Place(path),
+                Name(entry)
             ),
             E::Unsupported { .. }
             | E::MissingTensor { .. }
@@ -230,15 +233,21 @@ impl fmt::Display for WeightsError {
 }
 
 impl WeightsError {
+    /// `Json` without more of the file than a line holds: the parser quotes it.
+    pub(super) fn json(path: &Path, error: serde_json::Error) -> Self {
+        WeightsError::Json { path: path.to_owned(), source: Name(&error.to_string()).to_string().into() }
+    }
+
     /// `Display` of what concerns one tensor.
     fn fmt_tensor(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use WeightsError as E;
         match self {
             E::Unsupported { path, tensor, why } => {
-                write!(f, "tensor `{tensor}` in `{}`: {why}", path.display())
+                write!(f, "tensor `{}` in `{}`: {why}", Name(tensor), Place(path))
             }
             E::MissingTensor { path, tensor, similar } => {
-                write!(f, "no tensor `{tensor}` in `{}`", path.display())?;
+                write!(f, "no tensor `{}` in `{}`", Name(tensor), Place(path))?;
+                let similar: Vec<String> = similar.iter().map(|name| Name(name).to_string()).collect();
                 match similar.is_empty() {
                     true => write!(f, "; are these weights of another model?"),
                     false => write!(f, "; it holds `{}`", similar.join("`, `")),
@@ -246,21 +255,24 @@ impl WeightsError {
             }
             E::Shape { path, tensor, expected, found } => write!(
                 f,
-                "tensor `{tensor}` in `{}` has shape {found:?}, the model needs {expected:?}; \
+                "tensor `{}` in `{}` has shape {found:?}, the model needs {expected:?}; \
                  do the weights belong to this config?",
-                path.display()
+                Name(tensor),
+                Place(path)
             ),
             E::ElementType { path, tensor, wanted, found } => write!(
                 f,
-                "tensor `{tensor}` in `{}` holds {} and cannot be read as {wanted}",
-                path.display(),
+                "tensor `{}` in `{}` holds {} and cannot be read as {wanted}",
+                Name(tensor),
+                Place(path),
                 found.name()
             ),
             E::Range { tensor, range: (start, end), elements, buffer } => write!(
                 f,
-                "elements {start}..{end} of tensor `{tensor}` ({elements} elements) asked for into a buffer of {buffer}"
+                "elements {start}..{end} of tensor `{}` ({elements} elements) asked for into a buffer of {buffer}",
+                Name(tensor)
             ),
-            E::BadTensor { tensor, why } => write!(f, "cannot write tensor `{tensor}`: {why}"),
+            E::BadTensor { tensor, why } => write!(f, "cannot write tensor `{}`: {why}", Name(tensor)),
             _ => Ok(()),
         }
     }
@@ -271,20 +283,21 @@ impl WeightsError {
         match self {
             E::ShardOutside { path, shard } => write!(
                 f,
-                "refused: `{}` names the shard `{shard}`, which is outside its folder",
-                path.display()
+                "refused: `{}` names the shard `{}`, which is outside its folder",
+                Place(path),
+                Name(shard)
             ),
             E::MissingShard { path, shard } => write!(
                 f,
                 "`{}` names the shard `{}`, which is not there; download the whole model",
-                path.display(),
-                shard.display()
+                Place(path),
+                Name(&shard.to_string_lossy())
             ),
             E::NotInCache { id, looked_at: Some(at) } => write!(
                 f,
                 "model `{id}` is not in the Hugging Face cache (looked at `{}`); fetch it with `hf download {id}`, \
                  or copy its folder here and give the path",
-                at.display()
+                Place(at)
             ),
             E::NotInCache { id, looked_at: None } => write!(
                 f,
@@ -305,7 +318,7 @@ impl std::error::Error for WeightsError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             WeightsError::Io { source, .. } => Some(source),
-            WeightsError::Json { source, .. } => Some(source),
+            WeightsError::Json { source, .. } => Some(source.as_ref()),
             _ => None,
         }
     }

@@ -28,8 +28,7 @@ pub(super) struct Index {
 pub(super) fn read_index(path: &Path) -> Result<Index, WeightsError> {
     let source = Source::open(path)?;
     let bytes = source.read_vec(0, source.len(), INDEX_LIMIT, "an index")?;
-    let json = |error| WeightsError::Json { path: path.to_owned(), source: error };
-    let parsed: IndexFile = serde_json::from_slice(&bytes).map_err(json)?;
+    let parsed: IndexFile = serde_json::from_slice(&bytes).map_err(|error| WeightsError::json(path, error))?;
     let folder = path.parent().unwrap_or(Path::new(""));
     let mut numbers: BTreeMap<&str, usize> =
         parsed.weight_map.values().map(|shard| (shard.as_str(), 0)).collect();

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use ::safetensors::tensor::{Dtype, Metadata};
 
 use super::source::Source;
-use super::tensor::{Layout, Tensor};
+use super::tensor::{Layout, MAX_DIMENSIONS, Tensor};
 use super::{DType, WeightsError};
 
 /// Bytes of a header: about 100 per tensor. The format allows 100 MB, which is more than a parser
@@ -34,8 +34,8 @@ pub(super) fn read_header(source: &Source, file: usize) -> Result<Header, Weight
     source.read_at(0, &mut head)?;
     let len = header_len(&head);
     let header = source.read_vec(LENGTH_BYTES, len, HEADER_LIMIT, "a header")?;
-    let json = |error| WeightsError::Json { path: source.path().to_owned(), source: error };
-    let parsed: Metadata = serde_json::from_slice(&header).map_err(json)?;
+    let parsed: Metadata =
+        serde_json::from_slice(&header).map_err(|error| WeightsError::json(source.path(), error))?;
     let start = LENGTH_BYTES + len;
     let expected = start.saturating_add(parsed.data_len() as u64);
     if expected > source.len() {
@@ -50,6 +50,10 @@ pub(super) fn read_header(source: &Source, file: usize) -> Result<Header, Weight
             let why = format!("its element type {} is not supported; save it as F32, F16 or BF16", info.dtype);
             return Err(WeightsError::Unsupported { path: source.path().to_owned(), tensor: name, why });
         };
+        if info.shape.len() > MAX_DIMENSIONS {
+            let why = format!("it has more than {MAX_DIMENSIONS} dimensions, which no model has");
+            return Err(WeightsError::Unsupported { path: source.path().to_owned(), tensor: name, why });
+        }
         let shape = info.shape.iter().map(|&size| size as u64).collect();
         let offset = start + info.data_offsets.0 as u64;
         tensors.push(Tensor { name, dtype, shape, layout: Layout::Contiguous, file, offset });

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::pickle::{Node, NodeId, Pickle};
+use crate::printable::Name;
 
 /// Keys under which training code wraps a state dict (`model` in fair-esm's files).
 const WRAPPERS: [&str; 3] = ["model", "state_dict", "model_state_dict"];
@@ -57,12 +58,12 @@ impl Walk<'_> {
             return Err(format!("its modules are nested deeper than {MAX_DEPTH}"));
         }
         let Node::Object { class, state } = *self.pickle.node(module) else {
-            return Err(format!("its module `{prefix}` is none"));
+            return Err(format!("its module `{}` is none", Name(prefix)));
         };
         let state = state.filter(|&state| self.pickle.get(state, "_parameters").is_some());
         let Some(state) = state else {
             let class = self.pickle.global_name(class).unwrap_or_default();
-            return Err(format!("it holds a `{class}` without parameters; save model.state_dict()"));
+            return Err(format!("it holds a `{}` without parameters; save model.state_dict()", Name(&class)));
         };
         // Each look-up below passes over the whole state.
         if let Node::Dict(entries) = self.pickle.node(state) {
@@ -120,8 +121,7 @@ impl Walk<'_> {
     /// The first few string keys, for a message.
     fn keys(&self, entries: &[(NodeId, NodeId)]) -> String {
         let keys = entries.iter().filter_map(|&(key, _)| self.pickle.str(key)).take(8);
-        let quoted: Vec<String> =
-            keys.map(|key| format!("`{}`", key.chars().take(64).collect::<String>())).collect();
+        let quoted: Vec<String> = keys.map(|key| format!("`{}`", Name(key))).collect();
         quoted.join(", ")
     }
 }

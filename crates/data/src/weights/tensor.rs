@@ -10,6 +10,9 @@ use super::{DType, WeightsError};
 /// Bytes read at a time; a multiple of every element size.
 const BUFFER: usize = 32 * 1024;
 
+/// More dimensions than any tensor has.
+pub(super) const MAX_DIMENSIONS: usize = 16;
+
 /// A tensor's description and place; its values stay in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tensor {

@@ -5,16 +5,15 @@
 
 use super::pickle::{Node, NodeId, Pickle, PickleError};
 use super::source::Source;
-use super::tensor::{Layout, Tensor};
+use super::tensor::{Layout, MAX_DIMENSIONS, Tensor};
 use super::zip::{self, Zip};
 use super::{DType, WeightsError};
+use crate::printable::Name;
 
 /// A pickle of weights names tensors, about 150 bytes each; this much would be 28 000 of them.
 pub(super) const STATE_LIMIT: u64 = 4 << 20;
 /// Result files hold numbers in the pickle itself.
 pub(super) const OBJECT_LIMIT: u64 = 256 << 20;
-/// More dimensions than any tensor has.
-const MAX_DIMENSIONS: usize = 16;
 /// torch's first bytes before the zip format: PROTO 2, LONG1 of ten bytes, `MAGIC_NUMBER`.
 const LEGACY_MAGIC: [u8; 14] = [0x80, 2, 0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
 const LFS_POINTER: &[u8] = b"version https://git-lfs";
@@ -106,7 +105,11 @@ impl TorchFile {
     ) -> Result<u64, WeightsError> {
         let key = self.pickle.str(key).unwrap_or_default();
         let missing = || {
-            self.source.malformed(format!("the storage `{}` of tensor `{tensor}` is missing", printable(key)))
+            self.source.malformed(format!(
+                "the storage `{}` of tensor `{}` is missing",
+                Name(key),
+                Name(tensor)
+            ))
         };
         if key.is_empty() || key.len() > 64 {
             return Err(missing());
@@ -116,7 +119,8 @@ impl TorchFile {
         match elements.checked_mul(dtype.size()) == Some(size) {
             true => Ok(start),
             false => Err(self.source.malformed(format!(
-                "the storage of tensor `{tensor}` has {size} bytes where {elements} elements of {} are declared",
+                "the storage of tensor `{}` has {size} bytes where {elements} elements of {} are declared",
+                Name(tensor),
                 dtype.name()
             ))),
         }
@@ -190,6 +194,10 @@ fn extent(shape: &[u64], stride: &[u64]) -> Option<u64> {
 
 /// The layout, when it is row-major or a 2-D view with one unit stride.
 fn layout(shape: &[u64], stride: &[u64]) -> Option<Layout> {
+    // Without elements there are no steps, and sizes may be any.
+    if shape.contains(&0) {
+        return Some(Layout::Contiguous);
+    }
     // Dimensions of one element have no step.
     let wide: Vec<(u64, u64)> =
         shape.iter().copied().zip(stride.iter().copied()).filter(|&(size, _)| size != 1).collect();
@@ -200,15 +208,11 @@ fn layout(shape: &[u64], stride: &[u64]) -> Option<Layout> {
         fits
     });
     match wide[..] {
-        _ if row_major || shape.contains(&0) => Some(Layout::Contiguous),
+        _ if row_major => Some(Layout::Contiguous),
         [(_, stride), (columns, 1)] if stride >= columns => Some(Layout::Rows { columns, stride }),
         [(rows, 1), (columns, stride)] if stride >= rows => Some(Layout::Columns { columns, stride }),
         _ => None,
     }
-}
-
-fn printable(text: &str) -> String {
-    text.chars().take(64).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 #[cfg(test)]

@@ -197,7 +197,7 @@ impl<'a> Machine<'a> {
             return Err(self.wrong("a global whose name is no string"));
         };
         let global = globals::lookup(module_text, name_text)
-            .ok_or_else(|| PickleError::Global(shorten(&format!("{module_text}.{name_text}"))))?;
+            .ok_or_else(|| PickleError::Global(format!("{module_text}.{name_text}")))?;
         self.push(Node::Global { global, module, name });
         Ok(())
     }
@@ -308,9 +308,7 @@ impl<'a> Machine<'a> {
 
     fn refused_call(&self, module: NodeId, name: NodeId) -> PickleError {
         match (self.node(module), self.node(name)) {
-            (Node::Str(module), Node::Str(name)) => {
-                PickleError::Global(shorten(&format!("{module}.{name}(...)")))
-            }
+            (Node::Str(module), Node::Str(name)) => PickleError::Global(format!("{module}.{name}(...)")),
             _ => self.wrong("a global whose name is no string"),
         }
     }
@@ -419,10 +417,4 @@ fn long(bytes: &[u8]) -> Node {
     let mut wide = [fill; 8];
     wide[..bytes.len()].copy_from_slice(bytes);
     Node::Int(i64::from_le_bytes(wide))
-}
-
-/// The name for a message: printable, and not longer than a line.
-fn shorten(name: &str) -> String {
-    let printable = name.chars().map(|c| if c.is_control() { '?' } else { c });
-    printable.take(120).collect()
 }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use super::WeightsError;
 use super::source::Source;
+use crate::printable::Name;
 
 const END_SIGNATURE: u32 = 0x0605_4b50;
 const END64_SIGNATURE: u32 = 0x0606_4b50;
@@ -53,7 +54,7 @@ impl Zip {
             let (name, entry, tail) =
                 parse_entry(rest).ok_or_else(|| source.malformed("a zip directory entry breaks off"))?;
             if entries.insert(name.clone(), entry).is_some() {
-                return Err(source.malformed(format!("it holds `{name}` twice")));
+                return Err(source.malformed(format!("it holds `{}` twice", Name(&name))));
             }
             rest = tail;
         }
@@ -74,7 +75,8 @@ impl Zip {
         let mut header = [0; LOCAL_BYTES as usize];
         source.read_at(entry.header, &mut header)?;
         if u32_at(&header, 0) != Some(LOCAL_SIGNATURE) {
-            return Err(source.malformed(format!("the zip header of `{name}` is not where the directory says")));
+            let what = format!("the zip header of `{}` is not where the directory says", Name(name));
+            return Err(source.malformed(what));
         }
         // The local header's own name and extra field (torch pads the latter to align storages).
         let skip = [26, 28].map(|at| u64::from(u16_at(&header, at).unwrap_or(0)));

@@ -119,7 +119,7 @@ fn a_tokenizer_that_cannot_be_used_names_its_file() {
         assert!(source.contains(cause), "{source}");
     };
     check("{", "EOF");
-    check("{}", "Model missing");
+    check("{}", "it has no model with a vocabulary");
     check(&other.to_string(), "it does not put [CLS] before and [SEP] after a sequence");
     check(&dropout.to_string(), "it drops merges at random");
     check(&wordlevel.to_string(), "its model is not of the type BPE");

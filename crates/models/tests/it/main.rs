@@ -65,3 +65,24 @@ fn what_would_change_the_numbers_is_refused() {
     assert!(matches!(Encoder::from_json("{"), Err(ConfigError::Json(_))));
     assert!(matches!(Encoder::from_json(r#"{"model_type":"bert"}"#), Err(ConfigError::Kind(_))));
 }
+
+#[test]
+fn what_would_take_all_memory_or_give_no_numbers_is_refused() {
+    let whole = r#"{"model_type":"esm","vocab_size":33,"mask_token_id":32,"hidden_size":40,"num_hidden_layers":2,
+        "intermediate_size":160,"layer_norm_eps":1e-5,"num_attention_heads":5,"position_embedding_type":"rotary"}"#;
+    Encoder::from_json(whole).expect("a sound one");
+    let check = |from: &str, to: &str, wanted: &str| {
+        let error = Encoder::from_json(&whole.replace(from, to)).expect_err(to).to_string();
+        assert!(error.starts_with(wanted), "{error}");
+        assert!(error.len() < 300 && !error.contains(char::is_control), "{error}");
+    };
+    let layers = "`num_hidden_layers` must be a whole number between 1 and 1024, found";
+    check("layers\":2", "layers\":16777216", layers);
+    let eps = "`layer_norm_eps` must be a number between 0 and 1, found";
+    for wrong in ["1e300", "1e-300", "0", "-1", "1", "null"] {
+        check("1e-5", wrong, eps);
+    }
+    check("\":32", "\":33", "`mask_token_id` must be a whole number below vocab_size 33, found 33");
+    check("\":33", &format!("\":\"{}\"", "[".repeat(1 << 20)), "`vocab_size` must be a whole number between");
+    check("\"esm\"", r#""\u001b[2J\nerror: none""#, "model_type `?[2J?error: none` is not known");
+}

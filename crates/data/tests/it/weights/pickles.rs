@@ -140,6 +140,10 @@ fn tensors_must_lie_inside_their_storage() {
     let plain = "tensor `w` in `inside/w.pt`: its shape or strides are not plain sizes";
     check(&View { stride: &[1], ..good }, &counting(4), plain);
     check(&View { shape: &[u64::MAX, 2], ..good }, &counting(4), plain);
+    // Without elements any sizes fit, and their product may not.
+    let none = View { shape: &[0, 1 << 40, 1 << 40], stride: &[1, 1, 1], ..good };
+    let path = file("inside", "w.pt", &one_tensor(&none, &counting(4)));
+    assert_eq!(all(&Weights::open(&path).expect("an empty tensor opens"), "w"), [0.0; 0]);
     check(
         &View { shape: &[2, 2, 2], stride: &[1, 2, 4], elements: 8, ..good },
         &counting(8),

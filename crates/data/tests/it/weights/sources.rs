@@ -160,6 +160,7 @@ fn shards_join_and_are_kept_inside_their_folder() {
         )
     };
     check(r#""a":"../x""#, &outside("../x"));
+    check(r#""a":"x\u001b[2J\n/..""#, &outside("x\\u{1b}[2J\\n/.."));
     check(r#""a":"/etc/passwd""#, &outside("/etc/passwd"));
     check(r#""a":"""#, &outside(""));
     check(

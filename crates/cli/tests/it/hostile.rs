@@ -1,0 +1,205 @@
+//! Names that others chose, in records, tensors, files and descriptions. Invariant: they appear in messages and
+//! results as text of one line, and lead to no file outside of the output.
+
+use crate::harness::{Folder, golden};
+use data::sequence::Reader;
+use data::weights::Weights;
+use std::collections::BTreeSet;
+use std::fs;
+
+/// A line that a name would forge.
+const FORGED: &str = "error: none";
+
+/// The ids of records: each a word, as the reader cuts them.
+fn ids() -> Vec<String> {
+    let ids = [
+        "../../evil",
+        "/evil",
+        "a\0b",
+        "\x1b[2J",
+        "\u{9b}31m",
+        "\u{202e}rtl",
+        "e\u{301}\u{4e2d}",
+        "a\\tb\\n",
+        "-o",
+        "$(touch",
+        "\"quoted\"",
+        "'",
+        "a|b",
+        ">x",
+        "=1+1",
+        "NA",
+        "#",
+        "track",
+        "\x07\x08\x7f",
+        "%s%n",
+        "..",
+    ];
+    ids.into_iter().map(str::to_owned).chain(["long".repeat(700)]).collect()
+}
+
+/// Records of these ids, then some again, an empty one and one with characters that are no bases.
+fn fasta(sequence: &str) -> String {
+    let mut text: String = ids().iter().map(|id| format!(">{id} words\n{sequence}\n")).collect();
+    text += &format!(">\x1b[2J\n{sequence}\n>../../empty\x1b[2J\n>odd\x1b[31m\n{sequence}!\x1b[31m\n");
+    text
+}
+
+fn entries(folder: &Folder, name: &str) -> BTreeSet<String> {
+    let entries = fs::read_dir(folder.path(name)).expect("a folder");
+    entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+fn text(folder: &Folder, name: &str) -> String {
+    String::from_utf8(folder.read(name)).expect("text")
+}
+
+fn names(folder: &Folder, name: &str) -> Vec<String> {
+    let records = Reader::open([folder.path(name)]).expect("opened").records();
+    records.map(|record| record.expect("read").id).collect()
+}
+
+#[test]
+fn ids_stay_in_their_fields() {
+    let folder = Folder::new("hostile_predict");
+    folder.write("in/reads.fa", fasta("ACGAAAGCAGCAGCAGCA"));
+    let bundle = golden("");
+    let words = ["predict", "in/reads.fa", "--weights", &bundle, "--threshold", "0", "-v", "-o", "in/out"];
+    let more = ["--keep-intermediate", "--save-embeddings", "npy", "--log-file", "in/log"];
+    folder.run(&[&words[..], &more].concat()).ended(0).is_plain(FORGED);
+    assert_eq!(entries(&folder, ""), ["in"].map(str::to_owned).into());
+    assert_eq!(entries(&folder, "in"), ["log", "out", "reads.fa"].map(str::to_owned).into());
+    let shown: Vec<String> = ids().iter().map(|id| shown(id)).chain([shown("odd\x1b[31m")]).collect();
+    // Rows without the header, and the tabs of each.
+    for (file, header, rows, tabs) in [
+        ("predictions.tsv", 1, shown.len(), 6),
+        ("windows.tsv", 1, shown.len(), 8),
+        ("windows.bed", 0, shown.len(), 5),
+        ("notes.tsv", 1, 3, 3),
+        ("prediction_results_highestscore.csv", 1, shown.len(), 1),
+    ] {
+        let table = text(&folder, &format!("in/out/{file}"));
+        assert!(!table.contains(|c: char| c.is_control() && c != '\n' && c != '\t'), "{file}: {table:?}");
+        let lines: Vec<&str> = table.lines().skip(header).collect();
+        assert_eq!(lines.len(), rows, "{file}: {table}");
+        assert!(lines.iter().all(|line| line.matches('\t').count() == tabs), "{file}: {table}");
+    }
+    let table = text(&folder, "in/out/predictions.tsv");
+    let first: Vec<&str> = table.lines().skip(1).filter_map(|line| line.split('\t').next()).collect();
+    assert_eq!(first, shown);
+    let virus = names(&folder, "in/out/virus.fna");
+    assert_eq!(virus[..ids().len()], ids());
+    let chunks = names(&folder, "in/out/chunked.fa");
+    assert_eq!(chunks[0], "../../evil_chunk_1");
+    assert_eq!(chunks.len(), shown.len());
+    let frames = names(&folder, "in/out/protein.faa").len();
+    assert_eq!(text(&folder, "in/out/embeddings.ids.txt").lines().count(), frames);
+    let record: serde_json::Value = serde_json::from_slice(&folder.read("in/out/run.json")).expect("JSON");
+    assert_eq!(record["counts"]["records"], shown.len());
+}
+
+/// An id as it stands in a table.
+fn shown(id: &str) -> String {
+    let escape = |c: char| match c.is_control() {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    id.chars().map(escape).collect()
+}
+
+#[test]
+fn ids_are_kept_in_embeddings() {
+    let folder = Folder::new("hostile_embed");
+    folder.write("p.faa", fasta("MKVLAAGIVG"));
+    let esm = golden("esm2");
+    let wanted: Vec<String> = ids().into_iter().chain(["odd\x1b[31m".to_owned()]).collect();
+    for (name, pool) in [("e.npy", "mean"), ("e.safetensors", "mean"), ("t.safetensors", "tokens")] {
+        let words = ["embed", "--model", &esm, "p.faa", "-o", name, "--pool", pool, "-v"];
+        folder.run(&words).ended(0).is_plain(FORGED);
+    }
+    let there = ["e.ids.txt", "e.npy", "e.safetensors", "p.faa", "t.safetensors"];
+    assert_eq!(entries(&folder, ""), there.map(str::to_owned).into());
+    assert_eq!(text(&folder, "e.ids.txt").lines().count(), wanted.len());
+    let matrix = Weights::open(&folder.path("e.safetensors")).expect("opened");
+    let found: Vec<String> = serde_json::from_str(&matrix.metadata()["ids"]).expect("a JSON array");
+    assert_eq!(found, wanted);
+    let each = Weights::open(&folder.path("t.safetensors")).expect("opened");
+    let found: BTreeSet<String> = each.tensors().map(|tensor| tensor.name().to_owned()).collect();
+    assert_eq!(found, wanted.into_iter().collect());
+    // The one name that the format keeps for itself.
+    folder.write("reserved.faa", ">__metadata__\nMKV\n");
+    let words = ["embed", "--model", &esm, "reserved.faa", "-o", "r.safetensors", "--pool", "tokens"];
+    let ran = folder.run(&words);
+    assert!(ran.ended(1).stderr().contains("'__metadata__'"), "{}", ran.stderr());
+    assert!(!folder.path("r.safetensors").exists());
+}
+
+/// A model whose files speak to the terminal.
+fn check_model(name: &str, edit: impl Fn(&Folder), words: &[&str], says: &str) {
+    let folder = Folder::new(name);
+    folder.model("esm2", "config.json", |text| text.replace('{', "{ "));
+    folder.write("p.faa", ">a\nMKV\n");
+    edit(&folder);
+    let ran = folder.run(words);
+    ran.ended(1).is_plain(FORGED);
+    assert!(ran.stderr().contains(says), "{}", ran.stderr());
+}
+
+#[test]
+fn names_in_models_are_text() {
+    let embed = ["embed", "--model", "esm2", "p.faa", "-o", "e.npy"];
+    let tensor = |header: &str| {
+        let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+        move |folder: &Folder| folder.write("esm2/model.safetensors", &file)
+    };
+    let odd = r#"{"\u001b[2J\nerror: none":{"dtype":"F8_E5M2","shape":[0],"data_offsets":[0,0]}}"#;
+    check_model("hostile_tensor", tensor(odd), &embed, "tensor `\\u{1b}[2J\\nerror: none`");
+    let alike =
+        r#"{"\u001b[2J\nerror: none.word_embeddings.weight":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}"#;
+    check_model(
+        "hostile_alike",
+        tensor(alike),
+        &embed,
+        "it holds `\\u{1b}[2J\\nerror: none.word_embeddings.weight`",
+    );
+    let kind = |folder: &Folder| folder.write("esm2/config.json", r#"{"model_type":"\u001b[2J\nerror: none"}"#);
+    check_model(
+        "hostile_kind",
+        kind,
+        &["plan", "--model", "esm2"],
+        "model_type `?[2J?error: none` is not known",
+    );
+    let shards = |folder: &Folder| {
+        fs::remove_file(folder.path("esm2/model.safetensors")).expect("there");
+        let index = r#"{"weight_map":{"a":"../outside\u001b\nerror: none.safetensors"}}"#;
+        folder.write("esm2/model.safetensors.index.json", index);
+    };
+    check_model("hostile_shard", shards, &embed, "which is outside its folder");
+    let target = |folder: &Folder| folder.write("t.toml", "name = \"\\u001b[2J\\nerror: none\"\n\x1b[2J");
+    check_model(
+        "hostile_target",
+        target,
+        &["plan", "--model", "esm2", "--target", "t.toml"],
+        "target `t.toml`",
+    );
+}
+
+#[test]
+fn file_names_are_text() {
+    let folder = Folder::new("hostile_files");
+    let name = "\x1b[2J\nerror: none.fa";
+    folder.write(name, ">a\nACGAAAGCAGCAGCAGCA\n");
+    let ran = folder.run(&["predict", name]);
+    ran.ended(0).is_plain(FORGED);
+    assert!(ran.stdout().contains("results in \\u{1b}[2J\\nerror: none_plimsoll"), "{}", ran.stdout());
+    folder.run(&["predict", name]).ended(0).is_plain(FORGED);
+    folder.run(&["predict", name, "--json"]).ended(0).is_plain(FORGED);
+    folder.run(&["predict", "nowhere\x1b[2J\nerror: none"]).ended(1).is_plain(FORGED);
+    folder.run(&["predict", "--\x1b[2J", name]).ended(1).is_plain(FORGED);
+    folder.run(&["predict", name, "--length", "\x1b[2J"]).ended(1).is_plain(FORGED);
+    let model = "\x1b[2J\nerror: none";
+    folder.write(&format!("{model}/config.json"), fs::read(golden("esm2/config.json")).expect("golden"));
+    folder.run(&["plan", "--model", model]).ended(0).is_plain(FORGED);
+    folder.write(&format!("{model}/config.json"), "{");
+    folder.run(&["plan", "--model", model]).ended(1).is_plain(FORGED);
+}

@@ -1,0 +1,47 @@
+//! Reads a small file whole. Invariant: neither a device that never ends nor a file of any size takes more
+//! memory than the caller allows.
+
+use std::fs::File;
+use std::io::{Error, ErrorKind, Read, Result};
+use std::path::Path;
+
+/// The bytes of the file at `path`, at most `most` of them.
+///
+/// # Errors
+/// Those of the system, and `FileTooLarge` with the limit.
+pub fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > most {
+        true => Err(Error::new(ErrorKind::FileTooLarge, format!("larger than {most} bytes"))),
+        false => Ok(bytes),
+    }
+}
+
+/// The text of the file at `path`, at most `most` bytes.
+///
+/// # Errors
+/// As [`read`], and `InvalidData` where it is not UTF-8.
+pub fn read_text(path: &Path, most: u64) -> Result<String> {
+    String::from_utf8(read(path, most)?).map_err(|_| Error::new(ErrorKind::InvalidData, "not UTF-8"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_may_be_as_large_as_allowed() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+        let size = std::fs::metadata(&path).expect("there").len();
+        assert_eq!(read_text(&path, size).expect("read").len() as u64, size);
+        assert_eq!(read(&path, size - 1).expect_err("too large").kind(), ErrorKind::FileTooLarge);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_device_that_never_ends_is_left() {
+        let error = read(Path::new("/dev/zero"), 1 << 16).expect_err("endless");
+        assert_eq!(error.to_string(), "larger than 65536 bytes");
+    }
+}

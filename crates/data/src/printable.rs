@@ -1,0 +1,67 @@
+//! Texts of others in our messages. Invariant: what is shown is on one line, moves no cursor, and does not
+//! turn the direction of what follows; a name takes a bounded part of that line.
+
+use std::fmt::{self, Display, Formatter, Write};
+use std::path::Path;
+
+/// The characters of a name that are shown; the rest is an ellipsis.
+const LONGEST: usize = 200;
+
+/// A name out of a file: a record, a tensor, an entry. Characters that are not printable stand as Rust
+/// escapes: `\n`, `\u{1b}`.
+#[derive(Clone, Copy, Debug)]
+pub struct Name<'a>(pub &'a str);
+
+impl Display for Name<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write_escaped(self.0.chars().take(LONGEST), f)?;
+        match self.0.chars().nth(LONGEST) {
+            Some(_) => f.write_char('…'),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A path as a [`Name`], but whole: the system bounds it.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a>(pub &'a Path);
+
+impl Display for Place<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write_escaped(self.0.to_string_lossy().chars(), f)
+    }
+}
+
+fn write_escaped(text: impl Iterator<Item = char>, f: &mut Formatter<'_>) -> fmt::Result {
+    for c in text {
+        match is_printable(c) {
+            true => f.write_char(c)?,
+            false => c.escape_default().try_for_each(|c| f.write_char(c))?,
+        }
+    }
+    Ok(())
+}
+
+/// Whether `c` only shows itself: no control character, line end, or sign that turns the direction of text
+/// (Unicode Technical Report 36, section 2.10.4).
+pub fn is_printable(c: char) -> bool {
+    !c.is_control() && !matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_on_their_line() {
+        let check = |text: &str, shown: &str| {
+            assert_eq!(Name(text).to_string(), shown);
+            assert_eq!(Place(Path::new(text)).to_string(), shown);
+        };
+        check("sp|P1|../é 中", "sp|P1|../é 中");
+        check("\x1b[2J\nerror: \0\u{9b}\u{7f}", "\\u{1b}[2J\\nerror: \\u{0}\\u{9b}\\u{7f}");
+        check("a\u{202e}b\u{2066}c\u{2028}d\u{85}", "a\\u{202e}b\\u{2066}c\\u{2028}d\\u{85}");
+        assert_eq!(Name(&"é".repeat(200)).to_string(), "é".repeat(200));
+        assert_eq!(Name(&"é".repeat(1 << 20)).to_string(), "é".repeat(200) + "…");
+    }
+}

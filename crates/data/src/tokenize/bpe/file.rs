@@ -1,0 +1,88 @@
+//! What a `tokenizer.json` may ask of the `tokenizers` crate. Invariant: what passes makes the crate neither
+//! panic nor run a pattern of the file's, gives at most three tokens a byte, and ids that fit an embedding
+//! table; what encoding has no use for does not reach the crate.
+
+use std::error::Error;
+
+use serde_json::{Map, Value, json};
+
+/// Why a file is refused.
+pub(super) type Refusal = Box<dyn Error + Send + Sync>;
+
+/// Ids are less: the crate counts up to the largest. DNABERT-2 has 4096 tokens.
+const MOST_IDS: u64 = 1 << 20;
+
+/// What the crate gets of the file: without truncation, padding and decoder, which concern the training of
+/// its authors and the way back to text, and with the crate's own template for pairs.
+pub(super) fn checked(bytes: &[u8]) -> Result<Vec<u8>, Refusal> {
+    let mut file: Value = serde_json::from_slice(bytes)?;
+    check(&file)?;
+    for unused in ["truncation", "padding", "decoder"] {
+        file[unused] = Value::Null;
+    }
+    let template = &mut file["post_processor"];
+    if template["type"] == "TemplateProcessing" {
+        let special = ["[CLS]", "[SEP]"].map(|name| (name.to_owned(), template["special_tokens"][name].take()));
+        let part = |id: &str, number: u8| json!({"Sequence": {"id": id, "type_id": number}});
+        template["special_tokens"] = Value::Object(special.into_iter().collect());
+        template["pair"] = json!([part("A", 0), part("B", 1)]);
+    }
+    Ok(serde_json::to_vec(&file)?)
+}
+
+fn check(file: &Value) -> Result<(), &'static str> {
+    let is_one_of = |key: &str, known: &[&str]| match &file[key] {
+        Value::Null => true,
+        part => part["type"].as_str().is_some_and(|kind| known.contains(&kind)),
+    };
+    let is_id = |id: &Value| id.as_u64().is_some_and(|id| id < MOST_IDS);
+    let model = &file["model"];
+    let Some(vocab) = model["vocab"].as_object() else { return Err("it has no model with a vocabulary") };
+    let added = file["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let merges = model["merges"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let rules = [
+        (model["type"].is_null() || model["type"] == "BPE", "its model is not of the type BPE"),
+        (vocab.values().all(is_id), "an id of its vocabulary is no whole number below 2^20"),
+        (
+            added.iter().all(|token| is_id(&token["id"])),
+            "the id of an added token is no whole number below 2^20",
+        ),
+        (model["continuing_subword_prefix"].is_null(), "its pieces of words have a prefix"),
+        (merges.iter().all(|merge| makes_token(merge, vocab)), "a merge makes what is no token"),
+        (is_one_of("normalizer", &["Lowercase"]), "its normalizer is neither none nor Lowercase"),
+        (
+            is_one_of("pre_tokenizer", &["Whitespace", "WhitespaceSplit"]),
+            "its pre-tokenizer is neither none, Whitespace nor WhitespaceSplit",
+        ),
+        (puts_ends(&file["post_processor"]), "it does not put [CLS] before and [SEP] after a sequence"),
+    ];
+    rules.into_iter().find(|(kept, _)| !kept).map_or(Ok(()), |(_, why)| Err(why))
+}
+
+/// Whether both parts of a merge, which stand beside each other in an array or around a blank, make a token.
+/// What is no merge at all is left to the crate.
+fn makes_token(merge: &Value, vocab: &Map<String, Value>) -> bool {
+    let parts = match merge {
+        Value::String(text) => text.split_once(' '),
+        merge => merge[0].as_str().zip(merge[1].as_str()),
+    };
+    parts.is_none_or(|(left, right)| vocab.contains_key(&(left.to_owned() + right)))
+}
+
+/// Whether it is one of the two forms of `[CLS] A [SEP]`. Which ids these are is compared by encoding.
+fn puts_ends(processor: &Value) -> bool {
+    let special = &processor["special_tokens"];
+    let is_one_id = |name: &str| special[name]["ids"].as_array().is_some_and(|ids| ids.len() == 1);
+    match processor["type"].as_str() {
+        Some("BertProcessing") => true,
+        Some("TemplateProcessing") => {
+            let single = &processor["single"];
+            let found = [&single[0]["SpecialToken"], &single[1]["Sequence"], &single[2]["SpecialToken"]];
+            single.as_array().is_some_and(|parts| parts.len() == 3)
+                && found.map(|part| part["id"].as_str()) == [Some("[CLS]"), Some("A"), Some("[SEP]")]
+                && is_one_id("[CLS]")
+                && is_one_id("[SEP]")
+        }
+        Some(_) | None => false,
+    }
+}

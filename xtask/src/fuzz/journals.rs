@@ -1,0 +1,81 @@
+//! Journals of broken runs. Invariant: blocks that are read are the first ones that were written under the
+//! journal's key, in their order; a damaged journal gives fewer of them, or an error.
+
+use super::{Format, Seen, Stock, fit, measured};
+use data::DataError;
+use data::journal::{Blocks, Journal};
+use std::fs;
+use std::path::Path;
+
+/// The blocks under each key.
+const JOURNALS: [(&[u8], &[&[u8]]); 4] = [
+    (b"", &[]),
+    (b"{\"identity\": 1}", &[b"first", b"", b"third, which is longer"]),
+    (b"{\"identity\": 2}", &[b"first", b"plimjnl1", b"plimjnl1\x03\0\0\0\0\0\0\0"]),
+    (b"many", &[b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h"]),
+];
+
+/// The one format, its corpus written by the journal itself.
+pub fn formats(folder: &Path) -> Vec<Format> {
+    let path = folder.join("sound.journal");
+    let write = |(key, blocks): (&[u8], &[&[u8]])| -> Result<Vec<u8>, DataError> {
+        let mut journal = Journal::create(&path, key)?;
+        blocks.iter().try_for_each(|block| journal.append(block))?;
+        Ok(fs::read(&path).unwrap_or_default())
+    };
+    // Without a folder there is nothing to read either, which the run says.
+    let _ = fs::create_dir_all(folder);
+    let corpus = JOURNALS.into_iter().filter_map(|journal| write(journal).ok()).chain([vec![]]).collect();
+    let words: [&[u8]; 5] = [
+        b"plimjnl1",
+        b"plimjnl1\x01\0\0\0\0\0\0\0",
+        b"\0\0\0\0\0\0\0\0",
+        b"\xff\xff\xff\xff\xff\xff\xff\xff",
+        b"\x01",
+    ];
+    let stock = Stock { corpus, words: words.map(<[u8]>::to_vec).to_vec() };
+    vec![Format {
+        name: "journal",
+        file: "progress.journal",
+        stock,
+        wrap: <[u8]>::to_vec,
+        beside: vec![],
+        check,
+    }]
+}
+
+fn check(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
+    let (read, peak) = measured(|| blocks(path));
+    let (accepted, key, found) = match read {
+        Ok(None) => (true, vec![], vec![]),
+        Ok(Some((key, found, None))) => (true, key, found),
+        Ok(Some((key, found, Some(error)))) => {
+            fit(&error, path)?;
+            (false, key, found)
+        }
+        Err(error) => {
+            fit(&error, path)?;
+            (false, vec![], vec![])
+        }
+    };
+    let written = JOURNALS.iter().find(|(known, _)| *known == key).map_or(&[][..], |(_, blocks)| *blocks);
+    if found.len() > written.len() || found.iter().zip(written).any(|(found, written)| found != written) {
+        return Err(format!("under the key '{}' it reads {found:?}", key.escape_ascii()));
+    }
+    Ok(Seen { accepted, peak, allowed: (1 << 20) + 8 * bytes.len() as u64 })
+}
+
+/// Key and blocks, up to an error if there is one.
+type Read = (Vec<u8>, Vec<Vec<u8>>, Option<DataError>);
+
+fn blocks(path: &Path) -> Result<Option<Read>, DataError> {
+    let Some(mut blocks) = Blocks::open(path)? else { return Ok(None) };
+    let (mut found, mut block) = (vec![], vec![]);
+    loop {
+        match blocks.next_into(&mut block) {
+            Ok(true) => found.push(block.clone()),
+            Ok(false) => return Ok(Some((blocks.key().to_vec(), found, None))),
+            Err(error) => return Ok(Some((blocks.key().to_vec(), found, Some(error)))),
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Numbers by chance, the same for the same seed. Invariant: a case depends on seed, format and number alone,
+//! so any one of them can be made again.
+
+/// SplitMix64 (Steele, Lea and Flood 2014): small, and enough to choose bytes.
+pub struct Random(u64);
+
+impl Random {
+    /// The numbers of one case.
+    pub fn of(seed: u64, format: &str, number: u64) -> Self {
+        let mut random = Random(seed);
+        for part in format.bytes().map(u64::from).chain([number]) {
+            random.0 ^= part.wrapping_mul(0x2545_f491_4f6c_dd1d);
+            random.next();
+        }
+        random
+    }
+
+    /// Any number.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `bound`; 0 where there is none.
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound.max(1) as u64) as usize
+    }
+
+    /// One of `items`, of which there must be one.
+    pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
+        &items[self.below(items.len())]
+    }
+
+    /// True once in `times`.
+    pub fn once_in(&mut self, times: usize) -> bool {
+        self.below(times) == 0
+    }
+}

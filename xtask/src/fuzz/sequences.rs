@@ -1,0 +1,260 @@
+//! Sequence files, plain and compressed, against a reference reader that shares nothing with ours but the
+//! rules. Invariant: both read the same records, or both refuse; a compression is one row of
+//! [`COMPRESSIONS`].
+
+use super::{Format, Seen, Stock, fit, measured};
+use data::DataError;
+use data::sequence::{Reader, Record};
+use flate2::Compression as Level;
+use flate2::bufread::MultiGzDecoder;
+use flate2::write::GzEncoder;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{Read, Write};
+use std::path::Path;
+
+/// How a text may be packed.
+struct Compression {
+    formats: [&'static str; 2],
+    /// How a packed file begins.
+    magic: &'static [u8],
+    pack: fn(&[u8]) -> Vec<u8>,
+    /// `None` where it is damaged.
+    unpack: fn(&[u8]) -> Option<Vec<u8>>,
+    /// Bytes that its decoder may hold, whatever the size of the text.
+    window: u64,
+}
+
+const COMPRESSIONS: &[Compression] = &[Compression {
+    formats: ["fasta.gz", "fastq.gz"],
+    magic: b"\x1f\x8b",
+    pack: gzip,
+    unpack: gunzip,
+    window: 1 << 20,
+}];
+
+/// Buffers of the reader.
+const BUFFERS: u64 = 1 << 20;
+/// The longest name that is read.
+const LONGEST_NAME: usize = 4096;
+
+/// Both formats, plain and in every compression.
+pub fn formats() -> Vec<Format> {
+    let row = |name, wrap, stock| Format { name, file: "reads", stock, wrap, beside: vec![], check };
+    let mut rows = vec![row("fasta", <[u8]>::to_vec as fn(&[u8]) -> Vec<u8>, fasta())];
+    rows.push(row("fastq", <[u8]>::to_vec, fastq()));
+    for compression in COMPRESSIONS {
+        rows.push(row(compression.formats[0], compression.pack, fasta()));
+        rows.push(row(compression.formats[1], compression.pack, fastq()));
+    }
+    rows
+}
+
+fn fasta() -> Stock {
+    let long = [&b">long\n"[..], &b"ACGTTGCATN".repeat(400)].concat();
+    let members: [&[u8]; 7] = [
+        b"",
+        b">a one\nACGT\nACGT\n>b\nNNNN\n>a\nacgu\n",
+        b"\xef\xbb\xbf>dos\r\nACGT\r\n\r\nTT TT\t\r\n>\r\nA\r\n",
+        b"  \n\n>mac\rACGT\r>next\r\rACGT",
+        b">sp|P1|X_Y \xce\xb1 words\nMKV*-\n\n>\xc2\xa0odd\nX\n>last",
+        b">a\n>b\n>c\n\n\n>d\nA>C\n >e\n",
+        &long,
+    ];
+    Stock { corpus: members.map(<[u8]>::to_vec).to_vec(), words: words() }
+}
+
+fn fastq() -> Stock {
+    let (bases, quality) = ("ACGTTGCATN".repeat(60), "IIIIIFFF@+".repeat(60));
+    let long = format!("@long\n{bases}\n+\n{quality}\n");
+    let members: [&[u8]; 5] = [
+        b"@a one\nACGT\n+\nIIII\n@b\nAC\n+b\n@@\n",
+        b"@dos x\r\nACGT\r\n+dos x\r\nI+@I\r\n\r\n@e\r\n\r\n+\r\n\r\n",
+        b"@lines\nAC\nGT\n+\nII\nII\n@z\nA\n+\n+\n",
+        b"@a\nACGT\n+\nIII",
+        long.as_bytes(),
+    ];
+    Stock { corpus: members.map(<[u8]>::to_vec).to_vec(), words: words() }
+}
+
+fn words() -> Vec<Vec<u8>> {
+    let long = [b">", &b"x".repeat(LONGEST_NAME - 1)[..], b"\nA\n"].concat();
+    let words: [&[u8]; 22] = [
+        b"\n>x\n",
+        b">",
+        b"@",
+        b"\n@x\nA\n+\nI\n",
+        b"\n+\n",
+        b"\r\n",
+        b"\r",
+        b"\n\n\n",
+        b" \t",
+        b"\0",
+        b"\x1b[2J",
+        b"\xff\xfe",
+        b"\xef\xbb\xbf",
+        b"\x1f\x8b",
+        b"\x1f\x8b\x08\0\0\0\0\0\0\x03",
+        b"\xc2\x85",
+        b"\xe2\x80\xa8",
+        b">../../x",
+        b">a\tb\x0b",
+        b";",
+        b"\x1c\x1f",
+        &long,
+    ];
+    words.map(<[u8]>::to_vec).to_vec()
+}
+
+/// What was read: the records by their number and a digest of all, and whether that was all.
+type Digest = (u64, u64, bool);
+
+fn check(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
+    let (read, peak) = measured(|| ours(path));
+    let found = match &read {
+        (digest, None) => *digest,
+        (digest, Some(error)) => {
+            fit(error, path)?;
+            *digest
+        }
+    };
+    let compression = COMPRESSIONS.iter().find(|compression| bytes.starts_with(compression.magic));
+    let text = match compression {
+        Some(compression) => (compression.unpack)(bytes),
+        None => Some(bytes.to_vec()),
+    };
+    let window = compression.map_or(0, |compression| compression.window);
+    let seen = |len: usize| Seen { accepted: found.2, peak, allowed: BUFFERS + window + 3 * len as u64 };
+    let Some(text) = text else {
+        // What came before the damage is not known here; a thousandfold is the most that gzip can hold.
+        let most = seen(bytes.len().saturating_mul(1032));
+        return if found.2 { Err("a damaged file is read to its end".to_owned()) } else { Ok(most) };
+    };
+    let wanted = reference(&text);
+    match found == wanted {
+        true => Ok(seen(text.len())),
+        false => Err(format!("(records, digest, complete) are {found:?}, of the reference {wanted:?}")),
+    }
+}
+
+fn ours(path: &Path) -> (Digest, Option<DataError>) {
+    let mut digest = DefaultHasher::new();
+    let (mut count, mut record) = (0, Record::default());
+    let mut reader = match Reader::open([path]) {
+        Ok(reader) => reader,
+        Err(error) => return ((0, digest.finish(), false), Some(error)),
+    };
+    loop {
+        match reader.read_into(&mut record) {
+            Ok(true) => (record.id.as_bytes(), &record.seq[..]).hash(&mut digest),
+            Ok(false) => return ((count, digest.finish(), true), None),
+            Err(error) => return ((count, digest.finish(), false), Some(error)),
+        }
+        count += 1;
+    }
+}
+
+/// The same by the plainest of readers.
+fn reference(text: &[u8]) -> Digest {
+    let mut rest = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
+    let mut digest = DefaultHasher::new();
+    let mut count = 0;
+    let fastq = trimmed(rest).starts_with(b"@");
+    loop {
+        rest = trimmed(rest);
+        let record = match (rest.first(), fastq) {
+            (None, _) => return (count, digest.finish(), true),
+            (Some(b'>'), false) => fasta_record(&mut rest),
+            (Some(b'@'), true) => fastq_record(&mut rest),
+            (Some(_), _) => None,
+        };
+        let Some((id, sequence)) = record else { return (count, digest.finish(), false) };
+        (id.as_bytes(), &sequence[..]).hash(&mut digest);
+        count += 1;
+    }
+}
+
+fn fasta_record(rest: &mut &[u8]) -> Option<(String, Vec<u8>)> {
+    let id = name(&line(rest)[1..])?;
+    let mut sequence = vec![];
+    while !rest.is_empty() && !rest.starts_with(b">") {
+        sequence.extend(letters(line(rest)));
+    }
+    Some((id, sequence))
+}
+
+fn fastq_record(rest: &mut &[u8]) -> Option<(String, Vec<u8>)> {
+    let title = &line(rest)[1..];
+    let id = name(title)?;
+    let mut sequence = vec![];
+    while !rest.starts_with(b"+") {
+        if rest.is_empty() {
+            return None;
+        }
+        sequence.extend(letters(line(rest)));
+    }
+    let second = line(rest)[1..].trim_ascii_end();
+    if !second.is_empty() && second != title.trim_ascii_end() {
+        return None;
+    }
+    let mut quality = 0;
+    while quality < sequence.len() {
+        if rest.is_empty() {
+            return None;
+        }
+        quality += line(rest).iter().filter(|b| !is_blank(b)).count();
+    }
+    (quality == sequence.len()).then_some((id, sequence))
+}
+
+/// The first line, without its end, which is taken from `rest`.
+fn line<'a>(rest: &mut &'a [u8]) -> &'a [u8] {
+    let end = rest.iter().position(|b| b"\r\n".contains(b)).unwrap_or(rest.len());
+    let (line, tail) = rest.split_at(end);
+    *rest = tail.strip_prefix(b"\r\n").unwrap_or(tail.get(1..).unwrap_or_default());
+    line
+}
+
+/// The first word of a title; `None` if it is no UTF-8, or too long.
+fn name(title: &[u8]) -> Option<String> {
+    for word in title.split(is_blank).filter(|word| !word.is_empty()) {
+        let word = std::str::from_utf8(word).ok()?;
+        if let Some(word) = word.split_whitespace().next() {
+            return (word.len() <= LONGEST_NAME).then(|| word.to_owned());
+        }
+    }
+    Some(String::new())
+}
+
+fn letters(line: &[u8]) -> Vec<u8> {
+    let mut letters: Vec<u8> = line.iter().copied().filter(|&b| b != b' ').collect();
+    while letters.last().is_some_and(is_blank) {
+        letters.pop();
+    }
+    letters
+}
+
+fn trimmed(text: &[u8]) -> &[u8] {
+    let start = text.iter().position(|b| !is_blank(b)).unwrap_or(text.len());
+    &text[start..]
+}
+
+/// ASCII of what Python calls white.
+fn is_blank(b: &u8) -> bool {
+    b" \t\n\x0b\x0c\r\x1c\x1d\x1e\x1f".contains(b)
+}
+
+fn gzip(text: &[u8]) -> Vec<u8> {
+    // Two members, as tools write that compress in parallel. Writing to a Vec cannot fail.
+    let member = |text: &[u8]| {
+        let mut encoder = GzEncoder::new(vec![], Level::fast());
+        let _ = encoder.write_all(text);
+        encoder.finish().unwrap_or_default()
+    };
+    let (first, second) = text.split_at(text.len() / 2);
+    [member(first), member(second)].concat()
+}
+
+fn gunzip(bytes: &[u8]) -> Option<Vec<u8>> {
+    let mut text = vec![];
+    MultiGzDecoder::new(bytes).read_to_end(&mut text).ok().map(|_| text)
+}

@@ -1,0 +1,239 @@
+//! The texts that describe models and machines: tokenizer.json, config.json, target files. Invariant: what is
+//! accepted can be used: a tokenizer encodes within its vocabulary, a configuration builds a graph, a target
+//! makes plans with numbers in range.
+
+use super::{Format, Seen, Stock, fit, measured, messages, plain};
+use data::bounded::read_text;
+use data::tokenize::Bpe;
+use graph::{Bounds, Bytes, Graph};
+use models::{Encoder, Output};
+use plan::{Policy, Program, Target, compile};
+use std::fs;
+use std::path::Path;
+
+/// What `run` reads of a target file.
+const LARGEST_TARGET: u64 = 1 << 18;
+
+/// All three.
+pub fn formats(root: &Path) -> Vec<Format> {
+    let read = |path: &str| fs::read(root.join(path)).unwrap_or_default();
+    let goldens = "fixtures/goldens";
+    let small = br#"{"version":"1.0","truncation":null,"padding":null,"added_tokens":[
+        {"id":0,"content":"[UNK]","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true},
+        {"id":1,"content":"[CLS]","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true},
+        {"id":2,"content":"[SEP]","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],
+        "normalizer":null,"pre_tokenizer":{"type":"Whitespace"},"post_processor":{"type":"TemplateProcessing",
+        "single":[{"SpecialToken":{"id":"[CLS]","type_id":0}},{"Sequence":{"id":"A","type_id":0}},
+        {"SpecialToken":{"id":"[SEP]","type_id":0}}],"pair":[{"Sequence":{"id":"A","type_id":0}},
+        {"Sequence":{"id":"B","type_id":1}}],"special_tokens":{"[CLS]":{"id":"[CLS]","ids":[1],"tokens":["[CLS]"]},
+        "[SEP]":{"id":"[SEP]","ids":[2],"tokens":["[SEP]"]}}},"decoder":null,"model":{"type":"BPE","dropout":null,
+        "unk_token":"[UNK]","continuing_subword_prefix":null,"end_of_word_suffix":null,"fuse_unk":false,
+        "byte_fallback":false,"ignore_merges":false,"vocab":{"[UNK]":0,"[CLS]":1,"[SEP]":2,"A":3,"C":4,"G":5,"T":6,
+        "AC":7,"GT":8,"ACGT":9},"merges":["A C","G T","AC GT"]}}"#
+        .to_vec();
+    let mut tokenizers = vec![small; 7];
+    tokenizers.push(read(&format!("{goldens}/dnabert_s/tokenizer.json")));
+    let configs = ["esm2", "dnabert_s"].map(|model| read(&format!("{goldens}/{model}/config.json")));
+    let targets = ["null", "h200", "cpu"].map(|name| read(&format!("crates/plan/src/targets/{name}.toml")));
+    let words = |words: &[&str]| words.iter().map(|word| word.as_bytes().to_vec()).collect();
+    let row = |name, file, corpus: Vec<Vec<u8>>, words, check| {
+        let stock = Stock { corpus, words };
+        Format { name, file, stock, wrap: <[u8]>::to_vec, beside: vec![], check }
+    };
+    vec![
+        row("tokenizer.json", "tokenizer.json", tokenizers, words(TOKENIZER), check_tokenizer),
+        row("config.json", "config.json", configs.to_vec(), words(CONFIG), check_config),
+        row("target.toml", "target.toml", targets.to_vec(), words(TARGET), check_target),
+    ]
+}
+
+const TOKENIZER: &[&str] = &[
+    "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Replace\",\"pattern\":{\"String\":\"A\"},\"content\":\"AAAAAAAA\"},{\"type\":\"Replace\",\"pattern\":{\"String\":\"A\"},\"content\":\"AAAAAAAA\"}]},",
+    "{\"type\":\"Lowercase\"}",
+    "{\"type\":\"Prepend\",\"prepend\":\"A\"}",
+    "{\"type\":\"ByteLevel\",\"add_prefix_space\":true,\"trim_offsets\":true,\"use_regex\":true}",
+    "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(a+)+$\"},\"behavior\":\"Isolated\",\"invert\":false}",
+    "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"((((((a{1,99}){1,99}){1,99}\"},\"behavior\":\"Isolated\",\"invert\":false}",
+    "\"byte_fallback\":true",
+    "\"fuse_unk\":true",
+    "\"dropout\":0.5",
+    "\"ignore_merges\":true",
+    "\"A\":4294967295",
+    "\"T\":2147483648,",
+    "\"A A\"",
+    "\"AC ACGT\",",
+    "\"\":11,",
+    "\"\u{e9}\":12,",
+    "null",
+    "\"type\":\"WordPiece\"",
+    "\"type\":\"Unigram\"",
+    "[\"A\",\"C\"]",
+    ",",
+    "\\ud800",
+    "\u{1b}[31m",
+    "\\u001b[31m\\n",
+    "\"continuing_subword_prefix\":\"##\"",
+];
+
+const CONFIG: &[&str] = &[
+    "\"num_hidden_layers\": 16777216,",
+    "\"hidden_size\": 16384,",
+    "\"num_attention_heads\": 128,",
+    "\"vocab_size\": 1,",
+    "\"layer_norm_eps\": 1e300,",
+    "\"layer_norm_eps\": -1,",
+    "\"layer_norm_eps\": 0,",
+    "\"mask_token_id\": 16777216,",
+    "\"model_type\": \"esm\",",
+    "\"model_type\": \"bert\",",
+    "\"alibi_starting_size\": 1,",
+    "\"token_dropout\": 1,",
+    "\"\u{1b}[31m\\n\"",
+    "\"model_type\": \"\\u001b[2J\\nerror: none\",",
+    "null",
+    "[",
+    "{",
+    "}",
+    ",",
+    "\\ud800",
+];
+
+const TARGET: &[&str] = &[
+    "alignment = 4611686018427387904\n",
+    "units = 9223372036854775807\n",
+    "saturation = 9223372036854775807\n",
+    "memory = 9223372036854775807\n",
+    "memory = 1\n",
+    "f32 = 1e-300\n",
+    "f32 = 1e300\n",
+    "launch = 1e300\n",
+    "memory = 5e-324\n",
+    "per_unit = 9223372036854775807",
+    "per_column = 9223372036854775807",
+    "bytes = 9223372036854775807",
+    "\n[[reserved]]\nlabel = \"x\"\nbytes = 9223372036854775807\n",
+    "kernels_of = \"h200\"\n",
+    "kernels_of = \"null\"\n",
+    "\n[[kernels]]\n",
+    "[",
+    "]",
+    "\"\"\"",
+    "'",
+    "=",
+    "\"\\u001b[31m\\nerror: none\"",
+    "\u{1b}",
+    "nan",
+    "-inf",
+    "[a.b.c]\n",
+];
+
+/// What a tokenizer must read: sequences and what may stand in their place.
+const SEQUENCES: &[&[u8]] = &[
+    b"",
+    b"A",
+    b"ACGTACGTTGCAACGT",
+    b"acgtn",
+    b"NNNNACGTNNNN",
+    b"AC GT\tAC\n",
+    b"[MASK]AC[CLS]GT",
+    b"\xff\xfe\0\x1b",
+    b"\xc3\xa9\xe2\x80\xa8A",
+    b"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!",
+];
+
+fn check_tokenizer(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
+    let long = b"ACGTTGCATCAGGATTACCA".repeat(50);
+    let (read, peak) = measured(|| {
+        let bpe = Bpe::from_file(path)?;
+        let mut tokens = vec![];
+        for sequence in SEQUENCES.iter().copied().chain([&long[..]]) {
+            tokens.clear();
+            // A sequence may be refused; the tokens of another may not be out of range.
+            let Ok(unknown) = bpe.encode(sequence, &mut tokens) else { continue };
+            let in_range = |&token: &i32| usize::try_from(token).is_ok_and(|token| token < bpe.vocab_size());
+            if !tokens.iter().all(in_range) || unknown > tokens.len() || tokens.len() > 3 * sequence.len() + 2 {
+                let text = sequence.escape_ascii();
+                return Ok(Err(format!("'{text}' of {} bytes gives {tokens:?}", sequence.len())));
+            }
+        }
+        Ok::<_, data::DataError>(Ok(()))
+    });
+    let accepted = match read {
+        Ok(used) => used.map(|()| true)?,
+        Err(error) => fit(&error, path).map(|()| false)?,
+    };
+    // The tables of the own encoder take 9 MiB at most.
+    Ok(Seen { accepted, peak, allowed: (24 << 20) + 64 * bytes.len() as u64 })
+}
+
+fn check_config(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
+    let bounds = Bounds { tokens: 8, sequences: 2, longest: 8 };
+    let (read, peak) = measured(|| {
+        let text = read_text(path, 1 << 20).ok()?;
+        let encoder = Encoder::from_json(&text);
+        Some(encoder.map(|encoder| encoder.graph(bounds, &[Output::Mean]).map(|graph| in_range(&graph))))
+    });
+    let accepted = match read {
+        None => false,
+        Some(Ok(graph)) => graph.map_err(|e| format!("its graph is broken: {e}"))??,
+        Some(Err(error)) => messages(&error).iter().try_for_each(|text| plain(text)).map(|()| false)?,
+    };
+    Ok(Seen { accepted, peak, allowed: (64 << 20) + 64 * bytes.len() as u64 })
+}
+
+/// The parameters can be counted, and the constants are numbers.
+fn in_range(graph: &Graph) -> Result<bool, String> {
+    let text = graph.to_string();
+    for wrong in ["NaN", "inf,", "inf)", "inf "] {
+        if text.contains(wrong) {
+            return Err(format!("`{wrong}` in its graph"));
+        }
+    }
+    let product = |shape: &[u64]| shape.iter().try_fold(4u64, |product, &size| product.checked_mul(size));
+    let pieces = graph.params.iter().flat_map(|param| &param.pieces);
+    let bytes = pieces.map(|piece| product(&piece.shape)).try_fold(0u64, |sum, bytes| sum.checked_add(bytes?));
+    bytes.map(|_| true).ok_or_else(|| "more weights than can be counted".to_owned())
+}
+
+fn check_target(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
+    let name = path.display().to_string();
+    let (read, peak) = measured(|| {
+        let text = read_text(path, LARGEST_TARGET).ok()?;
+        Some(Target::parse(&name, &text).map(|target| use_target(&target)))
+    });
+    let accepted = match read {
+        None => false,
+        Some(Ok(used)) => used.map(|()| true)?,
+        // The message shows the line that is wrong, and a mark below it.
+        Some(Err(error)) => {
+            let text = messages(&error).concat().replace('\n', " ");
+            plain(&text)?;
+            if !text.contains(&name) {
+                return Err(format!("the message does not name the file: {text}"));
+            }
+            false
+        }
+    };
+    Ok(Seen { accepted, peak, allowed: (16 << 20) + 192 * bytes.len() as u64 })
+}
+
+/// Plans for a small model whose ledger adds up, or a refusal with a bill.
+fn use_target(target: &Target) -> Result<(), String> {
+    let encoder = Encoder::from_json(SMALL).map_err(|e| e.to_string())?;
+    let bounds = Bounds { tokens: 64, sequences: 4, longest: 64 };
+    let graph = encoder.graph(bounds, &[Output::Mean]).map_err(|e| e.to_string())?;
+    let Ok(plan) = compile(&graph, &Policy::default(), target) else { return Ok(()) };
+    let program = Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]);
+    let (peak, seconds, digest) = (program.peak(), program.seconds(), program.digest());
+    if program.ledger().total() != peak || peak < Bytes(1 << 10) || !seconds.is_finite() || digest.is_err() {
+        return Err(format!("the ledger is {}, the peak {peak}, a step takes {seconds} s", program.ledger()));
+    }
+    match program.within(Bytes(1 << 10)) {
+        Ok(_) => Err(format!("{peak} fit into a kibibyte")),
+        Err(refused) => plain(&refused.to_string().replace('\n', " ")),
+    }
+}
+
+/// One layer.
+const SMALL: &str = r#"{"model_type": "esm", "vocab_size": 33, "mask_token_id": 32, "hidden_size": 8,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "position_embedding_type": "rotary"}"#;
