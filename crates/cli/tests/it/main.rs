@@ -4,6 +4,7 @@
 mod bench;
 mod embeddings;
 mod harness;
+mod manuals;
 mod messages;
 mod plans;
 mod predictions;
