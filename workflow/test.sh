@@ -31,7 +31,8 @@ run() {
 compare() {
     local sample=$1 files
     shift
-    "$plimsoll" predict "$work/examples/$sample.fa" "$@" --quiet -o "$work/plain/$sample"
+    # From the same folder: notes name the input as it was given.
+    (cd "$work" && "$plimsoll" predict "examples/$sample.fa" "$@" --quiet -o "plain/$sample")
     files=$(ls "$work/plain/$sample")
     if [ "$files" != "$(ls "$work/results/$sample")" ]; then
         diff "$work/plain/$sample" "$work/results/$sample" || true
@@ -67,7 +68,7 @@ length: 300
 keep_intermediate: true
 save_embeddings: npy
 END
-flags=(--weights "$work/weights" --length 300 --keep-intermediate --save-embeddings npy)
+flags=(--weights weights --length 300 --keep-intermediate --save-embeddings npy)
 run
 compare reads "${flags[@]}"
 compare many "${flags[@]}"
