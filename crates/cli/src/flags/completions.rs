@@ -10,11 +10,16 @@ use std::process::ExitCode;
 
 /// Print a script that completes commands and flags in your shell
 ///
-/// For bash, now and in every new shell:
+/// bash reads it in every new shell from here:
+///
 ///   plimsoll completions bash > ~/.local/share/bash-completion/completions/plimsoll
-/// For zsh, in a folder of $fpath:
+///
+/// zsh, from a folder of $fpath:
+///
 ///   plimsoll completions zsh > ~/.zfunc/_plimsoll
-/// For fish:
+///
+/// fish:
+///
 ///   plimsoll completions fish > ~/.config/fish/completions/plimsoll.fish
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]

@@ -13,8 +13,11 @@ use std::process::ExitCode;
 /// Print the manual pages, or write them where `man` finds them
 ///
 /// To read them:
+///
 ///   plimsoll man | man -l -
+///
 /// To install them:
+///
 ///   plimsoll man -o ~/.local/share/man/man1
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
@@ -56,7 +59,7 @@ fn pages() -> io::Result<Vec<(String, String)>> {
     let commands = program.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
     let all: Vec<_> = std::iter::once(program.clone()).chain(commands).collect();
     let page = |command| {
-        let page = Page::new(command);
+        let page = Page::new(command).source(concat!("plimsoll ", env!("CARGO_PKG_VERSION")));
         let mut text = Vec::new();
         page.render(&mut text)?;
         Ok((page.get_filename(), String::from_utf8_lossy(&text).into_owned()))

@@ -49,6 +49,7 @@ fn every_command_has_a_page() {
     for command in COMMANDS {
         let page = read(&format!("plimsoll-{command}"));
         assert!(title(&page).starts_with(&format!(".TH plimsoll-{command} 1 ")), "{page}");
+        assert!(title(&page).contains("\"plimsoll "), "{page}");
         for section in [".SH NAME", ".SH SYNOPSIS", ".SH DESCRIPTION", ".SH OPTIONS"] {
             assert!(page.contains(section), "{command}: {section}");
         }
