@@ -67,8 +67,9 @@ weights: weights
 length: 300
 keep_intermediate: true
 save_embeddings: npy
+source: true
 END
-flags=(--weights weights --length 300 --keep-intermediate --save-embeddings npy)
+flags=(--weights weights --length 300 --keep-intermediate --save-embeddings npy --source)
 run
 compare reads "${flags[@]}"
 compare many "${flags[@]}"
