@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the archive of a release for x86-64 Linux: one static binary that runs on any distribution, with
 # its manual, completions and licences; then checks what was promised. usage: release.sh [FOLDER]
-# Needs Rust and binutils. The same commit and compiler give the same bytes.
+# Needs Rust and binutils. Nothing of the machine goes in: no paths, owners or times of files.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=$(realpath -m "${1:-dist}")
