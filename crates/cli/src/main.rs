@@ -36,6 +36,8 @@ enum Command {
     Plan(flags::plan::Plan),
     Bench(Box<flags::bench::Bench>),
     Doctor(flags::doctor::Doctor),
+    Completions(flags::completions::Completions),
+    Man(flags::man::Man),
 }
 
 fn main() -> ExitCode {
@@ -51,6 +53,8 @@ fn main() -> ExitCode {
         Command::Plan(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Doctor(command) => command.run(),
+        Command::Completions(command) => command.run(),
+        Command::Man(command) => command.run(),
     };
     done.unwrap_or_else(|error| {
         terminal::complain(&chain(&error));

@@ -2,9 +2,11 @@
 //! file, with its default and its help.
 
 pub mod bench;
+pub mod completions;
 pub mod doctor;
 pub mod embed;
 pub mod machine;
+pub mod man;
 pub mod plan;
 pub mod predict;
 pub mod voice;

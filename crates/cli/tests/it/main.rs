@@ -6,6 +6,7 @@ mod embeddings;
 mod faults;
 mod harness;
 mod hostile;
+mod manuals;
 mod messages;
 mod plans;
 mod predictions;

@@ -14,6 +14,7 @@
 //! | `prediction_results_highestscore.csv` | scored window | `Modified_ID Is_Virus`, as VirNucPro, sorted |
 //! | `embeddings.*` | open reading frame | see [`EmbeddingFormat`] |
 //! | `chunked.fa`, `nucleotide.fa`, `protein.faa` | chunk, open reading frame | FASTA, as VirNucPro's stages hand over |
+//! | `plimsoll_mqc.tsv`, `plimsoll_calls_mqc.tsv`, `versions.yml` | run | see [`reports`] |
 //! | `run.json` | run | the run record |
 //!
 //! - With [`Options::source`], `predictions.tsv` and `windows.tsv` end with a column `source`, the input file.
@@ -29,6 +30,7 @@
 mod embeddings;
 mod error;
 mod intermediate;
+mod reports;
 mod sorted;
 mod table;
 #[cfg(test)]
@@ -65,7 +67,7 @@ pub const RUN_RECORD: &str = "run.json";
 
 /// Everything a run may leave in its folder. The run record first: it goes first when results are
 /// replaced, and comes last.
-pub const FILES: [&str; 14] = [
+pub const FILES: [&str; 17] = [
     RUN_RECORD,
     PREDICTIONS,
     WINDOWS,
@@ -80,6 +82,9 @@ pub const FILES: [&str; 14] = [
     intermediate::CHUNKED,
     intermediate::NUCLEOTIDE,
     intermediate::PROTEIN,
+    reports::MULTIQC,
+    reports::MULTIQC_CALLS,
+    reports::VERSIONS,
 ];
 
 /// What is written.
@@ -409,6 +414,7 @@ impl Outputs {
             files.extend(virnucpro.finish()?);
         }
         files.extend(self.intermediate.into_iter().flat_map(Intermediate::into_files));
+        files.extend(reports::write(&self.folder, run_record, &self.counts)?);
         // A full disk shows here, while nothing has been replaced.
         for file in &mut files {
             file.flush().map_err(|e| file.error(e))?;

@@ -219,7 +219,8 @@ fn untrained_weights_call_nothing() {
     assert_eq!(calls(PREDICTIONS), "untrained untrained no_call no_call");
     assert_eq!(calls(WINDOWS), "untrained no_call untrained untrained untrained no_call");
     assert_eq!(folder.rows(PREDICTIONS)[0].replace('\t', " "), "r1 20 2 1 NA 0.782609 untrained");
-    assert_eq!(folder.names(), [NOTES, PREDICTIONS, RUN_RECORD, BED, WINDOWS]);
+    let [table, bar, versions] = [reports::MULTIQC, reports::MULTIQC_CALLS, reports::VERSIONS];
+    assert_eq!(folder.names(), [NOTES, bar, table, PREDICTIONS, RUN_RECORD, versions, BED, WINDOWS]);
     assert_eq!((counts.untrained, counts.no_call, counts.virus, counts.other), (2, 2, 0, 0));
 }
 
@@ -277,7 +278,9 @@ fn a_second_run_replaces_the_first_at_its_end() {
     let outputs = Outputs::create(folder.path(), options).unwrap();
     assert_eq!(folder.read(RUN_RECORD), "old");
     outputs.finish(&mut json!({})).unwrap();
-    assert_eq!(folder.names(), ["mine.txt", NOTES, PREDICTIONS, RUN_RECORD, BED, WINDOWS]);
+    let [table, bar, versions] = [reports::MULTIQC, reports::MULTIQC_CALLS, reports::VERSIONS];
+    let wanted = ["mine.txt", NOTES, bar, table, PREDICTIONS, RUN_RECORD, versions, BED, WINDOWS];
+    assert_eq!(folder.names(), wanted);
     assert_eq!(folder.read("mine.txt"), "mine");
     assert!(folder.read(RUN_RECORD).contains("counts"));
 }
@@ -319,6 +322,36 @@ fn intermediate_files_hold_what_was_given() {
     assert_eq!(texts, [">a\nAC\n", "n", "p"]);
     let (folder, _) = written(PLAIN, |outputs| outputs.intermediate(&["x", "x", "x"].map(Vec::from)).unwrap());
     assert!(!folder.names().iter().any(|name| name.ends_with(".fa")));
+}
+
+/// The last line of a report of four records and a failed frame, from this input.
+fn check_report(name: &str, input: &str, expected: &str) {
+    let folder = Folder::new();
+    let mut outputs = Outputs::create(folder.path(), PLAIN).unwrap();
+    four_records(&mut outputs);
+    let mut run_record = json!({"inputs": [input, "b.fa"], "sequences": {"failed": 1}});
+    outputs.finish(&mut run_record).unwrap();
+    let last = folder.rows(name).last().map(|line| line.replace('\t', " "));
+    assert_eq!(last.as_deref(), Some(expected));
+}
+
+#[test]
+fn reports_are_of_the_run() {
+    check_report(reports::MULTIQC, "x/reads.fa.gz", "reads 4 6 4 6 1 1 1 2 0 0");
+    check_report(reports::MULTIQC_CALLS, "-", "stdin 1 1 2 0");
+    check_report(reports::VERSIONS, "-", concat!("    plimsoll: ", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn every_file_and_column_is_documented() {
+    let docs = include_str!("../../../../../docs/outputs.md");
+    let (folder, _) = written(PLAIN, four_records);
+    let columns = [PREDICTIONS, WINDOWS, NOTES, virnucpro::ROWS, virnucpro::CONSENSUS];
+    let header = |name: &str| folder.read(name).lines().next().unwrap().replace('\t', " ");
+    let headers = columns.map(header).join(" ");
+    for name in FILES.into_iter().chain(headers.split(' ')) {
+        assert!(docs.contains(&format!("`{name}`")), "docs/outputs.md does not tell of `{name}`");
+    }
 }
 
 #[test]

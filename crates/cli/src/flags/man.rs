@@ -1,0 +1,68 @@
+//! `plimsoll man`: the flags. Invariant: the pages are made from the help texts, so both say the same.
+
+use super::print;
+use crate::Cli;
+use clap::{Args, CommandFactory};
+use clap_mangen::Man as Page;
+use run::RunError;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Print the manual pages, or write them where `man` finds them
+///
+/// To read them:
+///
+///   plimsoll man | man -l -
+///
+/// To install them:
+///
+///   plimsoll man -o ~/.local/share/man/man1
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub struct Man {
+    /// Folder of the pages, plimsoll.1 and one for each command; without it they are printed
+    #[arg(short, long, value_name = "DIR")]
+    output_dir: Option<PathBuf>,
+}
+
+impl Man {
+    /// Runs the command.
+    pub fn run(self) -> Result<ExitCode, RunError> {
+        let output = self.output_dir.as_deref().unwrap_or(Path::new("standard output"));
+        let pages = pages().map_err(at(output))?;
+        let Some(folder) = self.output_dir else {
+            let texts: Vec<&str> = pages.iter().map(|(_, text)| text.trim_end()).collect();
+            print(&texts.join("\n"))?;
+            return Ok(ExitCode::SUCCESS);
+        };
+        fs::create_dir_all(&folder).map_err(at(&folder))?;
+        for (name, text) in pages {
+            let path = folder.join(name);
+            fs::write(&path, text).map_err(at(&path))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn at(path: &Path) -> impl FnOnce(io::Error) -> RunError {
+    let path = path.to_owned();
+    move |source| RunError::Io { path, source }
+}
+
+/// File names and texts: the program's page, then one for each command.
+fn pages() -> io::Result<Vec<(String, String)>> {
+    let mut program = Cli::command().disable_help_subcommand(true);
+    // Gives every command its full name, `plimsoll-predict`.
+    program.build();
+    let commands = program.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+    let all: Vec<_> = std::iter::once(program.clone()).chain(commands).collect();
+    let page = |command| {
+        let page = Page::new(command).source(concat!("plimsoll ", env!("CARGO_PKG_VERSION")));
+        let mut text = Vec::new();
+        page.render(&mut text)?;
+        Ok((page.get_filename(), String::from_utf8_lossy(&text).into_owned()))
+    };
+    all.into_iter().map(page).collect()
+}

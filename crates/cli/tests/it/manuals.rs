@@ -1,0 +1,67 @@
+//! `plimsoll completions` and `plimsoll man`: what they print is what shells and `man` read.
+
+use crate::harness::Folder;
+use std::process::Command;
+
+const COMMANDS: [&str; 5] = ["predict", "embed", "plan", "bench", "doctor"];
+
+#[test]
+fn completions_know_every_command() {
+    let folder = Folder::new("completions");
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let script = folder.run(&["completions", shell]).ended(0).stdout();
+        for word in COMMANDS.into_iter().chain(["memory-budget"]) {
+            assert!(script.contains(word), "{shell}: {word}");
+        }
+    }
+    let said = folder.run(&["completions", "tcsh"]).ended(1).stderr();
+    assert!(said.contains("bash") && said.contains("zsh"), "{said}");
+}
+
+#[test]
+fn bash_reads_its_script() {
+    let folder = Folder::new("completions_bash");
+    folder.write("script", folder.run(&["completions", "bash"]).ended(0).stdout());
+    let words =
+        "COMP_WORDS=(plimsoll pre); COMP_CWORD=1; _plimsoll plimsoll pre plimsoll; echo ${COMPREPLY[0]}";
+    let output = Command::new("bash")
+        .args(["--norc", "-c", &format!("bash -n script && source ./script && {words}")])
+        .current_dir(folder.path(""))
+        .output()
+        .expect("bash runs");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "predict", "{output:?}");
+}
+
+/// The line of the page's title: the first request that is no definition.
+fn title(page: &str) -> &str {
+    let is_definition = |line: &str| line.starts_with(".ie") || line.starts_with(".el");
+    page.lines().find(|line| !is_definition(line)).unwrap_or_default()
+}
+
+#[test]
+fn every_command_has_a_page() {
+    let folder = Folder::new("man");
+    folder.run(&["man", "-o", "pages/man1"]).ended(0);
+    let read = |name: &str| String::from_utf8(folder.read(&format!("pages/man1/{name}.1"))).expect("text");
+    let program = read("plimsoll");
+    assert!(title(&program).starts_with(".TH plimsoll 1 "), "{program}");
+    let printed = folder.run(&["man"]).ended(0).stdout();
+    for command in COMMANDS {
+        let page = read(&format!("plimsoll-{command}"));
+        assert!(title(&page).starts_with(&format!(".TH plimsoll-{command} 1 ")), "{page}");
+        assert!(title(&page).contains("\"plimsoll "), "{page}");
+        for section in [".SH NAME", ".SH SYNOPSIS", ".SH DESCRIPTION", ".SH OPTIONS"] {
+            assert!(page.contains(section), "{command}: {section}");
+        }
+        assert!(printed.contains(page.trim_end()), "{command}");
+        assert!(program.contains(&format!("plimsoll\\-{command}(1)")), "{program}");
+    }
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_is_named() {
+    let folder = Folder::new("man_refused");
+    folder.write("file", "");
+    let said = folder.run(&["man", "-o", "file/man1"]).ended(1).stderr();
+    assert!(said.contains("file/man1"), "{said}");
+}
