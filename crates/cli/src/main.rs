@@ -34,6 +34,7 @@ enum Command {
     Predict(Box<flags::predict::Predict>),
     Embed(flags::embed::Embed),
     Plan(flags::plan::Plan),
+    Plot(flags::plot::Plot),
     Bench(Box<flags::bench::Bench>),
     Doctor(flags::doctor::Doctor),
 }
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
         Command::Predict(command) => command.run(),
         Command::Embed(command) => command.run(),
         Command::Plan(command) => command.run(),
+        Command::Plot(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Doctor(command) => command.run(),
     };

@@ -6,6 +6,7 @@ pub mod doctor;
 pub mod embed;
 pub mod machine;
 pub mod plan;
+pub mod plot;
 pub mod predict;
 pub mod voice;
 

@@ -1,0 +1,268 @@
+//! The score track of a record. Invariant: a window is drawn over exactly its own bases, at its score and in
+//! the colour of its call; where there are more windows than places for them, every column shows its lowest,
+//! mean and highest score.
+
+use super::axis::{Scale, base_labels, bases, count, score, spread};
+use super::font;
+use super::scene::{Anchor, Ink, Paint, Scene, Step, Type, hatch, rectangle, segment};
+use super::style::{self, AXIS, DARK, GRID, LABEL, NAME, REMARK, WHITE};
+use crate::plot::results::About;
+use crate::plot::survey::Entry;
+use crate::plot::track::{Column, Track, columns, silent};
+use crate::predict::output::Call;
+use std::collections::BTreeMap;
+
+const LEFT: f64 = 32.0;
+const RIGHT: f64 = 54.0;
+const HEIGHT: f64 = 56.0;
+/// One of the two strands.
+const STRAND: f64 = 6.0;
+const BETWEEN: f64 = 1.2;
+/// A window that is drawn by itself is at least so wide.
+const NARROWEST: f64 = 2.0;
+/// Where the consensus of a window changes.
+const EVEN: f64 = 0.5;
+
+/// The places of a track.
+struct Places {
+    across: Scale,
+    up: Scale,
+    /// The tops of both strands.
+    strands: [f64; 2],
+}
+
+/// Draws a record; returns where it ends.
+pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, track: &Track, about: &About) -> f64 {
+    heading(scene, x, y, width, &track.entry);
+    let (top, bottom) = (y + 32.0, y + 32.0 + HEIGHT);
+    let end = track.entry.length.max(1) as f64;
+    let first = bottom + 4.0;
+    let at = Places {
+        across: Scale { from: x + LEFT, to: x + width - RIGHT, end },
+        up: Scale { from: bottom, to: top, end: 1.0 },
+        strands: [first, first + STRAND + BETWEEN],
+    };
+    grid(scene, &at);
+    let room = at.across.to - at.across.from;
+    if track.windows.len() as f64 * NARROWEST <= room {
+        windows(scene, &at, track, about.trained);
+    } else {
+        let columns = columns(&track.windows, track.entry.length, room as usize);
+        envelope(scene, &at, &columns, about.trained);
+        let each = bases(track.entry.length / columns.len().max(1) as u64);
+        let text = format!("each {each}: lowest to highest, line at the mean");
+        let text = font::shorten(&text, REMARK, room - 12.0);
+        scene.text(at.across.to, top - 5.0, Anchor::End, REMARK, text);
+    }
+    labels(scene, &at, track, about);
+    let foot = at.strands[1] + STRAND;
+    ruler(scene, &at, foot + 2.5);
+    foot + 14.0
+}
+
+fn heading(scene: &mut Scene, x: f64, y: f64, width: f64, entry: &Entry) {
+    let length = bases(entry.length);
+    let room = width - font::width(&length, REMARK) - 10.0;
+    scene.text(x, y + 7.5, Anchor::Start, NAME, font::shorten(&entry.id, NAME, room));
+    scene.text(x + width, y + 7.5, Anchor::End, REMARK, length);
+    let kind = Type { bold: true, ink: style::word_ink(entry.call), ..LABEL };
+    let word = style::word(entry.call);
+    scene.text(x, y + 16.5, Anchor::Start, kind, word);
+    let silent = entry.windows - entry.scored;
+    let mut parts = vec![];
+    parts.extend(entry.score.map(|number| format!("mean score {number:.3}")));
+    match entry.virus {
+        Some(virus) if entry.scored > 0 => {
+            parts.push(format!("{} of {} scored windows virus", count(virus), count(entry.scored)));
+        }
+        Some(_) | None => {
+            parts.push(format!("{} of {} windows scored", count(entry.scored), count(entry.windows)))
+        }
+    }
+    if silent > 0 && entry.virus.is_some() && entry.scored > 0 {
+        parts.push(format!("{} without a call", count(silent)));
+    }
+    let from = x + font::width(word, kind) + 5.0;
+    let text = font::shorten(&parts.join(" · "), REMARK, x + width - from);
+    scene.text(from, y + 16.5, Anchor::Start, REMARK, text);
+}
+
+fn grid(scene: &mut Scene, at: &Places) {
+    let (left, right) = (at.across.from, at.across.to);
+    for tick in [0.0, EVEN, 1.0] {
+        let y = at.up.at(tick);
+        scene.line((left, y), (right, y), GRID, 0.5);
+        scene.text(left - 4.0, y + 2.3, Anchor::End, REMARK, score(tick));
+    }
+    scene.text(left - 4.0, at.up.to - 5.0, Anchor::End, REMARK, "score");
+    for (top, name) in at.strands.into_iter().zip(["+ strand", "− strand"]) {
+        scene.text(left - 4.0, top + STRAND - 0.9, Anchor::End, REMARK, name);
+    }
+}
+
+/// Every window by itself.
+fn windows(scene: &mut Scene, at: &Places, track: &Track, trained: bool) {
+    let place = |base: u64| at.across.at(base as f64);
+    let mut edges: BTreeMap<usize, (Call, Vec<Step>)> = BTreeMap::new();
+    let mut cells = Cells::default();
+    let even = at.up.at(EVEN);
+    for window in &track.windows {
+        let (left, right) = (place(window.start), place(window.end));
+        if let Some(number) = window.score {
+            let y = at.up.at(number);
+            let tint = style::ink(window.call).towards(WHITE, 0.78);
+            scene.rectangle(left, y.min(even), right - left, (y - even).abs(), tint);
+            let key = crate::plot::survey::place(window.call);
+            edges.entry(key).or_insert((window.call, vec![])).1.extend(segment((left, y), (right, y)));
+        }
+        for (strand, top) in window.strands.into_iter().zip(at.strands) {
+            if let Some(number) = strand {
+                cells.add(style::shade(number, trained), left, top, right - left);
+            }
+        }
+    }
+    for (call, steps) in edges.into_values() {
+        scene.shape(steps, Paint::Stroke { ink: style::ink(call), width: 1.5, dash: None });
+    }
+    let stretches: Vec<(f64, f64)> =
+        silent(&track.windows).into_iter().map(|(start, end)| (place(start), place(end))).collect();
+    no_call(scene, at, &stretches);
+    cells.draw(scene);
+}
+
+/// More windows than fit side by side.
+fn envelope(scene: &mut Scene, at: &Places, columns: &[Column], trained: bool) {
+    let step = (at.across.to - at.across.from) / columns.len() as f64;
+    let place = |index: usize| at.across.from + step * index as f64;
+    let (high_ink, low_ink) = match trained {
+        true => (style::ink(Call::Virus), style::ink(Call::Other)),
+        false => (style::ink(Call::Untrained), style::ink(Call::Untrained)),
+    };
+    let scored = |index: usize| columns[index].scores.count > 0;
+    let (mut above, mut below, mut means) = (vec![], vec![], vec![]);
+    for (from, to) in runs(columns.len(), scored) {
+        let band = |low: f64, high: f64| -> Vec<Step> {
+            let edge =
+                |index: usize, end: usize, number: f64| (place(index + end), at.up.at(number.clamp(low, high)));
+            let upper = (from..to).flat_map(|i| [0, 1].map(|end| edge(i, end, columns[i].scores.high)));
+            let lower = (from..to).rev().flat_map(|i| [1, 0].map(|end| edge(i, end, columns[i].scores.low)));
+            outline(upper.chain(lower), true)
+        };
+        above.extend(band(EVEN, 1.0));
+        below.extend(band(0.0, EVEN));
+        let mean = |i: usize| at.up.at(columns[i].scores.mean().unwrap_or(EVEN));
+        means.extend(outline((from..to).flat_map(|i| [0, 1].map(|end| (place(i + end), mean(i)))), false));
+    }
+    scene.shape(above, Paint::Fill(high_ink.towards(WHITE, 0.55)));
+    scene.shape(below, Paint::Fill(low_ink.towards(WHITE, 0.55)));
+    scene.shape(means, Paint::Stroke { ink: DARK, width: 0.7, dash: None });
+    let silent = |index: usize| columns[index].windows > 0 && !scored(index);
+    let stretches: Vec<(f64, f64)> =
+        runs(columns.len(), silent).into_iter().map(|(from, to)| (place(from), place(to))).collect();
+    no_call(scene, at, &stretches);
+    let mut cells = Cells::default();
+    for (index, column) in columns.iter().enumerate() {
+        for (strand, top) in column.strands.iter().zip(at.strands) {
+            if let Some(mean) = strand.mean() {
+                cells.add(style::shade(mean, trained), place(index), top, step);
+            }
+        }
+    }
+    cells.draw(scene);
+}
+
+/// Where something is true of neighbours: first, and one past the last.
+fn runs(count: usize, is: impl Fn(usize) -> bool) -> Vec<(usize, usize)> {
+    let mut runs: Vec<(usize, usize)> = vec![];
+    for index in (0..count).filter(|&index| is(index)) {
+        match runs.last_mut() {
+            Some(run) if run.1 == index => run.1 += 1,
+            _ => runs.push((index, index + 1)),
+        }
+    }
+    runs
+}
+
+fn outline(points: impl Iterator<Item = (f64, f64)>, close: bool) -> Vec<Step> {
+    let mut steps: Vec<Step> = points.map(|(x, y)| Step::Line(x, y)).collect();
+    if let Some(first) = steps.first_mut()
+        && let Step::Line(x, y) = *first
+    {
+        *first = Step::Move(x, y);
+    }
+    if close && !steps.is_empty() {
+        steps.push(Step::Close);
+    }
+    steps
+}
+
+/// Stretches without a call, across both strands.
+fn no_call(scene: &mut Scene, at: &Places, stretches: &[(f64, f64)]) {
+    let (top, height) = (at.strands[0], 2.0 * STRAND + BETWEEN);
+    let lines = stretches.iter().flat_map(|&(left, right)| hatch(left, top, right - left, height, 2.6));
+    scene.shape(lines.collect(), Paint::Stroke { ink: style::ink(Call::NoCall), width: 0.5, dash: None });
+}
+
+/// Pieces of the strands, by colour.
+#[derive(Default)]
+struct Cells(BTreeMap<Ink, Vec<Step>>);
+
+impl Cells {
+    fn add(&mut self, ink: Ink, x: f64, y: f64, width: f64) {
+        self.0.entry(ink).or_default().extend(rectangle(x, y, width, STRAND));
+    }
+
+    fn draw(self, scene: &mut Scene) {
+        for (ink, steps) in self.0 {
+            scene.shape(steps, Paint::Cells(ink));
+        }
+    }
+}
+
+/// What lines and colours mean, beside them.
+fn labels(scene: &mut Scene, at: &Places, track: &Track, about: &About) {
+    let (left, right) = (at.across.from, at.across.to);
+    let threshold = f64::from(about.threshold);
+    let line = at.up.at(threshold);
+    scene.dashed((left, line), (right + 3.0, line), DARK, 0.7);
+    let mut words = vec![(line, format!("threshold {}", score(threshold)), REMARK)];
+    if let Some(mean) = track.entry.score {
+        let y = at.up.at(mean);
+        scene.line((right, y), (right + 3.0, y), DARK, 1.4);
+        words.push((y, format!("mean {mean:.2}"), LABEL));
+    }
+    let shown = |call| Type {
+        bold: true,
+        ink: style::word_ink(if about.trained { call } else { Call::Untrained }),
+        ..LABEL
+    };
+    words.push((at.up.to, style::word(Call::Virus).to_owned(), shown(Call::Virus)));
+    words.push((at.up.from, style::word(Call::Other).to_owned(), shown(Call::Other)));
+    words.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut places: Vec<f64> = words.iter().map(|(y, _, _)| *y).collect();
+    spread(&mut places, &vec![7.6; words.len()], at.up.to - 3.8, at.up.from + 3.8);
+    for ((_, word, kind), y) in words.into_iter().zip(places) {
+        scene.text(right + 5.0, y + 2.3, Anchor::Start, kind, word);
+    }
+    let strands = at.strands;
+    if track.windows.iter().any(|window| window.score.is_none()) {
+        let box_of = (right + 5.0, strands[0], 8.0, STRAND);
+        let lines = hatch(box_of.0, box_of.1, box_of.2, box_of.3, 2.6);
+        scene.shape(lines, Paint::Stroke { ink: style::ink(Call::NoCall), width: 0.5, dash: None });
+        scene.text(right + 15.5, strands[0] + STRAND - 0.9, Anchor::Start, REMARK, style::word(Call::NoCall));
+    }
+    if !track.every_frame {
+        scene.text(right + 5.0, strands[1] + STRAND - 0.9, Anchor::Start, REMARK, "best frame only");
+    }
+}
+
+fn ruler(scene: &mut Scene, at: &Places, y: f64) {
+    scene.line((at.across.from, y), (at.across.to, y), AXIS, 0.6);
+    let most = ((at.across.to - at.across.from) / 42.0) as u64;
+    let ticks = at.across.ticks(most);
+    for (tick, label) in ticks.iter().zip(base_labels(&ticks)) {
+        let x = at.across.at(*tick as f64);
+        scene.line((x, y), (x, y + 2.0), AXIS, 0.6);
+        scene.text(x, y + 9.5, Anchor::Middle, REMARK, label);
+    }
+}
