@@ -6,6 +6,7 @@ mod embeddings;
 mod harness;
 mod messages;
 mod plans;
+mod plots;
 mod predictions;
 mod readme;
 mod survival;

@@ -114,7 +114,7 @@ mod tests {
             assert_eq!(nearest.hint(), format!("; the nearest ids in predictions.tsv: {hint}"));
         };
         check("contig_3", "`contig_1`, `contig_2`, `phage`");
-        check("001422", "`NC_001422.1`, `zzz`, `phage`");
+        check("001422", "`NC_001422.1`, `phage`, `zzz`");
         check("contig_2_chunk_7", "`contig_2`, `contig_1`, `NC_001422.1`");
         assert_eq!(Nearest::new("x").hint(), "; predictions.tsv lists none");
     }

@@ -135,8 +135,8 @@ impl Results {
     }
 }
 
-/// What is missing is named.
-fn about(record: &Value) -> Result<About, &'static str> {
+/// What a run record says; what is missing is named.
+pub fn about(record: &Value) -> Result<About, &'static str> {
     let number = |value: &Value, name| value.as_u64().ok_or(name);
     let (parameters, counts) = (&record["identity"]["parameters"], &record["counts"]);
     let name = |path: &Value| {

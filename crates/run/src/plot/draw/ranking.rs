@@ -8,6 +8,8 @@ use crate::plot::survey::Entry;
 use crate::predict::output::Call;
 
 const LINE: f64 = 9.5;
+/// The reader's own font may be wider, and an id has no white beside it.
+const SPARE: f64 = 1.08;
 
 /// Draws the records; returns where they end.
 pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, entries: &[Entry], threshold: f64) -> f64 {
@@ -16,9 +18,10 @@ pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, entries: &[Entry], th
         entries.iter().map(|e| format!("{}/{}", count(e.scored), count(e.windows))).collect();
     let widest = |texts: &[String]| texts.iter().map(|t| font::width(t, REMARK)).fold(24.0, f64::max);
     let (of_lengths, of_windows) = (widest(&lengths), widest(&windows).max(26.0));
-    let ids = entries.iter().map(|e| font::width(&e.id, LABEL)).fold(0.0, f64::max).min(width * 0.34);
+    let ids = entries.iter().map(|e| font::width(&e.id, LABEL)).fold(0.0, f64::max) * SPARE;
+    let ids = ids.min(width * 0.34);
     let right = x + width;
-    let across = Scale { from: x + ids + 6.0, to: right - of_lengths - of_windows - 40.0, end: 1.0 };
+    let across = Scale { from: x + ids + 6.0, to: right - of_lengths - of_windows - 38.0, end: 1.0 };
     let (top, bottom) = (y + LINE, y + LINE + LINE * entries.len() as f64);
     scene.text(right, y + 4.5, Anchor::End, REMARK, "scored");
     scene.text(right - of_windows - 8.0, y + 4.5, Anchor::End, REMARK, "length");
@@ -30,7 +33,7 @@ pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, entries: &[Entry], th
     for (index, entry) in entries.iter().enumerate() {
         let line = top + LINE * index as f64;
         let foot = line + 7.0;
-        scene.text(across.from - 4.0, foot, Anchor::End, LABEL, font::shorten(&entry.id, LABEL, ids));
+        scene.text(across.from - 4.0, foot, Anchor::End, LABEL, font::shorten(&entry.id, LABEL, ids / SPARE));
         match entry.score {
             Some(number) => {
                 let end = across.at(number);

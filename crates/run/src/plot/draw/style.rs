@@ -17,7 +17,7 @@ pub const GRID: Ink = Ink(226, 226, 226);
 /// Paper.
 pub const WHITE: Ink = Ink(255, 255, 255);
 /// The middle between both calls.
-pub const MIDDLE: Ink = Ink(243, 241, 238);
+pub const MIDDLE: Ink = Ink(230, 228, 224);
 /// Behind a warning.
 pub const WARNING: Ink = Ink(255, 236, 179);
 

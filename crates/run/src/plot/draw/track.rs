@@ -19,7 +19,7 @@ const HEIGHT: f64 = 56.0;
 const STRAND: f64 = 6.0;
 const BETWEEN: f64 = 1.2;
 /// A window that is drawn by itself is at least so wide.
-const NARROWEST: f64 = 2.0;
+const NARROWEST: f64 = 1.0;
 /// Where the consensus of a window changes.
 const EVEN: f64 = 0.5;
 
@@ -36,7 +36,7 @@ pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, track: &Track, about:
     heading(scene, x, y, width, &track.entry);
     let (top, bottom) = (y + 32.0, y + 32.0 + HEIGHT);
     let end = track.entry.length.max(1) as f64;
-    let first = bottom + 4.0;
+    let first = bottom + 6.0;
     let at = Places {
         across: Scale { from: x + LEFT, to: x + width - RIGHT, end },
         up: Scale { from: bottom, to: top, end: 1.0 },
@@ -50,8 +50,7 @@ pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, track: &Track, about:
         let columns = columns(&track.windows, track.entry.length, room as usize);
         envelope(scene, &at, &columns, about.trained);
         let each = bases(track.entry.length / columns.len().max(1) as u64);
-        let text = format!("each {each}: lowest to highest, line at the mean");
-        let text = font::shorten(&text, REMARK, room - 12.0);
+        let text = font::shorten(&format!("range and mean of each {each}"), REMARK, room);
         scene.text(at.across.to, top - 5.0, Anchor::End, REMARK, text);
     }
     labels(scene, &at, track, about);
@@ -104,23 +103,24 @@ fn grid(scene: &mut Scene, at: &Places) {
 fn windows(scene: &mut Scene, at: &Places, track: &Track, trained: bool) {
     let place = |base: u64| at.across.at(base as f64);
     let mut edges: BTreeMap<usize, (Call, Vec<Step>)> = BTreeMap::new();
-    let mut cells = Cells::default();
+    let (mut tints, mut cells) = (Cells::default(), Cells::default());
     let even = at.up.at(EVEN);
     for window in &track.windows {
         let (left, right) = (place(window.start), place(window.end));
         if let Some(number) = window.score {
             let y = at.up.at(number);
             let tint = style::ink(window.call).towards(WHITE, 0.78);
-            scene.rectangle(left, y.min(even), right - left, (y - even).abs(), tint);
+            tints.add(tint, rectangle(left, y.min(even), right - left, (y - even).abs()));
             let key = crate::plot::survey::place(window.call);
             edges.entry(key).or_insert((window.call, vec![])).1.extend(segment((left, y), (right, y)));
         }
         for (strand, top) in window.strands.into_iter().zip(at.strands) {
             if let Some(number) = strand {
-                cells.add(style::shade(number, trained), left, top, right - left);
+                cells.add(style::shade(number, trained), rectangle(left, top, right - left, STRAND));
             }
         }
     }
+    tints.draw(scene);
     for (call, steps) in edges.into_values() {
         scene.shape(steps, Paint::Stroke { ink: style::ink(call), width: 1.5, dash: None });
     }
@@ -139,7 +139,7 @@ fn envelope(scene: &mut Scene, at: &Places, columns: &[Column], trained: bool) {
         false => (style::ink(Call::Untrained), style::ink(Call::Untrained)),
     };
     let scored = |index: usize| columns[index].scores.count > 0;
-    let (mut above, mut below, mut means) = (vec![], vec![], vec![]);
+    let (mut above, mut below) = (vec![], vec![]);
     for (from, to) in runs(columns.len(), scored) {
         let band = |low: f64, high: f64| -> Vec<Step> {
             let edge =
@@ -150,12 +150,19 @@ fn envelope(scene: &mut Scene, at: &Places, columns: &[Column], trained: bool) {
         };
         above.extend(band(EVEN, 1.0));
         below.extend(band(0.0, EVEN));
-        let mean = |i: usize| at.up.at(columns[i].scores.mean().unwrap_or(EVEN));
-        means.extend(outline((from..to).flat_map(|i| [0, 1].map(|end| (place(i + end), mean(i)))), false));
     }
-    scene.shape(above, Paint::Fill(high_ink.towards(WHITE, 0.55)));
-    scene.shape(below, Paint::Fill(low_ink.towards(WHITE, 0.55)));
-    scene.shape(means, Paint::Stroke { ink: DARK, width: 0.7, dash: None });
+    let mean = |index: usize| columns[index].scores.mean();
+    let line = |is_virus: bool| -> Vec<Step> {
+        let here = |index: usize| mean(index).is_some_and(|mean| (mean >= EVEN) == is_virus);
+        let step = |i: usize| [0, 1].map(|end| (place(i + end), at.up.at(mean(i).unwrap_or(EVEN))));
+        let runs = runs(columns.len(), here).into_iter();
+        runs.flat_map(|(from, to)| outline((from..to).flat_map(step), false)).collect()
+    };
+    scene.shape(above, Paint::Fill(high_ink.towards(WHITE, 0.62)));
+    scene.shape(below, Paint::Fill(low_ink.towards(WHITE, 0.62)));
+    for (is_virus, ink) in [(false, low_ink), (true, high_ink)] {
+        scene.shape(line(is_virus), Paint::Stroke { ink, width: 0.9, dash: None });
+    }
     let silent = |index: usize| columns[index].windows > 0 && !scored(index);
     let stretches: Vec<(f64, f64)> =
         runs(columns.len(), silent).into_iter().map(|(from, to)| (place(from), place(to))).collect();
@@ -164,7 +171,7 @@ fn envelope(scene: &mut Scene, at: &Places, columns: &[Column], trained: bool) {
     for (index, column) in columns.iter().enumerate() {
         for (strand, top) in column.strands.iter().zip(at.strands) {
             if let Some(mean) = strand.mean() {
-                cells.add(style::shade(mean, trained), place(index), top, step);
+                cells.add(style::shade(mean, trained), rectangle(place(index), top, step, STRAND));
             }
         }
     }
@@ -203,13 +210,13 @@ fn no_call(scene: &mut Scene, at: &Places, stretches: &[(f64, f64)]) {
     scene.shape(lines.collect(), Paint::Stroke { ink: style::ink(Call::NoCall), width: 0.5, dash: None });
 }
 
-/// Pieces of the strands, by colour.
+/// Rectangles by colour.
 #[derive(Default)]
 struct Cells(BTreeMap<Ink, Vec<Step>>);
 
 impl Cells {
-    fn add(&mut self, ink: Ink, x: f64, y: f64, width: f64) {
-        self.0.entry(ink).or_default().extend(rectangle(x, y, width, STRAND));
+    fn add(&mut self, ink: Ink, outline: [Step; 5]) {
+        self.0.entry(ink).or_default().extend(outline);
     }
 
     fn draw(self, scene: &mut Scene) {
@@ -229,7 +236,7 @@ fn labels(scene: &mut Scene, at: &Places, track: &Track, about: &About) {
     if let Some(mean) = track.entry.score {
         let y = at.up.at(mean);
         scene.line((right, y), (right + 3.0, y), DARK, 1.4);
-        words.push((y, format!("mean {mean:.2}"), LABEL));
+        words.push((y, format!("mean {mean:.3}"), LABEL));
     }
     let shown = |call| Type {
         bold: true,
@@ -264,5 +271,121 @@ fn ruler(scene: &mut Scene, at: &Places, y: f64) {
         let x = at.across.at(*tick as f64);
         scene.line((x, y), (x, y + 2.0), AXIS, 0.6);
         scene.text(x, y + 9.5, Anchor::Middle, REMARK, label);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plot::track::Window;
+
+    const WIDTH: f64 = LEFT + 400.0 + RIGHT;
+
+    fn drawn(length: u64, windows: &[(u64, u64, Option<f64>)]) -> Scene {
+        let window = |&(start, end, score): &(u64, u64, Option<f64>)| {
+            let call = score.map_or(Call::NoCall, |s| if s >= 0.5 { Call::Virus } else { Call::Other });
+            Window { start, end, score, call, strands: [score, None] }
+        };
+        let windows: Vec<Window> = windows.iter().map(window).collect();
+        let (call, score, count) = (Call::Virus, Some(0.5), windows.len() as u64);
+        let entry = Entry {
+            ordinal: 0,
+            id: "r".into(),
+            length,
+            windows: count,
+            scored: 1,
+            virus: Some(1),
+            score,
+            call,
+        };
+        let about = serde_json::json!({
+            "plimsoll": "1", "inputs": [], "models": {"trained": true},
+            "identity": {"parameters": {"threshold": 0.5, "length": 500}},
+            "counts": {"records": 1, "windows": count},
+        });
+        let about = crate::plot::results::about(&about).unwrap();
+        let mut scene = Scene::new(WIDTH, String::new());
+        draw(&mut scene, 0.0, 0.0, WIDTH, &Track { entry, windows, every_frame: true }, &about);
+        scene
+    }
+
+    /// The outlines that are painted so.
+    fn painted(scene: &Scene, wanted: impl Fn(&Paint) -> bool) -> Vec<Step> {
+        let shapes = scene.items.iter().filter_map(|item| match item {
+            super::super::scene::Item::Shape(steps, paint) if wanted(paint) => Some(steps.clone()),
+            _ => None,
+        });
+        shapes.flatten().collect()
+    }
+
+    /// Where windows are drawn: left, right, and the height of the score, 0 to 1.
+    fn check(length: u64, windows: &[(u64, u64, Option<f64>)], call: Call, wanted: &[(f64, f64, f64)]) {
+        let scene = drawn(length, windows);
+        let edge =
+            |paint: &Paint| matches!(paint, Paint::Stroke { ink, width: 1.5, .. } if *ink == style::ink(call));
+        let found: Vec<(f64, f64, f64)> = painted(&scene, edge)
+            .chunks(2)
+            .map(|pair| match pair {
+                [Step::Move(left, y), Step::Line(right, _)] => {
+                    (left - LEFT, right - LEFT, (32.0 + HEIGHT - y) / HEIGHT)
+                }
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        let near = |a: f64, b: f64| (a - b).abs() < 1e-9;
+        let same =
+            |(a, b): (&(f64, f64, f64), &(f64, f64, f64))| near(a.0, b.0) && near(a.1, b.1) && near(a.2, b.2);
+        assert!(found.len() == wanted.len() && found.iter().zip(wanted).all(same), "{found:?}");
+    }
+
+    #[test]
+    fn a_window_lies_over_its_own_bases() {
+        let windows = [(0, 500, Some(0.9)), (400, 900, Some(0.1)), (500, 1000, Some(0.5))];
+        check(1000, &windows, Call::Virus, &[(0.0, 200.0, 0.9), (200.0, 400.0, 0.5)]);
+        check(1000, &windows, Call::Other, &[(160.0, 360.0, 0.1)]);
+        check(5, &[(0, 5, Some(1.0))], Call::Virus, &[(0.0, 400.0, 1.0)]);
+        check(1000, &[(0, 500, None)], Call::Other, &[]);
+    }
+
+    #[test]
+    fn windows_without_a_call_are_hatched_and_nothing_else() {
+        let hatched = |windows: &[(u64, u64, Option<f64>)]| {
+            let scene = drawn(1000, windows);
+            let lines =
+                painted(&scene, |p| matches!(p, Paint::Stroke { ink, .. } if *ink == style::ink(Call::NoCall)));
+            let x = |step: &Step| match *step {
+                Step::Move(x, _) | Step::Line(x, _) => x - LEFT,
+                Step::Close => panic!("closed"),
+            };
+            // Right of the axis is the key.
+            let inside: Vec<f64> = lines.iter().map(x).filter(|x| *x <= 400.0 + 1e-9).collect();
+            (inside.iter().copied().fold(f64::MAX, f64::min), inside.iter().copied().fold(f64::MIN, f64::max))
+        };
+        let (left, right) = hatched(&[(0, 500, Some(0.9)), (400, 900, None), (800, 1000, Some(0.5))]);
+        assert!((200.0..203.0).contains(&left) && (317.0..=320.0).contains(&right), "{left} {right}");
+        assert_eq!(hatched(&[(0, 1000, Some(0.5))]), (f64::MAX, f64::MIN));
+    }
+
+    #[test]
+    fn an_envelope_reaches_the_highest_and_the_lowest_score() {
+        let score = |i: u64| match i {
+            7_000 => 0.97,
+            90_000 => 0.03,
+            _ => 0.45 + 0.1 * (i % 2) as f64,
+        };
+        let windows: Vec<(u64, u64, Option<f64>)> =
+            (0..100_000).map(|i| (i * 500, (i + 1) * 500, Some(score(i)))).collect();
+        let scene = drawn(50_000_000, &windows);
+        let heights = |steps: Vec<Step>| -> Vec<(f64, f64)> {
+            let at = |step: &Step| match *step {
+                Step::Move(x, y) | Step::Line(x, y) => Some((x - LEFT, (32.0 + HEIGHT - y) / HEIGHT)),
+                Step::Close => None,
+            };
+            steps.iter().filter_map(at).collect()
+        };
+        let band = heights(painted(&scene, |paint| matches!(paint, Paint::Fill(_))));
+        let of = |wanted: f64| band.iter().find(|(_, y)| (y - wanted).abs() < 1e-9).map(|(x, _)| *x);
+        assert_eq!([of(0.97), of(0.03)].map(|x| x.map(f64::round)), [Some(28.0), Some(361.0)]);
+        assert!(band.iter().all(|(x, _)| (-1e-9..=400.0 + 1e-9).contains(x)));
     }
 }
