@@ -9,9 +9,10 @@ use std::process::ExitCode;
 
 /// Draw the results of a prediction: calls, scores, and the score along records
 ///
-/// Reads the folder that plimsoll predict wrote and computes nothing anew. Without --record it draws one
-/// overview: how many records have which call, how scores are spread, the highest scores, and the score along
-/// the longest records. The names of the files that it wrote go to standard output.
+/// Reads the folder that plimsoll predict wrote and computes nothing anew. It draws an overview (how many
+/// records have which call, how scores are spread, the highest scores, and the score along the records with
+/// most scored windows), and every record that --record names. The names of the files that it wrote go to
+/// standard output.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct Plot {
