@@ -110,7 +110,9 @@ mod tests {
     fn the_nearest_ids_are_named() {
         let check = |wanted: &str, hint: &str| {
             let mut nearest = Nearest::new(wanted);
-            ["contig_1", "contig_2", "NC_001422.1", "phage", "contig_2", "zzz"].map(|id| nearest.offer(id));
+            for id in ["contig_1", "contig_2", "NC_001422.1", "phage", "contig_2", "zzz"] {
+                nearest.offer(id);
+            }
             assert_eq!(nearest.hint(), format!("; the nearest ids in predictions.tsv: {hint}"));
         };
         check("contig_3", "`contig_1`, `contig_2`, `phage`");

@@ -56,7 +56,7 @@ impl Results {
         if !path.is_file() {
             return Err(RunError::Refused(format!(
                 "{}: there is no {RUN_RECORD} in it, so it holds no complete result; give the folder that \
-                 plimsoll predict wrote",
+                 plimsoll predict wrote (of shards: that of --merge)",
                 folder.display()
             )));
         }

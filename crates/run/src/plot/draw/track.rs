@@ -24,7 +24,7 @@ const NARROWEST: f64 = 1.0;
 const EVEN: f64 = 0.5;
 
 /// The places of a track.
-struct Places {
+struct Axes {
     across: Scale,
     up: Scale,
     /// The tops of both strands.
@@ -37,25 +37,25 @@ pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, track: &Track, about:
     let (top, bottom) = (y + 32.0, y + 32.0 + HEIGHT);
     let end = track.entry.length.max(1) as f64;
     let first = bottom + 6.0;
-    let at = Places {
+    let axes = Axes {
         across: Scale { from: x + LEFT, to: x + width - RIGHT, end },
         up: Scale { from: bottom, to: top, end: 1.0 },
         strands: [first, first + STRAND + BETWEEN],
     };
-    grid(scene, &at);
-    let room = at.across.to - at.across.from;
+    grid(scene, &axes);
+    let room = axes.across.to - axes.across.from;
     if track.windows.len() as f64 * NARROWEST <= room {
-        windows(scene, &at, track, about.trained);
+        windows(scene, &axes, track, about.trained);
     } else {
         let columns = columns(&track.windows, track.entry.length, room as usize);
-        envelope(scene, &at, &columns, about.trained);
+        envelope(scene, &axes, &columns, about.trained);
         let each = bases(track.entry.length / columns.len().max(1) as u64);
         let text = font::shorten(&format!("range and mean of each {each}"), REMARK, room);
-        scene.text(at.across.to, top - 5.0, Anchor::End, REMARK, text);
+        scene.text(axes.across.to, top - 5.0, Anchor::End, REMARK, text);
     }
-    labels(scene, &at, track, about);
-    let foot = at.strands[1] + STRAND;
-    ruler(scene, &at, foot + 2.5);
+    labels(scene, &axes, track, about);
+    let foot = axes.strands[1] + STRAND;
+    ruler(scene, &axes, foot + 2.5);
     foot + 14.0
 }
 
@@ -86,35 +86,35 @@ fn heading(scene: &mut Scene, x: f64, y: f64, width: f64, entry: &Entry) {
     scene.text(from, y + 16.5, Anchor::Start, REMARK, text);
 }
 
-fn grid(scene: &mut Scene, at: &Places) {
-    let (left, right) = (at.across.from, at.across.to);
+fn grid(scene: &mut Scene, axes: &Axes) {
+    let (left, right) = (axes.across.from, axes.across.to);
     for tick in [0.0, EVEN, 1.0] {
-        let y = at.up.at(tick);
+        let y = axes.up.at(tick);
         scene.line((left, y), (right, y), GRID, 0.5);
         scene.text(left - 4.0, y + 2.3, Anchor::End, REMARK, score(tick));
     }
-    scene.text(left - 4.0, at.up.to - 5.0, Anchor::End, REMARK, "score");
-    for (top, name) in at.strands.into_iter().zip(["+ strand", "− strand"]) {
+    scene.text(left - 4.0, axes.up.to - 5.0, Anchor::End, REMARK, "score");
+    for (top, name) in axes.strands.into_iter().zip(["+ strand", "− strand"]) {
         scene.text(left - 4.0, top + STRAND - 0.9, Anchor::End, REMARK, name);
     }
 }
 
 /// Every window by itself.
-fn windows(scene: &mut Scene, at: &Places, track: &Track, trained: bool) {
-    let place = |base: u64| at.across.at(base as f64);
+fn windows(scene: &mut Scene, axes: &Axes, track: &Track, trained: bool) {
+    let place = |base: u64| axes.across.at(base as f64);
     let mut edges: BTreeMap<usize, (Call, Vec<Step>)> = BTreeMap::new();
     let (mut tints, mut cells) = (Cells::default(), Cells::default());
-    let even = at.up.at(EVEN);
+    let even = axes.up.at(EVEN);
     for window in &track.windows {
         let (left, right) = (place(window.start), place(window.end));
         if let Some(number) = window.score {
-            let y = at.up.at(number);
+            let y = axes.up.at(number);
             let tint = style::ink(window.call).towards(WHITE, 0.78);
             tints.add(tint, rectangle(left, y.min(even), right - left, (y - even).abs()));
             let key = crate::plot::survey::place(window.call);
             edges.entry(key).or_insert((window.call, vec![])).1.extend(segment((left, y), (right, y)));
         }
-        for (strand, top) in window.strands.into_iter().zip(at.strands) {
+        for (strand, top) in window.strands.into_iter().zip(axes.strands) {
             if let Some(number) = strand {
                 cells.add(style::shade(number, trained), rectangle(left, top, right - left, STRAND));
             }
@@ -126,14 +126,14 @@ fn windows(scene: &mut Scene, at: &Places, track: &Track, trained: bool) {
     }
     let stretches: Vec<(f64, f64)> =
         silent(&track.windows).into_iter().map(|(start, end)| (place(start), place(end))).collect();
-    no_call(scene, at, &stretches);
+    no_call(scene, axes, &stretches);
     cells.draw(scene);
 }
 
 /// More windows than fit side by side.
-fn envelope(scene: &mut Scene, at: &Places, columns: &[Column], trained: bool) {
-    let step = (at.across.to - at.across.from) / columns.len() as f64;
-    let place = |index: usize| at.across.from + step * index as f64;
+fn envelope(scene: &mut Scene, axes: &Axes, columns: &[Column], trained: bool) {
+    let step = (axes.across.to - axes.across.from) / columns.len() as f64;
+    let place = |index: usize| axes.across.from + step * index as f64;
     let (high_ink, low_ink) = match trained {
         true => (style::ink(Call::Virus), style::ink(Call::Other)),
         false => (style::ink(Call::Untrained), style::ink(Call::Untrained)),
@@ -142,8 +142,9 @@ fn envelope(scene: &mut Scene, at: &Places, columns: &[Column], trained: bool) {
     let (mut above, mut below) = (vec![], vec![]);
     for (from, to) in runs(columns.len(), scored) {
         let band = |low: f64, high: f64| -> Vec<Step> {
-            let edge =
-                |index: usize, end: usize, number: f64| (place(index + end), at.up.at(number.clamp(low, high)));
+            let edge = |index: usize, end: usize, number: f64| {
+                (place(index + end), axes.up.at(number.clamp(low, high)))
+            };
             let upper = (from..to).flat_map(|i| [0, 1].map(|end| edge(i, end, columns[i].scores.high)));
             let lower = (from..to).rev().flat_map(|i| [1, 0].map(|end| edge(i, end, columns[i].scores.low)));
             outline(upper.chain(lower), true)
@@ -154,7 +155,7 @@ fn envelope(scene: &mut Scene, at: &Places, columns: &[Column], trained: bool) {
     let mean = |index: usize| columns[index].scores.mean();
     let line = |is_virus: bool| -> Vec<Step> {
         let here = |index: usize| mean(index).is_some_and(|mean| (mean >= EVEN) == is_virus);
-        let step = |i: usize| [0, 1].map(|end| (place(i + end), at.up.at(mean(i).unwrap_or(EVEN))));
+        let step = |i: usize| [0, 1].map(|end| (place(i + end), axes.up.at(mean(i).unwrap_or(EVEN))));
         let runs = runs(columns.len(), here).into_iter();
         runs.flat_map(|(from, to)| outline((from..to).flat_map(step), false)).collect()
     };
@@ -166,10 +167,10 @@ fn envelope(scene: &mut Scene, at: &Places, columns: &[Column], trained: bool) {
     let silent = |index: usize| columns[index].windows > 0 && !scored(index);
     let stretches: Vec<(f64, f64)> =
         runs(columns.len(), silent).into_iter().map(|(from, to)| (place(from), place(to))).collect();
-    no_call(scene, at, &stretches);
+    no_call(scene, axes, &stretches);
     let mut cells = Cells::default();
     for (index, column) in columns.iter().enumerate() {
-        for (strand, top) in column.strands.iter().zip(at.strands) {
+        for (strand, top) in column.strands.iter().zip(axes.strands) {
             if let Some(mean) = strand.mean() {
                 cells.add(style::shade(mean, trained), rectangle(place(index), top, step, STRAND));
             }
@@ -204,8 +205,8 @@ fn outline(points: impl Iterator<Item = (f64, f64)>, close: bool) -> Vec<Step> {
 }
 
 /// Stretches without a call, across both strands.
-fn no_call(scene: &mut Scene, at: &Places, stretches: &[(f64, f64)]) {
-    let (top, height) = (at.strands[0], 2.0 * STRAND + BETWEEN);
+fn no_call(scene: &mut Scene, axes: &Axes, stretches: &[(f64, f64)]) {
+    let (top, height) = (axes.strands[0], 2.0 * STRAND + BETWEEN);
     let lines = stretches.iter().flat_map(|&(left, right)| hatch(left, top, right - left, height, 2.6));
     scene.shape(lines.collect(), Paint::Stroke { ink: style::ink(Call::NoCall), width: 0.5, dash: None });
 }
@@ -227,14 +228,14 @@ impl Cells {
 }
 
 /// What lines and colours mean, beside them.
-fn labels(scene: &mut Scene, at: &Places, track: &Track, about: &About) {
-    let (left, right) = (at.across.from, at.across.to);
+fn labels(scene: &mut Scene, axes: &Axes, track: &Track, about: &About) {
+    let (left, right) = (axes.across.from, axes.across.to);
     let threshold = f64::from(about.threshold);
-    let line = at.up.at(threshold);
+    let line = axes.up.at(threshold);
     scene.dashed((left, line), (right + 3.0, line), DARK, 0.7);
     let mut words = vec![(line, format!("threshold {}", score(threshold)), REMARK)];
     if let Some(mean) = track.entry.score {
-        let y = at.up.at(mean);
+        let y = axes.up.at(mean);
         scene.line((right, y), (right + 3.0, y), DARK, 1.4);
         words.push((y, format!("mean {mean:.3}"), LABEL));
     }
@@ -243,15 +244,15 @@ fn labels(scene: &mut Scene, at: &Places, track: &Track, about: &About) {
         ink: style::word_ink(if about.trained { call } else { Call::Untrained }),
         ..LABEL
     };
-    words.push((at.up.to, style::word(Call::Virus).to_owned(), shown(Call::Virus)));
-    words.push((at.up.from, style::word(Call::Other).to_owned(), shown(Call::Other)));
+    words.push((axes.up.to, style::word(Call::Virus).to_owned(), shown(Call::Virus)));
+    words.push((axes.up.from, style::word(Call::Other).to_owned(), shown(Call::Other)));
     words.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut places: Vec<f64> = words.iter().map(|(y, _, _)| *y).collect();
-    spread(&mut places, &vec![7.6; words.len()], at.up.to - 3.8, at.up.from + 3.8);
+    spread(&mut places, &vec![7.6; words.len()], axes.up.to - 3.8, axes.up.from + 3.8);
     for ((_, word, kind), y) in words.into_iter().zip(places) {
         scene.text(right + 5.0, y + 2.3, Anchor::Start, kind, word);
     }
-    let strands = at.strands;
+    let strands = axes.strands;
     if track.windows.iter().any(|window| window.score.is_none()) {
         let box_of = (right + 5.0, strands[0], 8.0, STRAND);
         let lines = hatch(box_of.0, box_of.1, box_of.2, box_of.3, 2.6);
@@ -263,12 +264,12 @@ fn labels(scene: &mut Scene, at: &Places, track: &Track, about: &About) {
     }
 }
 
-fn ruler(scene: &mut Scene, at: &Places, y: f64) {
-    scene.line((at.across.from, y), (at.across.to, y), AXIS, 0.6);
-    let most = ((at.across.to - at.across.from) / 42.0) as u64;
-    let ticks = at.across.ticks(most);
+fn ruler(scene: &mut Scene, axes: &Axes, y: f64) {
+    scene.line((axes.across.from, y), (axes.across.to, y), AXIS, 0.6);
+    let most = ((axes.across.to - axes.across.from) / 42.0) as u64;
+    let ticks = axes.across.ticks(most);
     for (tick, label) in ticks.iter().zip(base_labels(&ticks)) {
-        let x = at.across.at(*tick as f64);
+        let x = axes.across.at(*tick as f64);
         scene.line((x, y), (x, y + 2.0), AXIS, 0.6);
         scene.text(x, y + 9.5, Anchor::Middle, REMARK, label);
     }
