@@ -1,4 +1,4 @@
-//! The user stories: predict, embed, plan, bench, doctor. Each is readable from top to bottom.
+//! The user stories: predict, embed, plan, bench, doctor, plot. Each is readable from top to bottom.
 //!
 //! Invariant of the crate: it decides nothing about numbers or addresses (that is below) and nothing about
 //! words or flags (that is above); what it reports it has measured or read from the plan.
@@ -30,6 +30,7 @@ mod error;
 pub mod machine;
 mod model;
 mod observer;
+pub mod plot;
 pub mod predict;
 pub mod price;
 mod session;

@@ -8,6 +8,7 @@ pub mod embed;
 pub mod machine;
 pub mod man;
 pub mod plan;
+pub mod plot;
 pub mod predict;
 pub mod voice;
 

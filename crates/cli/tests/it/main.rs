@@ -9,6 +9,7 @@ mod hostile;
 mod manuals;
 mod messages;
 mod plans;
+mod plots;
 mod predictions;
 mod readme;
 mod streaming;

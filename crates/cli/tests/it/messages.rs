@@ -184,7 +184,14 @@ fn a_sequence_that_is_too_long() {
 #[test]
 fn help_is_a_success() {
     let folder = Folder::new("help");
-    for words in [&["--help"][..], &["predict", "--help"], &["embed", "-h"], &["plan", "-h"], &["--version"]] {
+    for words in [
+        &["--help"][..],
+        &["predict", "--help"],
+        &["embed", "-h"],
+        &["plan", "-h"],
+        &["plot", "--help"],
+        &["--version"],
+    ] {
         let ran = folder.run(words);
         ran.ended(0);
         assert!(ran.stdout().contains("plimsoll") && ran.stderr().is_empty(), "{words:?}");

@@ -1,0 +1,151 @@
+//! `plimsoll plot`: the flags.
+
+use super::{at_least, print};
+use clap::{Args, ValueEnum};
+use run::RunError;
+use run::plot::{self, Options, Output, plot};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Draw the results of a prediction: calls, scores, and the score along records
+///
+/// Reads the folder that plimsoll predict wrote and computes nothing anew. It draws an overview (how many
+/// records have which call, how scores are spread, the highest scores, and the score along the records with
+/// most scored windows), and every record that --record names. The names of the files that it wrote go to
+/// standard output.
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub struct Plot {
+    /// The folder that plimsoll predict wrote
+    #[arg(value_name = "RESULT_DIR")]
+    results: PathBuf,
+
+    /// Also draw this record, by its seq_name in predictions.tsv; may be given several times
+    #[arg(long = "record", value_name = "ID")]
+    records: Vec<String>,
+
+    /// Folder of pictures, or one file that ends in .svg or .png [default: RESULT_DIR's name with _plots, in
+    /// the current folder]
+    #[arg(short, long, value_name = "DIR|FILE")]
+    output: Option<PathBuf>,
+
+    /// Kinds of pictures in a folder [default: svg,png]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "FORMAT")]
+    format: Vec<Format>,
+
+    /// Width of a picture in millimetres: journals have columns of about 89 and pages of about 183
+    #[arg(long, default_value_t = 180.0, value_name = "MM", value_parser = width)]
+    width: f64,
+
+    /// Pixels an inch of a PNG
+    #[arg(long, default_value_t = 200, value_name = "N", value_parser = dpi)]
+    dpi: u32,
+
+    /// Replace pictures that are there
+    #[arg(long)]
+    force: bool,
+}
+
+/// Kinds of pictures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Svg,
+    Png,
+}
+
+impl Format {
+    fn kind(self) -> plot::Format {
+        match self {
+            Format::Svg => plot::Format::Svg,
+            Format::Png => plot::Format::Png,
+        }
+    }
+}
+
+fn width(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|n| (80.0..=500.0).contains(n));
+    number.ok_or_else(|| "give millimetres from 80 to 500, such as 89 or 180".to_owned())
+}
+
+fn dpi(text: &str) -> Result<u32, String> {
+    let number = at_least(72, text).ok().filter(|&n| n <= 600);
+    number.map(|n| n as u32).ok_or_else(|| "give pixels an inch from 72 to 600, such as 300".to_owned())
+}
+
+impl Plot {
+    /// Runs the command.
+    pub fn run(self) -> Result<ExitCode, RunError> {
+        let output = self.output()?;
+        let Self { results, records, width, dpi, force, .. } = self;
+        let files = plot(&Options { results, records, output, width, dpi, force })?;
+        let names: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+        print(&names.join("\n"))?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn output(&self) -> Result<Output, RunError> {
+        let path = self.output.clone().unwrap_or_else(|| default_folder(&self.results));
+        let Some(format) = picture(&path) else {
+            let mut formats: Vec<plot::Format> = self.format.iter().map(|format| format.kind()).collect();
+            formats.dedup();
+            return Ok(Output::Folder(
+                path,
+                if formats.is_empty() { plot::Format::ALL.to_vec() } else { formats },
+            ));
+        };
+        let name = path.display();
+        if self.format.iter().any(|other| other.kind() != format) {
+            let text = format!("{name}: its name and --format contradict each other; give one of them");
+            return Err(RunError::Refused(text));
+        }
+        if self.records.len() > 1 {
+            let text = format!(
+                "{name} is one file, --record was given {} times; give -o a folder",
+                self.records.len()
+            );
+            return Err(RunError::Refused(text));
+        }
+        Ok(Output::File(path, format))
+    }
+}
+
+/// What a file's name says; nothing of a folder's.
+fn picture(path: &Path) -> Option<plot::Format> {
+    let suffix = path.extension()?.to_ascii_lowercase();
+    let named = plot::Format::ALL.into_iter().find(|format| suffix == format.suffix());
+    named.filter(|_| !path.is_dir())
+}
+
+/// `RESULT_DIR_plots`. Not inside of it: a folder of results holds results alone.
+fn default_folder(results: &Path) -> PathBuf {
+    let full = results.canonicalize().unwrap_or_else(|_| results.to_owned());
+    let name = full.file_name().unwrap_or_default().to_string_lossy();
+    PathBuf::from(format!("{name}_plots"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_ranges() {
+        for (text, wanted) in
+            [("89", true), ("183.5", true), ("500", true), ("8", false), ("NaN", false), ("a", false)]
+        {
+            assert_eq!(width(text).is_ok(), wanted, "{text}");
+        }
+        for (text, wanted) in [("72", true), ("600", true), ("71", false), ("1200", false), ("x", false)] {
+            assert_eq!(dpi(text).is_ok(), wanted, "{text}");
+        }
+    }
+
+    #[test]
+    fn names_say_what_they_are() {
+        let check = |name: &str, wanted| assert_eq!(picture(Path::new(name)), wanted, "{name}");
+        check("a.svg", Some(plot::Format::Svg));
+        check("x/a.b.PNG", Some(plot::Format::Png));
+        check("plots", None);
+        check("a.pdf", None);
+        check(".svg", None);
+    }
+}

@@ -1,0 +1,186 @@
+//! A picture as a list of shapes and texts, in points (1/72 inch) from the top left. Invariant: both files of a
+//! picture, SVG and PNG, are made from the same list, and nothing in it is transparent.
+
+/// An opaque colour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ink(pub u8, pub u8, pub u8);
+
+impl Ink {
+    /// Part of the way to another colour, 0 to 1.
+    pub fn towards(self, other: Ink, part: f64) -> Ink {
+        let mix =
+            |a: u8, b: u8| (f64::from(a) + (f64::from(b) - f64::from(a)) * part.clamp(0.0, 1.0)).round() as u8;
+        Ink(mix(self.0, other.0), mix(self.1, other.1), mix(self.2, other.2))
+    }
+}
+
+/// A piece of an outline.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Step {
+    /// Starts a line here.
+    Move(f64, f64),
+    /// Goes on to here.
+    Line(f64, f64),
+    /// Back to the start.
+    Close,
+}
+
+/// How an outline is painted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Paint {
+    /// Its inside.
+    Fill(Ink),
+    /// Its inside, to whole pixels: neighbours leave no gap between them.
+    Cells(Ink),
+    /// The line itself.
+    Stroke {
+        /// Colour.
+        ink: Ink,
+        /// Points.
+        width: f64,
+        /// Points on and off; solid without.
+        dash: Option<[f64; 2]>,
+    },
+}
+
+/// Which end of a text is at its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Anchor {
+    /// The left.
+    Start,
+    /// Its centre.
+    Middle,
+    /// The right.
+    End,
+}
+
+/// How letters look.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Type {
+    /// Points.
+    pub size: f64,
+    /// Heavier letters.
+    pub bold: bool,
+    /// Colour.
+    pub ink: Ink,
+}
+
+/// One thing in a picture; later ones are on top.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Item {
+    /// Lines and areas.
+    Shape(Vec<Step>, Paint),
+    /// A text on one line.
+    Text {
+        /// Where its anchor is.
+        x: f64,
+        /// Where its letters stand.
+        y: f64,
+        /// Which end `x` is.
+        anchor: Anchor,
+        /// How it looks.
+        kind: Type,
+        /// The words.
+        text: String,
+    },
+}
+
+/// A picture.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scene {
+    /// Points.
+    pub width: f64,
+    /// Points.
+    pub height: f64,
+    /// What it shows, for those who cannot see it.
+    pub title: String,
+    /// In the order of painting.
+    pub items: Vec<Item>,
+}
+
+impl Scene {
+    /// An empty one; its height grows with what is drawn.
+    pub fn new(width: f64, title: String) -> Self {
+        Scene { width, height: 0.0, title, items: vec![] }
+    }
+
+    /// Adds an outline; nothing if there is none.
+    pub fn shape(&mut self, steps: Vec<Step>, paint: Paint) {
+        if !steps.is_empty() {
+            self.items.push(Item::Shape(steps, paint));
+        }
+    }
+
+    /// Adds a straight line.
+    pub fn line(&mut self, from: (f64, f64), to: (f64, f64), ink: Ink, width: f64) {
+        self.shape(segment(from, to).to_vec(), Paint::Stroke { ink, width, dash: None });
+    }
+
+    /// Adds a dashed line.
+    pub fn dashed(&mut self, from: (f64, f64), to: (f64, f64), ink: Ink, width: f64) {
+        self.shape(segment(from, to).to_vec(), Paint::Stroke { ink, width, dash: Some([2.4, 1.8]) });
+    }
+
+    /// Adds a filled rectangle.
+    pub fn rectangle(&mut self, x: f64, y: f64, width: f64, height: f64, ink: Ink) {
+        if width > 0.0 && height > 0.0 {
+            self.shape(rectangle(x, y, width, height).to_vec(), Paint::Fill(ink));
+        }
+    }
+
+    /// Adds a text.
+    pub fn text(&mut self, x: f64, y: f64, anchor: Anchor, kind: Type, text: impl Into<String>) {
+        self.items.push(Item::Text { x, y, anchor, kind, text: text.into() });
+    }
+}
+
+/// A straight line's outline.
+pub fn segment(from: (f64, f64), to: (f64, f64)) -> [Step; 2] {
+    [Step::Move(from.0, from.1), Step::Line(to.0, to.1)]
+}
+
+/// A rectangle's outline.
+pub fn rectangle(x: f64, y: f64, width: f64, height: f64) -> [Step; 5] {
+    let (right, below) = (x + width, y + height);
+    [Step::Move(x, y), Step::Line(right, y), Step::Line(right, below), Step::Line(x, below), Step::Close]
+}
+
+/// Slanting lines that fill a rectangle; those of neighbouring rectangles meet.
+pub fn hatch(x: f64, y: f64, width: f64, height: f64, gap: f64) -> Vec<Step> {
+    // Along each line x + y is the same, a whole number of gaps.
+    let first = ((x + y) / gap).ceil() as i64;
+    let last = ((x + width + y + height) / gap).floor() as i64;
+    let mut steps = vec![];
+    for number in first..=last {
+        let sum = number as f64 * gap;
+        let (left, right) = (x.max(sum - y - height), (x + width).min(sum - y));
+        if right - left > 1e-6 {
+            steps.extend(segment((left, sum - left), (right, sum - right)));
+        }
+    }
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hatch_stays_inside() {
+        for (x, y, width, height) in [(0.0, 0.0, 10.0, 10.0), (3.3, 7.1, 0.4, 12.0), (100.0, 2.0, 55.0, 1.0)] {
+            let steps = hatch(x, y, width, height, 2.5);
+            for step in &steps {
+                let (Step::Move(a, b) | Step::Line(a, b)) = *step else { panic!("closed") };
+                let (a, b) = (a - x, b - y);
+                assert!(a > -1e-9 && a < width + 1e-9 && b > -1e-9 && b < height + 1e-9, "{step:?}");
+            }
+        }
+        assert_eq!(hatch(0.0, 0.0, 10.0, 10.0, 5.0).len(), 6);
+    }
+
+    #[test]
+    fn colours_mix() {
+        let (a, b) = (Ink(0, 100, 200), Ink(100, 0, 200));
+        assert_eq!([a.towards(b, 0.0), a.towards(b, 0.5), a.towards(b, 7.0)], [a, Ink(50, 50, 200), b]);
+    }
+}

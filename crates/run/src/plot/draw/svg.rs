@@ -1,0 +1,146 @@
+//! A picture as SVG. Invariant: the same scene gives the same bytes, well-formed for any text in it.
+
+use super::scene::{Anchor, Item, Paint, Scene, Step, Type};
+use std::fmt::{self, Display, Write};
+
+/// Points of a millimetre.
+pub const POINTS: f64 = 72.0 / 25.4;
+
+/// Fonts of every system; the embedded one, if it is there, first.
+const FONTS: &str = "Noto Sans, Helvetica Neue, Helvetica, Arial, Liberation Sans, sans-serif";
+
+/// The file's text.
+pub fn write(scene: &Scene) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let _ = write_to(scene, &mut out);
+    out
+}
+
+fn write_to(scene: &Scene, out: &mut String) -> fmt::Result {
+    let (w, h) = (scene.width, scene.height);
+    let (width, height) = (Short(w / POINTS), Short(h / POINTS));
+    writeln!(
+        out,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}mm\" height=\"{height}mm\" \
+         viewBox=\"0 0 {} {}\" role=\"img\" font-family=\"{FONTS}\">",
+        Short(w),
+        Short(h)
+    )?;
+    writeln!(out, "<title>{}</title>", Escaped(&scene.title))?;
+    writeln!(out, "<path fill=\"#ffffff\" d=\"M0 0H{}V{}H0Z\"/>", Short(w), Short(h))?;
+    for item in &scene.items {
+        match item {
+            Item::Shape(steps, paint) => shape(out, steps, paint)?,
+            Item::Text { x, y, anchor, kind, text } => letters(out, (*x, *y), *anchor, kind, text)?,
+        }
+    }
+    out.write_str("</svg>\n")
+}
+
+fn shape(out: &mut String, steps: &[Step], paint: &Paint) -> fmt::Result {
+    match paint {
+        Paint::Fill(ink) => write!(out, "<path fill=\"{}\" d=\"", Hex(*ink))?,
+        Paint::Cells(ink) => write!(out, "<path shape-rendering=\"crispEdges\" fill=\"{}\" d=\"", Hex(*ink))?,
+        Paint::Stroke { ink, width, dash } => {
+            write!(out, "<path fill=\"none\" stroke=\"{}\" stroke-width=\"{}\"", Hex(*ink), Short(*width))?;
+            if let Some([on, off]) = dash {
+                write!(out, " stroke-dasharray=\"{} {}\"", Short(*on), Short(*off))?;
+            }
+            out.write_str(" d=\"")?;
+        }
+    }
+    let mut at = (f64::NAN, f64::NAN);
+    for step in steps {
+        match *step {
+            Step::Move(x, y) => write!(out, "M{} {}", Short(x), Short(y))?,
+            Step::Line(x, y) if y == at.1 => write!(out, "H{}", Short(x))?,
+            Step::Line(x, y) if x == at.0 => write!(out, "V{}", Short(y))?,
+            Step::Line(x, y) => write!(out, "L{} {}", Short(x), Short(y))?,
+            Step::Close => out.write_str("Z")?,
+        }
+        if let Step::Move(x, y) | Step::Line(x, y) = *step {
+            at = (x, y);
+        }
+    }
+    out.write_str("\"/>\n")
+}
+
+fn letters(out: &mut String, (x, y): (f64, f64), anchor: Anchor, kind: &Type, text: &str) -> fmt::Result {
+    let anchor = match anchor {
+        Anchor::Start => "",
+        Anchor::Middle => " text-anchor=\"middle\"",
+        Anchor::End => " text-anchor=\"end\"",
+    };
+    let weight = if kind.bold { " font-weight=\"700\"" } else { "" };
+    let (x, y, size, ink) = (Short(x), Short(y), Short(kind.size), Hex(kind.ink));
+    let text = Escaped(text);
+    writeln!(out, "<text x=\"{x}\" y=\"{y}\" font-size=\"{size}\"{anchor}{weight} fill=\"{ink}\">{text}</text>")
+}
+
+struct Hex(super::scene::Ink);
+
+impl Display for Hex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let super::scene::Ink(r, g, b) = self.0;
+        write!(f, "#{r:02x}{g:02x}{b:02x}")
+    }
+}
+
+/// A coordinate: two decimals at most.
+struct Short(f64);
+
+impl Display for Short {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = format!("{:.2}", self.0);
+        let text = text.trim_end_matches('0').trim_end_matches('.');
+        f.write_str(if text == "-0" { "0" } else { text })
+    }
+}
+
+/// A text as XML may hold it. What XML cannot hold, and what would turn the direction of the line, is shown as
+/// a replacement character.
+struct Escaped<'a>(&'a str);
+
+impl Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for letter in self.0.chars() {
+            match letter {
+                '&' => f.write_str("&amp;")?,
+                '<' => f.write_str("&lt;")?,
+                '>' => f.write_str("&gt;")?,
+                '"' => f.write_str("&quot;")?,
+                '\'' => f.write_str("&#39;")?,
+                '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{fffe}' | '\u{ffff}' => {
+                    f.write_char('\u{fffd}')?;
+                }
+                _ if letter.is_control() => f.write_char('\u{fffd}')?,
+                _ => f.write_char(letter)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_escaped() {
+        let check = |text: &str, wanted: &str| assert_eq!(Escaped(text).to_string(), wanted);
+        check("NC_1|a.b é 日", "NC_1|a.b é 日");
+        check("<script>alert('&')</script>", "&lt;script&gt;alert(&#39;&amp;&#39;)&lt;/script&gt;");
+        check("\"><g onload=\"x", "&quot;&gt;&lt;g onload=&quot;x");
+        check("a\0b\u{1b}c\u{202e}d\u{ffff}", "a\u{fffd}b\u{fffd}c\u{fffd}d\u{fffd}");
+        check("]]>", "]]&gt;");
+    }
+
+    #[test]
+    fn coordinates_are_short() {
+        for (number, wanted) in [(1.0, "1"), (0.125, "0.12"), (-0.001, "0"), (10.50, "10.5"), (-3.456, "-3.46")]
+        {
+            assert_eq!(Short(number).to_string(), wanted);
+        }
+    }
+}

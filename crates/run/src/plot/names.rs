@@ -1,0 +1,123 @@
+//! Ids as names of files, and the ids nearest to one that is not there. Invariant: a file's name has letters,
+//! digits, `.`, `_` and `-` alone, is at most 110 bytes long, and no two of a run are equal, whatever the ids
+//! and whether or not the file system minds case.
+
+use sha2::{Digest, Sha256};
+use std::collections::HashSet;
+
+/// Letters of an id that a file's name shows.
+const SHOWN: usize = 80;
+
+/// Letters of an id that are compared: the time grows with their square.
+const COMPARED: usize = 64;
+
+/// Ids that a hint names.
+const HINTS: usize = 3;
+
+/// A name for each id, without a suffix, in order.
+pub fn of_files<'a>(ids: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let mut taken = HashSet::new();
+    let free = |taken: &mut HashSet<String>, id: &str| {
+        let name = of_file(id);
+        let numbered = (2..).map(|number| format!("{name}-{number}"));
+        let mut names = std::iter::once(name.clone()).chain(numbered);
+        names.find(|name| taken.insert(name.to_lowercase())).unwrap_or(name)
+    };
+    ids.map(|id| free(&mut taken, id)).collect()
+}
+
+/// What cannot be shown is replaced, and a digest of the id tells such names apart.
+fn of_file(id: &str) -> String {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_' | '-');
+    let shown: String = id.chars().take(SHOWN).map(|letter| if plain(letter) { letter } else { '_' }).collect();
+    if shown == id {
+        return format!("record_{shown}");
+    }
+    let digest: String =
+        Sha256::digest(id.as_bytes()).iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+    format!("record_{shown}-{digest}")
+}
+
+/// The ids that are most like one.
+pub struct Nearest {
+    wanted: String,
+    /// Nearest first, with their distances.
+    found: Vec<(usize, String)>,
+}
+
+impl Nearest {
+    /// To this one.
+    pub fn new(wanted: &str) -> Self {
+        Nearest { wanted: fold(wanted), found: vec![] }
+    }
+
+    /// Looks at an id.
+    pub fn offer(&mut self, id: &str) {
+        let folded = fold(id);
+        // A part of an id, or the name of one of its chunks, is what people have at hand.
+        let part = folded.contains(&self.wanted) || self.wanted.starts_with(&folded);
+        let distance = if part { 0 } else { strsim::levenshtein(&self.wanted, &folded) };
+        let place = self.found.partition_point(|(other, _)| *other <= distance);
+        if place < HINTS && !self.found.iter().any(|(_, other)| other == id) {
+            self.found.truncate(HINTS - 1);
+            self.found.insert(place, (distance, id.to_owned()));
+        }
+    }
+
+    /// The end of a sentence.
+    pub fn hint(&self) -> String {
+        let names: Vec<String> = self.found.iter().map(|(_, id)| format!("`{}`", cut(id))).collect();
+        match names.is_empty() {
+            true => "; predictions.tsv lists none".to_owned(),
+            false => format!("; the nearest ids in predictions.tsv: {}", names.join(", ")),
+        }
+    }
+}
+
+fn fold(id: &str) -> String {
+    id.chars().take(COMPARED).collect::<String>().to_lowercase()
+}
+
+fn cut(id: &str) -> String {
+    match id.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &id[..end]),
+        None => id.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_safe_and_apart() {
+        let long = "x".repeat(1000);
+        let ids =
+            ["NC_1.1", "a/b", "a_b", "A_B", "../../etc", "<script>", "", "a/b", "日本", &long, "con", "."];
+        let names = of_files(ids.into_iter());
+        assert_eq!(names[0], "record_NC_1.1");
+        assert_eq!(names[2..4], ["record_a_b", "record_A_B-2"]);
+        assert!(names[1].starts_with("record_a_b-") && names[7] == format!("{}-2", names[1]));
+        let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        for name in &names {
+            assert!(name.starts_with("record_") && name.chars().all(plain) && name.len() <= 110, "{name}");
+        }
+        let apart: HashSet<String> = names.iter().map(|name| name.to_lowercase()).collect();
+        assert_eq!(apart.len(), ids.len());
+    }
+
+    #[test]
+    fn the_nearest_ids_are_named() {
+        let check = |wanted: &str, hint: &str| {
+            let mut nearest = Nearest::new(wanted);
+            for id in ["contig_1", "contig_2", "NC_001422.1", "phage", "contig_2", "zzz"] {
+                nearest.offer(id);
+            }
+            assert_eq!(nearest.hint(), format!("; the nearest ids in predictions.tsv: {hint}"));
+        };
+        check("contig_3", "`contig_1`, `contig_2`, `phage`");
+        check("001422", "`NC_001422.1`, `phage`, `zzz`");
+        check("contig_2_chunk_7", "`contig_2`, `contig_1`, `NC_001422.1`");
+        assert_eq!(Nearest::new("x").hint(), "; predictions.tsv lists none");
+    }
+}

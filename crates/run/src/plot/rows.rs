@@ -1,0 +1,108 @@
+//! Reads a table of a result folder, row by row. Invariant: what is not such a table (torn, another file's,
+//! not text) is an error with path and line, and no line takes more memory than [`LONGEST`].
+
+use data::{DataError, DataErrorKind};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+/// No line of a result is longer: an id and some numbers.
+const LONGEST: u64 = 1 << 20;
+
+/// A table being read: tabs between its columns, their names in its first line.
+pub struct Rows {
+    path: PathBuf,
+    reader: BufReader<File>,
+    line: String,
+    number: u64,
+    /// Columns of the header.
+    width: usize,
+    /// Where the wanted columns are.
+    places: Vec<usize>,
+}
+
+impl Rows {
+    /// Opens a table and finds the columns that are wanted, in any order and among others.
+    pub fn open(path: &Path, wanted: &[&str]) -> Result<Self, DataError> {
+        let file = File::open(path).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
+        let reader = BufReader::with_capacity(1 << 16, file);
+        let line = String::new();
+        let mut rows = Rows { path: path.to_owned(), reader, line, number: 0, width: 0, places: vec![] };
+        if !rows.advance()? {
+            return Err(rows.error("it is empty, without a header; run plimsoll predict again"));
+        }
+        let names: Vec<&str> = rows.line.split('\t').collect();
+        let places: Vec<Option<usize>> =
+            wanted.iter().map(|column| names.iter().position(|name| name == column)).collect();
+        rows.width = names.len();
+        for (place, column) in places.into_iter().zip(wanted) {
+            let text = format!("there is no column `{column}`: this is not a table of plimsoll predict");
+            rows.places.push(place.ok_or_else(|| rows.error(text))?);
+        }
+        Ok(rows)
+    }
+
+    /// What `parse` makes of the wanted cells of the next row; none at the end. Its complaint gets the place.
+    pub fn next<const N: usize, T>(
+        &mut self,
+        parse: impl FnOnce([&str; N]) -> Result<T, String>,
+    ) -> Result<Option<T>, DataError> {
+        if !self.advance()? {
+            return Ok(None);
+        }
+        let cells: Vec<&str> = self.line.split('\t').collect();
+        let (found, width) = (cells.len(), self.width);
+        if found != width {
+            return Err(self.error(format!("{found} columns, the header has {width}; the table is torn")));
+        }
+        let mut wanted = [""; N];
+        for (cell, &place) in wanted.iter_mut().zip(&self.places) {
+            *cell = cells[place];
+        }
+        parse(wanted).map(Some).map_err(|what| self.error(what))
+    }
+
+    /// Goes past rows that nobody looks at.
+    pub fn skip(&mut self, count: u64) -> Result<(), DataError> {
+        for _ in 0..count {
+            if !self.advance()? {
+                return Err(self.ends_early());
+            }
+        }
+        Ok(())
+    }
+
+    /// After the last row that belongs to it.
+    pub fn expect_end(&mut self) -> Result<(), DataError> {
+        match self.advance()? {
+            true => Err(self.error("a row more than the rest of the results; they are of different runs")),
+            false => Ok(()),
+        }
+    }
+
+    /// A row is missing here.
+    pub fn ends_early(&self) -> DataError {
+        self.error("the table ends here, the rest of the results goes on; it is torn or of another run")
+    }
+
+    /// What is wrong with this line.
+    pub fn error(&self, what: impl Into<String>) -> DataError {
+        DataError::at(&self.path, DataErrorKind::Malformed(what.into())).with_line(self.number)
+    }
+
+    /// The next line, without its end.
+    fn advance(&mut self) -> Result<bool, DataError> {
+        self.line.clear();
+        let mut bytes = std::mem::take(&mut self.line).into_bytes();
+        let read = self.reader.by_ref().take(LONGEST).read_until(b'\n', &mut bytes);
+        if read.map_err(|e| DataError::at(&self.path, DataErrorKind::Read(e)))? == 0 {
+            return Ok(false);
+        }
+        self.number += 1;
+        if bytes.pop() != Some(b'\n') {
+            return Err(self.error("the line has no end; the table is torn"));
+        }
+        self.line = String::from_utf8(bytes).map_err(|_| self.error("not text; this is no table"))?;
+        Ok(true)
+    }
+}
