@@ -15,7 +15,7 @@ use std::process::ExitCode;
 /// Writes one row for each sequence, in the order of the input.
 #[derive(Debug, Args)]
 pub struct Embed {
-    /// Sequence files, FASTA or FASTQ, plain or gzip; - is standard input
+    /// Sequence files, FASTA or FASTQ, plain or as .gz, .bz2, .zst or .xz; - is standard input
     #[arg(required = true, value_name = "INPUT")]
     inputs: Vec<PathBuf>,
 

@@ -1,5 +1,6 @@
 //! The crate's one integration-test binary.
 
+mod compressed;
 mod packs;
 mod pipeline;
 mod reader;
