@@ -6,5 +6,6 @@ mod pipeline;
 mod reader;
 mod results;
 mod support;
+mod tables;
 mod tokens;
 mod weights;

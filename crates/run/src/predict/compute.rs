@@ -10,7 +10,7 @@ use super::program::{DNA, HEAD_ROWS, PLANS, PROTEIN, Shape};
 use super::queue::{Place, Queue, State, Window};
 use super::stage::Stage;
 use crate::RunError;
-use data::pack::{Fill, Pack, Packer};
+use data::pack::{Fill, Order, Pack, Packer};
 use exec::Executor;
 use graph::{Bytes, Counts};
 use std::time::Instant;
