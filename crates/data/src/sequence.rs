@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use crate::{DataError, DataErrorKind};
 pub use decode::Compression;
 use source::Source;
-pub use stored::{Input, digests};
+pub use stored::{Input, digests, stem};
 
 /// One sequence with its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

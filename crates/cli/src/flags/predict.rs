@@ -116,6 +116,7 @@ struct ModelFlags {
 enum Format {
     Npy,
     Safetensors,
+    Parquet,
 }
 
 fn length(text: &str) -> Result<u64, String> {
@@ -204,6 +205,7 @@ impl Predict {
             save_embeddings: self.save_embeddings.map(|format| match format {
                 Format::Npy => EmbeddingFormat::Npy,
                 Format::Safetensors => EmbeddingFormat::Safetensors,
+                Format::Parquet => EmbeddingFormat::Parquet,
             }),
             strict: self.strict,
             workers,

@@ -88,7 +88,7 @@ impl ParquetWriter {
             Arc::new(StringArray::from_iter_values(self.ids.drain(..))),
             Arc::new(Int64Array::from(std::mem::take(&mut self.lengths))),
         ];
-        let mut write = || {
+        let write = || {
             for values in &mut self.values {
                 let values = Arc::new(Float32Array::from(std::mem::take(values)));
                 let list = FixedSizeListArray::try_new(element(), self.width as i32, values, None)?;

@@ -37,6 +37,24 @@ pub(super) fn is_stdin(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
+/// What names of sequence files end with, behind the ending of a compression.
+const ENDINGS: [&str; 9] = [".fa", ".fasta", ".fas", ".fna", ".ffn", ".frn", ".faa", ".fq", ".fastq"];
+/// What names of compressed files end with.
+const COMPRESSED: [&str; 4] = [".gz", ".bz2", ".zst", ".xz"];
+
+/// A name for what is made of the file at `path`: its own without what says its format, `stdin` for `-`.
+pub fn stem(path: &Path) -> String {
+    if is_stdin(path) {
+        return "stdin".to_owned();
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let without = |name: &str, endings: &[&str]| {
+        let stem = endings.iter().find_map(|e| name.strip_suffix(e)).filter(|stem| !stem.is_empty());
+        stem.unwrap_or(name).to_owned()
+    };
+    without(&without(&name, &COMPRESSED), &ENDINGS)
+}
+
 /// The bytes of the file at `path`, if it is a regular one; an error if it cannot be read at all.
 pub(super) fn size(path: &Path) -> Result<Option<u64>, DataError> {
     if is_stdin(path) {
@@ -152,5 +170,24 @@ impl Read for Stored {
             return Ok(n + self.read_hashed(&mut out[n..])?);
         }
         self.read_hashed(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_without_their_endings() {
+        let check = |path: &str, wanted: &str| assert_eq!(stem(Path::new(path)), wanted, "{path}");
+        check("examples/reads.fa", "reads");
+        check("a.b.fastq.gz", "a.b");
+        check("x/y.fna.zst", "y");
+        check("y.faa.xz", "y");
+        check("y.fa.bz2", "y");
+        check("y.txt", "y.txt");
+        check("y.txt.gz", "y.txt");
+        check(".fa", ".fa");
+        check("-", "stdin");
     }
 }

@@ -49,8 +49,8 @@ impl Compute {
         let plans = PLANS.map(|name| program.index(name));
         let bounds = |encoder: usize| plans[encoder].map(|plan| program.plans()[plan].1.graph.bounds);
         let packers = [DNA, PROTEIN].map(|encoder| match bounds(encoder) {
-            Some(b) => Packer::new(b.tokens as usize, b.sequences as usize, b.longest as usize),
-            None => Packer::new(0, 0, 0),
+            Some(b) => Packer::new(b.tokens as usize, b.sequences as usize, b.longest as usize, Order::ByLength),
+            None => Packer::new(0, 0, 0, Order::ByLength),
         });
         let widths = [shape.head.dna as usize, shape.head.protein as usize];
         let both = [DNA, PROTEIN].map(bounds);
@@ -103,7 +103,7 @@ impl Compute {
         let Some(slot) = self.free.pop() else {
             return Err(RunError::Refused("no slot is free; this is a bug of ours".to_owned()));
         };
-        let place = queue.push_orf(orf.frame, slot);
+        let place = queue.push_orf(orf.frame, orf.bases, slot);
         self.slots[slot] = Slot { place, ..Slot::default() };
         if let Some(row) = embedding {
             self.executor.upload_f32(self.staging(DNA, slot), row)?;
