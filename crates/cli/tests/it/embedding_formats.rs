@@ -24,11 +24,11 @@ fn table(
 ) -> Vec<u8> {
     let columns: Vec<String> = columns.iter().map(|&name| name.to_owned()).collect();
     let width = rows[0].1.len() / columns.len();
-    let mut out = ParquetWriter::create(folder.path("wanted"), &columns, width).expect("created");
+    let mut out = ParquetWriter::create(folder.path("wanted"), &columns, width, metadata).expect("created");
     for (id, values) in rows {
         out.row(id, lengths[id], values).expect("written");
     }
-    out.finish(metadata).expect("finished");
+    out.finish().expect("finished");
     folder.read("wanted")
 }
 

@@ -4,6 +4,7 @@
 //! Source: the parquet format; the key `ARROW:schema` that the library adds makes an embedding a list of
 //! a fixed size, for readers that know such lists.
 
+use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -40,16 +41,17 @@ pub struct ParquetWriter {
 
 impl ParquetWriter {
     /// Starts the file that will be `path`: `id` (text), `length` (64-bit whole number), and for each
-    /// name in `columns` a list of `width` f32.
-    pub fn create(path: impl AsRef<Path>, columns: &[String], width: usize) -> Result<Self, DataError> {
+    /// name in `columns` a list of `width` f32; `metadata` as key-value pairs.
+    pub fn create(
+        path: impl AsRef<Path>,
+        columns: &[String],
+        width: usize,
+        metadata: &[(&str, &str)],
+    ) -> Result<Self, DataError> {
         let target = path.as_ref().to_owned();
         let file = AtomicFile::create(&target)?;
-        let list = DataType::FixedSizeList(element(), width as i32);
-        let mut fields =
-            vec![Field::new("id", DataType::Utf8, false), Field::new("length", DataType::Int64, false)];
-        fields.extend(columns.iter().map(|name| Field::new(name, list.clone(), false)));
-        let schema = Arc::new(Schema::new(fields));
-        let writer = ArrowWriter::try_new(file, schema.clone(), Some(properties()));
+        let schema = Arc::new(schema(columns, width, metadata));
+        let writer = ArrowWriter::try_new(file, schema.clone(), Some(properties(metadata)));
         let writer = writer.map_err(|e| refused(&target, e))?;
         let values = vec![Vec::new(); columns.len()];
         let (ids, lengths) = (Vec::new(), Vec::new());
@@ -70,12 +72,9 @@ impl ParquetWriter {
         if self.bytes >= GROUP { self.write_group() } else { Ok(()) }
     }
 
-    /// Completes the file, with `metadata` as key-value pairs; the number of its rows.
-    pub fn finish(mut self, metadata: &[(&str, &str)]) -> Result<u64, DataError> {
+    /// Completes the file; the number of its rows.
+    pub fn finish(mut self) -> Result<u64, DataError> {
         self.write_group()?;
-        for (key, value) in metadata {
-            self.writer.append_key_value_metadata(KeyValue::new((*key).to_owned(), (*value).to_owned()));
-        }
         self.writer.into_inner().map_err(|e| refused(&self.target, e))?.commit()?;
         Ok(self.rows)
     }
@@ -107,10 +106,23 @@ fn element() -> Arc<Field> {
     Arc::new(Field::new("element", DataType::Float32, false))
 }
 
+/// Some readers look for metadata in the schema that arrow keeps, others among the pairs of the file: it is
+/// in both.
+fn schema(columns: &[String], width: usize, metadata: &[(&str, &str)]) -> Schema {
+    let list = DataType::FixedSizeList(element(), width as i32);
+    let mut fields =
+        vec![Field::new("id", DataType::Utf8, false), Field::new("length", DataType::Int64, false)];
+    fields.extend(columns.iter().map(|name| Field::new(name, list.clone(), false)));
+    let pairs = metadata.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+    Schema::new(fields).with_metadata(pairs.collect::<HashMap<_, _>>())
+}
+
 /// Nothing repeats in such columns, so dictionaries would only cost; the least and the largest value help
 /// to find an id or a length, and say nothing of an embedding.
-fn properties() -> WriterProperties {
+fn properties(metadata: &[(&str, &str)]) -> WriterProperties {
+    let pairs = metadata.iter().map(|(key, value)| KeyValue::new((*key).to_owned(), (*value).to_owned()));
     WriterProperties::builder()
+        .set_key_value_metadata(Some(pairs.collect()))
         .set_compression(Compression::SNAPPY)
         .set_dictionary_enabled(false)
         .set_statistics_enabled(EnabledStatistics::None)

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Float32Type, Int64Type};
-use arrow_array::{Array, RecordBatch};
+use arrow_array::RecordBatch;
 use arrow_schema::DataType;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use plimsoll_data::rows::ParquetWriter;
@@ -57,14 +57,14 @@ fn a_table_is_read_as_it_was_written() {
         ("\u{e9} \"x\"", i64::MAX, vec![0.0, -0.0, 1e-45, 7.0]),
         ("", 0, vec![f32::MIN_POSITIVE; 4]),
     ];
-    let mut out = ParquetWriter::create(&path, &columns, 2).unwrap();
+    let mut out = ParquetWriter::create(&path, &columns, 2, &[("model", "m"), ("pool", "mean")]).unwrap();
     for (id, length, values) in &wanted {
         out.row(id, *length as u64, values).unwrap();
     }
     let error = out.row("short", 1, &[1.0; 3]).unwrap_err().to_string();
     assert!(error.ends_with("'short': a row of 3 values in a file of 4 columns"), "{error}");
     assert!(!path.exists());
-    assert_eq!(out.finish(&[("model", "m"), ("pool", "mean")]).unwrap(), 3);
+    assert_eq!(out.finish().unwrap(), 3);
 
     let table = read(&path);
     let found = table.rows();
@@ -72,6 +72,7 @@ fn a_table_is_read_as_it_was_written() {
     assert!(found[1].2[1].is_sign_negative());
     assert_eq!(table.metadata, [("model", "m"), ("pool", "mean")].map(|(k, v)| (k.to_owned(), v.to_owned())));
     let schema = table.batches[0].schema();
+    assert_eq!(schema.metadata().get("pool").map(String::as_str), Some("mean"));
     let types: Vec<String> = schema.fields().iter().map(|f| f.name().clone()).collect();
     assert_eq!(types, ["id", "length", "layer_0", "layer_33"]);
     assert_eq!(schema.field(0).data_type(), &DataType::Utf8);
@@ -83,12 +84,12 @@ fn a_table_is_read_as_it_was_written() {
 #[test]
 fn large_tables_are_written_in_groups() {
     let path = folder("parquet_groups").join("e.parquet");
-    let mut out = ParquetWriter::create(&path, &["embedding".to_owned()], 1024).unwrap();
+    let mut out = ParquetWriter::create(&path, &["embedding".to_owned()], 1024, &[]).unwrap();
     let row = |i: usize| -> Vec<f32> { (0..1024).map(|j| (i * 1024 + j) as f32).collect() };
     for i in 0..9000 {
         out.row(&format!("s{i}"), i as u64, &row(i)).unwrap();
     }
-    out.finish(&[]).unwrap();
+    out.finish().unwrap();
     let table = read(&path);
     assert_eq!(table.groups.iter().sum::<i64>(), 9000);
     assert!(table.groups.len() == 3 && table.groups.iter().all(|&rows| rows < 4200), "{:?}", table.groups);
@@ -102,13 +103,13 @@ fn a_table_appears_whole_or_not_at_all() {
     let folder = folder("parquet_dropped");
     let path = folder.join("e.parquet");
     let columns = ["embedding".to_owned()];
-    let mut out = ParquetWriter::create(&path, &columns, 2).unwrap();
+    let mut out = ParquetWriter::create(&path, &columns, 2, &[]).unwrap();
     out.row("a", 1, &[1.0, 2.0]).unwrap();
     drop(out);
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
-    assert_eq!(ParquetWriter::create(&path, &columns, 2).unwrap().finish(&[("k", "v")]).unwrap(), 0);
+    assert_eq!(ParquetWriter::create(&path, &columns, 2, &[("k", "v")]).unwrap().finish().unwrap(), 0);
     let table = read(&path);
     assert!(table.rows().is_empty() && table.metadata[0].0 == "k");
     let absent = folder.join("absent/e.parquet");
-    assert!(ParquetWriter::create(absent, &columns, 2).is_err());
+    assert!(ParquetWriter::create(absent, &columns, 2, &[]).is_err());
 }

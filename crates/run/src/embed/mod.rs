@@ -20,7 +20,7 @@ use engine::Engine;
 use exec::Executor;
 use front::{Batch, Front, Limits, Skipped};
 use models::{Encoder, Output};
-use output::{Results, Targets};
+use output::{Kind, Results, Targets};
 use plan::{PlanError, Policy, Program, compile};
 use serde_json::{Value, json};
 use states::States;
@@ -167,7 +167,8 @@ pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<Report, R
     let model = EncoderModel::open(&options.model, &HubEnv::from_process())?;
     let states = States::new(options.pool, options.layers.as_deref(), &model.encoder)?;
     let (metadata, outputs) = (metadata(options, &states), states.outputs());
-    let results = Results::create(targets, states, model.encoder.hidden_size() as usize, metadata)?;
+    let kind = Kind { states, width: model.encoder.hidden_size() as usize, metadata };
+    let results = Results::create(targets, kind)?;
     let limits = limits(options, &model.encoder)?;
     observer.say(Level::Detail, "reading the input once for its longest sequence");
     let longest = longest(options, &model, limits)?;

@@ -109,12 +109,25 @@ pub(super) struct Written {
     pub(super) sequences: u64,
 }
 
+/// What all results of a run have in common.
+pub(super) struct Kind {
+    pub(super) states: States,
+    /// D of the model.
+    pub(super) width: usize,
+    /// What results say of themselves, where their format has a place for it.
+    pub(super) metadata: Vec<(&'static str, String)>,
+}
+
+impl Kind {
+    fn metadata(&self) -> Vec<(&str, &str)> {
+        self.metadata.iter().map(|(key, value)| (*key, value.as_str())).collect()
+    }
+}
+
 /// The results, written one after the other.
 pub(super) struct Results {
     targets: Targets,
-    states: States,
-    width: usize,
-    metadata: Vec<(&'static str, String)>,
+    kind: Kind,
     /// The one that is being written; it is number `done.len()`.
     open: Sink,
     done: Vec<Written>,
@@ -122,21 +135,16 @@ pub(super) struct Results {
 
 impl Results {
     /// Starts the first.
-    pub(super) fn create(
-        targets: Targets,
-        states: States,
-        width: usize,
-        metadata: Vec<(&'static str, String)>,
-    ) -> Result<Self, RunError> {
+    pub(super) fn create(targets: Targets, kind: Kind) -> Result<Self, RunError> {
         if let Some(folder) = &targets.folder {
             fs::create_dir_all(folder).map_err(RunError::io(folder))?;
         }
-        let open = Sink::create(&targets, 0, &states, width)?;
-        Ok(Self { targets, states, width, metadata, open, done: vec![] })
+        let open = Sink::create(&targets, 0, &kind)?;
+        Ok(Self { targets, kind, open, done: vec![] })
     }
 
     pub(super) fn states(&self) -> &States {
-        &self.states
+        &self.kind.states
     }
 
     /// Appends the values of a sequence to result number `result`; those before it are complete.
@@ -148,19 +156,19 @@ impl Results {
         values: &[f32],
     ) -> Result<(), RunError> {
         while self.done.len() < result {
-            let next = Sink::create(&self.targets, self.done.len() + 1, &self.states, self.width)?;
+            let next = Sink::create(&self.targets, self.done.len() + 1, &self.kind)?;
             let before = std::mem::replace(&mut self.open, next);
-            self.done.push(before.finish(&self.metadata)?);
+            self.done.push(before.finish(&self.kind)?);
         }
         self.open.write(id, length, values)
     }
 
     /// The files that are still missing appear; all of them.
     pub(super) fn finish(self) -> Result<Vec<Written>, RunError> {
-        let Self { targets, states, width, metadata, open, mut done } = self;
-        done.push(open.finish(&metadata)?);
+        let Self { targets, kind, open, mut done } = self;
+        done.push(open.finish(&kind)?);
         for at in done.len()..targets.paths.len() {
-            done.push(Sink::create(&targets, at, &states, width)?.finish(&metadata)?);
+            done.push(Sink::create(&targets, at, &kind)?.finish(&kind)?);
         }
         Ok(done)
     }
@@ -168,30 +176,31 @@ impl Results {
 
 /// The files of one result, being written.
 enum Sink {
-    Npy { matrix: NpyWriter, ids: AtomicFile, path: PathBuf },
+    Npy { matrix: Box<NpyWriter>, ids: AtomicFile, path: PathBuf },
     Safetensors { writer: Box<SafetensorsWriter>, path: PathBuf },
     Parquet { writer: Box<ParquetWriter>, path: PathBuf },
 }
 
 impl Sink {
-    fn create(targets: &Targets, at: usize, states: &States, width: usize) -> Result<Self, RunError> {
+    fn create(targets: &Targets, at: usize, kind: &Kind) -> Result<Self, RunError> {
         let path = targets.paths[at].clone();
-        let row = states.row(width);
+        let row = kind.states.row(kind.width);
         Ok(match targets.format {
             Format::Npy => Self::Npy {
-                matrix: NpyWriter::create(&path, &row)?,
+                matrix: Box::new(NpyWriter::create(&path, &row)?),
                 ids: AtomicFile::create(ids_path(&path))?,
                 path,
             },
             Format::Safetensors => {
-                let writer = match states.pool {
+                let writer = match kind.states.pool {
                     Pool::Mean | Pool::Cls => SafetensorsWriter::matrix(&path, &row)?,
                     Pool::Tokens => SafetensorsWriter::tensor_per_id(&path, &row)?,
                 };
                 Self::Safetensors { writer: Box::new(writer), path }
             }
             Format::Parquet => {
-                let writer = ParquetWriter::create(&path, &states.columns(), width)?;
+                let columns = kind.states.columns();
+                let writer = ParquetWriter::create(&path, &columns, kind.width, &kind.metadata())?;
                 Self::Parquet { writer: Box::new(writer), path }
             }
         })
@@ -210,8 +219,7 @@ impl Sink {
     }
 
     /// The files appear.
-    fn finish(self, metadata: &[(&'static str, String)]) -> Result<Written, RunError> {
-        let pairs: Vec<(&str, &str)> = metadata.iter().map(|(key, value)| (*key, value.as_str())).collect();
+    fn finish(self, kind: &Kind) -> Result<Written, RunError> {
         Ok(match self {
             Self::Npy { matrix, ids, path } => {
                 let names = ids.target().to_owned();
@@ -220,11 +228,11 @@ impl Sink {
                 Written { files: vec![path, names], sequences }
             }
             Self::Safetensors { writer, path } => {
-                let sequences = writer.finish(&pairs)?;
+                let sequences = writer.finish(&kind.metadata())?;
                 Written { files: vec![path], sequences }
             }
             Self::Parquet { writer, path } => {
-                let sequences = writer.finish(&pairs)?;
+                let sequences = writer.finish()?;
                 Written { files: vec![path], sequences }
             }
         })

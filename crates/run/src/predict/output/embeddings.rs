@@ -52,7 +52,7 @@ impl EmbeddingFormat {
 /// The embeddings' files, being written.
 pub enum Embeddings {
     /// Matrix and names.
-    Npy(NpyWriter, Table),
+    Npy(Box<NpyWriter>, Table),
     /// Both in one.
     Safetensors(Box<SafetensorsWriter>),
     /// A table.
@@ -65,14 +65,15 @@ impl Embeddings {
         let row = [width];
         Ok(match format {
             EmbeddingFormat::Npy => {
-                Embeddings::Npy(NpyWriter::create(folder.join(NPY), &row)?, Table::bare(folder, NPY_IDS)?)
+                let matrix = NpyWriter::create(folder.join(NPY), &row)?;
+                Embeddings::Npy(Box::new(matrix), Table::bare(folder, NPY_IDS)?)
             }
             EmbeddingFormat::Safetensors => {
                 Embeddings::Safetensors(Box::new(SafetensorsWriter::matrix(folder.join(SAFETENSORS), &row)?))
             }
             EmbeddingFormat::Parquet => {
                 let columns = ["embedding".to_owned()];
-                let table = ParquetWriter::create(folder.join(PARQUET), &columns, width)?;
+                let table = ParquetWriter::create(folder.join(PARQUET), &columns, width, &[])?;
                 Embeddings::Parquet(Box::new(table))
             }
         })
@@ -104,7 +105,7 @@ impl Embeddings {
                 writer.finish(&[])?;
             }
             Embeddings::Parquet(writer) => {
-                writer.finish(&[])?;
+                writer.finish()?;
             }
         }
         Ok(())
