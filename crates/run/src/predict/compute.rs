@@ -49,7 +49,9 @@ impl Compute {
         let plans = PLANS.map(|name| program.index(name));
         let bounds = |encoder: usize| plans[encoder].map(|plan| program.plans()[plan].1.graph.bounds);
         let packers = [DNA, PROTEIN].map(|encoder| match bounds(encoder) {
-            Some(b) => Packer::new(b.tokens as usize, b.sequences as usize, b.longest as usize, Order::ByLength),
+            Some(b) => {
+                Packer::new(b.tokens as usize, b.sequences as usize, b.longest as usize, Order::ByLength)
+            }
             None => Packer::new(0, 0, 0, Order::ByLength),
         });
         let widths = [shape.head.dna as usize, shape.head.protein as usize];

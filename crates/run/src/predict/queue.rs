@@ -147,7 +147,8 @@ impl Queue {
     pub(crate) fn push_orf(&mut self, frame: Frame, bases: u32, slot: usize) -> Place {
         let item = self.first + self.items.len() as u64 - 1;
         if let Some(Item::Window(window)) = self.items.back_mut() {
-            window.orfs[frame.index()] = Some(PendingOrf { frame, bases, slot: Some(slot), state: State::Waiting });
+            window.orfs[frame.index()] =
+                Some(PendingOrf { frame, bases, slot: Some(slot), state: State::Waiting });
         }
         Place { item, frame: frame.index() }
     }
