@@ -7,7 +7,7 @@ use super::Options;
 use super::engine::Totals;
 use super::produce::{Batch, OrfTokens};
 use super::program::{DNA, HEAD_ROWS, PLANS, PROTEIN, Shape};
-use super::queue::{Place, Queue, State, Window};
+use super::queue::{PendingOrf, Place, Queue, State, Window};
 use super::stage::Stage;
 use crate::RunError;
 use data::pack::{Fill, Order, Pack, Packer};
@@ -156,14 +156,14 @@ impl Compute {
             return Ok(());
         }
         let encoders: &[usize] = if self.stage == Stage::Nucleotide { &[DNA] } else { &[DNA, PROTEIN] };
-        for slot in window.embedded().filter_map(|orf| orf.slot) {
+        for slot in window.embedded().filter_map(PendingOrf::slot) {
             for &encoder in encoders {
                 let start = rows.len();
                 rows.resize(start + self.widths[encoder], 0.0);
                 self.executor.download_f32(self.staging(encoder, slot), &mut rows[start..])?;
             }
         }
-        self.free.extend(window.orfs().filter_map(|orf| orf.slot));
+        self.free.extend(window.orfs().filter_map(PendingOrf::slot));
         Ok(())
     }
 

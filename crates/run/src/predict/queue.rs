@@ -45,8 +45,14 @@ pub(crate) struct PendingOrf {
     pub(crate) frame: Frame,
     pub(crate) bases: u32,
     /// The slot that holds its embeddings; `None` where they come from a journal.
-    pub(crate) slot: Option<usize>,
+    slot: Option<u32>,
     pub(crate) state: State,
+}
+
+impl PendingOrf {
+    pub(crate) fn slot(&self) -> Option<usize> {
+        self.slot.map(|slot| slot as usize)
+    }
 }
 
 /// How far an open reading frame is.
@@ -148,7 +154,7 @@ impl Queue {
         let item = self.first + self.items.len() as u64 - 1;
         if let Some(Item::Window(window)) = self.items.back_mut() {
             window.orfs[frame.index()] =
-                Some(PendingOrf { frame, bases, slot: Some(slot), state: State::Waiting });
+                Some(PendingOrf { frame, bases, slot: Some(slot as u32), state: State::Waiting });
         }
         Place { item, frame: frame.index() }
     }
