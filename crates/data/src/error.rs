@@ -8,6 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::printable::{Name, Place};
+use crate::sequence::Compression;
 
 /// Bad input, or a file that cannot be read or written.
 #[derive(Debug)]
@@ -30,8 +31,8 @@ pub enum DataErrorKind {
     Read(io::Error),
     /// The file cannot be created or written.
     Write(io::Error),
-    /// The gzip stream ends early or is corrupt.
-    Gzip(io::Error),
+    /// The compressed stream ends early, is corrupt, or asks for what is not given.
+    Compressed(Compression, io::Error),
     /// The first byte that is not blank is neither `>` nor `@`.
     NotSequences {
         /// That byte.
@@ -115,14 +116,28 @@ impl fmt::Display for DataErrorKind {
             Self::Write(_) => {
                 write!(f, "cannot be written; check the folder's permissions and free space")
             }
-            Self::Gzip(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
-                write!(f, "the gzip data ends early (truncated); copy or download it again")
+            Self::Compressed(how, e) => {
+                let name = how.name();
+                write!(f, "the {name} data ")?;
+                match e.kind() {
+                    io::ErrorKind::UnexpectedEof => {
+                        write!(f, "ends early (truncated); copy or download it again")
+                    }
+                    io::ErrorKind::OutOfMemory => write!(
+                        f,
+                        "needs more than 128 MiB to be decompressed; pipe it in: {name} -dc FILE | plimsoll ... -"
+                    ),
+                    io::ErrorKind::Unsupported => write!(
+                        f,
+                        "uses a feature that is not supported; pipe it in: {name} -dc FILE | plimsoll ... -"
+                    ),
+                    _ => write!(f, "is corrupt; copy or download it again"),
+                }
             }
-            Self::Gzip(_) => write!(f, "the gzip data is corrupt; copy or download it again"),
             Self::NotSequences { first } => write!(
                 f,
                 "not FASTA or FASTQ: it starts with '{}', expected '>' or '@'; \
-                 give a FASTA or FASTQ file, plain or gzip",
+                 give a FASTA or FASTQ file, plain or as .gz, .bz2, .zst or .xz",
                 first.escape_ascii()
             ),
             Self::Fastq(what) => write!(f, "not valid FASTQ: {what}; repair or re-export the file"),
@@ -143,7 +158,7 @@ impl fmt::Display for DataErrorKind {
 impl Error for DataError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match &self.kind {
-            DataErrorKind::Read(e) | DataErrorKind::Write(e) | DataErrorKind::Gzip(e) => Some(e),
+            DataErrorKind::Read(e) | DataErrorKind::Write(e) | DataErrorKind::Compressed(_, e) => Some(e),
             DataErrorKind::Tokenizer(e) => Some(e.as_ref()),
             DataErrorKind::NotSequences { .. }
             | DataErrorKind::Fastq(_)
@@ -170,7 +185,7 @@ mod tests {
         check(
             DataError::at("-", DataErrorKind::NotSequences { first: b'P' }).with_line(2),
             "standard input, line 2: not FASTA or FASTQ: it starts with 'P', expected '>' or '@'; \
-             give a FASTA or FASTQ file, plain or gzip",
+             give a FASTA or FASTQ file, plain or as .gz, .bz2, .zst or .xz",
         );
         check(
             DataError::new(DataErrorKind::TooLong { tokens: 9, bound: 8 }).with_id("r1"),
@@ -180,7 +195,8 @@ mod tests {
 
     #[test]
     fn the_cause_is_in_the_chain() {
-        let e = DataError::at("a.gz", DataErrorKind::Gzip(io::ErrorKind::UnexpectedEof.into()));
+        let early = io::ErrorKind::UnexpectedEof.into();
+        let e = DataError::at("a.gz", DataErrorKind::Compressed(Compression::Gzip, early));
         assert!(e.source().is_some());
         assert!(DataError::new(DataErrorKind::Malformed("x".into())).source().is_none());
     }

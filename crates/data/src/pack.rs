@@ -11,6 +11,9 @@
 //!
 //! After the input ends, [`Packer::next_pack`] with `flush` empties the pool; only then are packs
 //! emptier.
+//!
+//! That is [`Order::ByLength`]. With [`Order::Input`] there is no search: a pack is the oldest sequences
+//! up to the first that does not fit.
 
 use crate::{DataError, DataErrorKind};
 
@@ -22,6 +25,16 @@ pub const POOL: usize = 4;
 /// times), or all the sequences allowed (at most `POOL` times), or stops at a sequence longer than
 /// half a pack, with which the next one starts (at most `2 POOL` times); one pack is its own.
 pub const MOST_PACKS: usize = 6 * POOL;
+
+/// In which order sequences are packed. What is computed of a sequence does not depend on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// Out of turn, by their lengths, so that packs are full.
+    #[default]
+    ByLength,
+    /// As they came: emptier packs, but nothing waits for what came later.
+    Input,
+}
 
 /// Sequences for one step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -67,6 +80,7 @@ pub struct Packer {
     max_tokens: usize,
     max_sequences: usize,
     longest: usize,
+    order: Order,
     /// The tokens of the pending sequences, oldest first, without gaps.
     tokens: Vec<i32>,
     pending: Vec<Pending>,
@@ -85,13 +99,14 @@ struct Pending {
 
 impl Packer {
     /// A packer for the bounds of a plan: tokens and sequences of one pack, tokens of one sequence.
-    pub fn new(max_tokens: usize, max_sequences: usize, longest: usize) -> Self {
+    pub fn new(max_tokens: usize, max_sequences: usize, longest: usize, order: Order) -> Self {
         let longest = longest.min(max_tokens);
         let fill = Fill { max_tokens: max_tokens as u64, ..Fill::default() };
         Packer {
             max_tokens,
             max_sequences,
             longest,
+            order,
             tokens: Vec::with_capacity(POOL * max_tokens + longest),
             pending: Vec::new(),
             by_length: Vec::new(),
@@ -122,13 +137,24 @@ impl Packer {
     /// A pack, if the pool holds enough for a full one to be found or if `flush` says that nothing
     /// more will come; none otherwise, and none when the pool is empty.
     pub fn next_pack(&mut self, flush: bool) -> Option<Pack> {
-        let ready = self.tokens.len() >= POOL.saturating_mul(self.max_tokens)
-            || self.pending.len() >= POOL.saturating_mul(self.max_sequences);
+        let pool = match self.order {
+            Order::ByLength => POOL,
+            Order::Input => 1,
+        };
+        let ready = self.tokens.len() >= pool.saturating_mul(self.max_tokens)
+            || self.pending.len() >= pool.saturating_mul(self.max_sequences);
         if self.pending.is_empty() || !(ready || flush) {
             return None;
         }
-        let (tokens, sequences) = self.choose_oldest();
-        self.choose_rest(self.max_tokens - tokens, self.max_sequences - sequences);
+        match self.order {
+            Order::ByLength => {
+                let (tokens, sequences) = self.choose_oldest(self.max_tokens.div_ceil(2));
+                self.choose_rest(self.max_tokens - tokens, self.max_sequences - sequences);
+            }
+            Order::Input => {
+                self.choose_oldest(self.max_tokens);
+            }
+        }
         let pack = self.take_chosen();
         self.fill.packs += 1;
         self.fill.sequences += pack.owners.len() as u64;
@@ -155,13 +181,13 @@ impl Packer {
         self.fill
     }
 
-    /// Marks the oldest sequences up to half of a pack's tokens, the oldest in any case; how many
-    /// tokens and sequences that is.
-    fn choose_oldest(&mut self) -> (usize, usize) {
+    /// Marks the oldest sequences until they are `enough` tokens or the next does not fit, the oldest in
+    /// any case; how many tokens and sequences that is.
+    fn choose_oldest(&mut self, enough: usize) -> (usize, usize) {
         let (mut tokens, mut sequences) = (0, 0);
         for p in &mut self.pending {
-            let half_full = 2 * tokens >= self.max_tokens;
-            if half_full || sequences == self.max_sequences || tokens + p.len > self.max_tokens {
+            let full = tokens + p.len > self.max_tokens || sequences == self.max_sequences;
+            if full || tokens >= enough {
                 break;
             }
             p.chosen = true;

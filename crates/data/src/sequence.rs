@@ -7,7 +7,10 @@
 //! blanks and carriage returns, case is kept, and no alphabet is checked. Two differences: text
 //! before the first `>` is an error (Biopython skips it), and so is an id that is not UTF-8.
 
+mod decode;
 mod source;
+mod stored;
+mod zstd;
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -15,8 +18,9 @@ use std::path::{Path, PathBuf};
 
 use crate::printable::Name;
 use crate::{DataError, DataErrorKind};
+pub use decode::Compression;
 use source::Source;
-pub use source::{Input, digests};
+pub use stored::{Input, digests, stem};
 
 /// Bytes of a name. Results repeat it for every chunk, so that one of megabytes would fill a disk.
 const LONGEST_NAME: usize = 4096;
@@ -30,8 +34,8 @@ pub struct Record {
     pub seq: Vec<u8>,
 }
 
-/// Reads the records of one or more files, one after the other. Each may be FASTA or FASTQ, plain
-/// or gzip (of one or more members); `-` is standard input.
+/// Reads the records of one or more files, one after the other. Each may be FASTA or FASTQ, plain or
+/// compressed (see [`Compression`]); `-` is standard input.
 pub struct Reader {
     waiting: VecDeque<PathBuf>,
     current: Option<Open>,
@@ -63,11 +67,11 @@ impl Reader {
         let waiting: VecDeque<PathBuf> = paths.into_iter().map(Into::into).collect();
         let mut total_bytes = Some(0);
         for (i, path) in waiting.iter().enumerate() {
-            if source::is_stdin(path) && waiting.iter().take(i).any(|p| source::is_stdin(p)) {
+            if stored::is_stdin(path) && waiting.iter().take(i).any(|p| stored::is_stdin(p)) {
                 let what = "given twice; it can be read only once".to_owned();
                 return Err(DataError::at(path, DataErrorKind::Malformed(what)));
             }
-            let size = source::size(path)?;
+            let size = stored::size(path)?;
             total_bytes = total_bytes.zip(size).map(|(sum, n)| sum + n);
         }
         Ok(Self::over(waiting, None, total_bytes))
@@ -133,7 +137,7 @@ impl Reader {
                 return Ok(true);
             }
             if let Some(open) = self.current.take() {
-                let input = open.source.finish()?;
+                let input = open.source.finish();
                 self.finished_bytes += input.bytes;
                 self.finished.push(input);
             }

@@ -60,6 +60,30 @@ pub enum Output {
     Cls,
     /// Masked-language-model logits of every token (`logits`: (T, V)); ESM-2 only.
     Logits,
+    /// [`Output::Hidden`] of a layer (`hidden.3`: (T, D)). Layers count as transformers' `hidden_states`
+    /// do: 0 is what the embedding gives to the first block, i is what block i gives to the next, and the
+    /// last is the last hidden state itself, which in ESM-2 is behind the final layer norm. A graph has
+    /// no output for a layer that its model has not.
+    HiddenOf(u32),
+    /// [`Output::Mean`] of a layer (`mean.3`: (S, D)).
+    MeanOf(u32),
+    /// [`Output::Cls`] of a layer (`cls.3`: (S, D)).
+    ClsOf(u32),
+}
+
+impl Output {
+    /// The name of the output.
+    pub fn name(self) -> String {
+        match self {
+            Self::Hidden => "hidden".to_owned(),
+            Self::Mean => "mean".to_owned(),
+            Self::Cls => "cls".to_owned(),
+            Self::Logits => "logits".to_owned(),
+            Self::HiddenOf(layer) => format!("hidden.{layer}"),
+            Self::MeanOf(layer) => format!("mean.{layer}"),
+            Self::ClsOf(layer) => format!("cls.{layer}"),
+        }
+    }
 }
 
 /// An encoder of sequences.
@@ -99,6 +123,14 @@ impl Encoder {
         match self {
             Self::Esm2(c) => c.hidden_size,
             Self::DnabertS(c) => c.hidden_size,
+        }
+    }
+
+    /// Blocks. Hidden states are one more: [`Output::HiddenOf`] counts them.
+    pub fn layers(&self) -> u64 {
+        match self {
+            Self::Esm2(c) => c.layers,
+            Self::DnabertS(c) => c.layers,
         }
     }
 

@@ -2,7 +2,7 @@
 //! with symmetric ALiBi and a gated MLP. Numerics after the hub's `bert_layers.py` in pure f32.
 
 use crate::config::{ConfigError, Keys, Output};
-use crate::layers::{Batch, outputs};
+use crate::layers::{Batch, Wanted};
 use graph::ops::{Attention, Bias, Embed, Glu, Mask, Qkv, SegmentMean};
 use graph::{Bounds, Builder, Graph, Op, ValueId, VerifyError};
 
@@ -55,20 +55,22 @@ impl DnabertConfig {
 }
 
 /// The encoder. It has no masked-language-model head: DNABERT-S is used for its embedding.
-pub fn dnabert_s(c: &DnabertConfig, bounds: Bounds, wanted: &[Output]) -> Result<Graph, VerifyError> {
+pub fn dnabert_s(c: &DnabertConfig, bounds: Bounds, outputs: &[Output]) -> Result<Graph, VerifyError> {
+    let wanted = Wanted { outputs, mean: SegmentMean { skip_first: 0, skip_last: 0 } };
     let g = &mut Builder::new(bounds);
-    let batch = Batch::inputs(g);
+    let batch = &mut Batch::inputs(g);
     g.scope("embeddings.", None);
     let table = g.param("word_embeddings.weight", &[c.vocab_size, c.hidden_size]);
     let row = g.param_rows("token_type_embeddings.weight", &[c.type_vocab_size, c.hidden_size], (0, 1));
     let x = g.one(Op::Embed(Embed { token_dropout: None, row: true }), &[batch.ids, table, row]);
     let mut x = g.layer_norm(x, "LayerNorm", c.eps); // (T, D)
     for i in 0..c.layers {
+        wanted.layer(g, batch, x, i);
         g.scope(format!("encoder.layer.{i}."), Some(i as u32));
-        x = block(g, c, x, &batch);
+        x = block(g, c, x, batch);
     }
     g.scope("", None);
-    outputs(g, &batch, x, SegmentMean { skip_first: 0, skip_last: 0 }, wanted);
+    wanted.last(g, batch, x, c.layers);
     std::mem::replace(g, Builder::new(bounds)).finish()
 }
 

@@ -2,7 +2,7 @@
 //! Numerics after fair-esm 2.0.0 (`esm/model/esm2.py`) and transformers (`modeling_esm.py`).
 
 use crate::config::{ConfigError, Keys, Output};
-use crate::layers::{Batch, outputs};
+use crate::layers::{Batch, Wanted};
 use graph::ops::{Attention, Bias, Embed, Mask, Qkv, RotaryTable, SegmentMean, TokenDropout};
 use graph::{Bounds, Builder, Graph, Op, ValueId, VerifyError};
 
@@ -79,24 +79,26 @@ impl Esm2Config {
 }
 
 /// The encoder, and with [`Output::Logits`] its masked-language-model head.
-pub fn esm2(c: &Esm2Config, bounds: Bounds, wanted: &[Output]) -> Result<Graph, VerifyError> {
+pub fn esm2(c: &Esm2Config, bounds: Bounds, outputs: &[Output]) -> Result<Graph, VerifyError> {
+    let wanted = Wanted { outputs, mean: SegmentMean { skip_first: 1, skip_last: 1 } };
     let g = &mut Builder::new(bounds);
-    let batch = Batch::inputs(g);
+    let batch = &mut Batch::inputs(g);
     let table = g.param("embeddings.word_embeddings.weight", &[c.vocab_size, c.hidden_size]);
-    let mut x = embed(g, c, &batch, table); // (T, D)
+    let mut x = embed(g, c, batch, table); // (T, D)
 
     g.scope("encoder.layer.0.attention.self.", None);
     let inv_freq = g.param("rotary_embeddings.inv_freq", &[c.head_dim() / 2]);
     let rotary = g.node(Op::RotaryTable(RotaryTable {}), &[inv_freq]); // cos, sin: (longest, d/2)
     for i in 0..c.layers {
+        wanted.layer(g, batch, x, i);
         g.scope(format!("encoder.layer.{i}."), Some(i as u32));
-        x = block(g, c, x, &batch, &rotary);
+        x = block(g, c, x, batch, &rotary);
     }
     g.scope("encoder.", None);
     x = g.layer_norm(x, "emb_layer_norm_after", c.eps);
     g.scope("", None);
-    outputs(g, &batch, x, SegmentMean { skip_first: 1, skip_last: 1 }, wanted);
-    if wanted.contains(&Output::Logits) {
+    wanted.last(g, batch, x, c.layers);
+    if outputs.contains(&Output::Logits) {
         let logits = lm_head(g, c, x, table);
         g.output("logits", logits);
     }

@@ -5,7 +5,7 @@ use super::voice::Voice;
 use super::{at_least_one, print};
 use crate::report;
 use clap::{Args, ValueEnum};
-use run::embed::{Options, Pool, embed};
+use run::embed::{Destination, Format, Options, Pool, embed};
 use run::{RunError, Settings};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ use std::process::ExitCode;
 /// Writes one row for each sequence, in the order of the input.
 #[derive(Debug, Args)]
 pub struct Embed {
-    /// Sequence files, FASTA or FASTQ, plain or gzip; - is standard input
+    /// Sequence files, FASTA or FASTQ, plain or as .gz, .bz2, .zst or .xz; - is standard input
     #[arg(required = true, value_name = "INPUT")]
     inputs: Vec<PathBuf>,
 
@@ -23,9 +23,18 @@ pub struct Embed {
     #[arg(long, value_name = "PATH|HUB_ID")]
     model: String,
 
-    /// The result, OUT.npy (with OUT.ids.txt beside it) or OUT.safetensors
+    /// The result: OUT.npy (with OUT.ids.txt beside it), OUT.safetensors or OUT.parquet (a table of id,
+    /// length and embedding); with --per-input a folder
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
+
+    /// A result for each input, named after it, in the folder OUT; the model is loaded once
+    #[arg(long)]
+    per_input: bool,
+
+    /// What the results of --per-input are
+    #[arg(long, value_enum, default_value_t = FormatName::Npy, requires = "per_input")]
+    format: FormatName,
 
     /// Replace a result that is there
     #[arg(long)]
@@ -34,6 +43,11 @@ pub struct Embed {
     /// What is written of a sequence
     #[arg(long, value_enum, default_value_t = PoolName::Mean)]
     pool: PoolName,
+
+    /// Write hidden states of these layers instead of the last: 0 is the embedding, 1 the first block, -1
+    /// the last [default: the last, without a dimension for layers]
+    #[arg(long, value_name = "I,J,...", value_delimiter = ',', value_parser = layer, allow_hyphen_values = true)]
+    layers: Option<Vec<i64>>,
 
     /// Letters of the longest sequence [default: 1022 residues for ESM-2, no limit for DNABERT-S]
     #[arg(long, value_name = "N", value_parser = letters)]
@@ -53,6 +67,15 @@ pub struct Embed {
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = prefetch, help_heading = "Machine")]
     prefetch: u64,
 
+    /// Compute sequences out of turn, by their lengths, so that steps are full (the default); results stay
+    /// in the order of the input, and are the same
+    #[arg(long, overrides_with = "no_sort_by_length", help_heading = "Machine")]
+    sort_by_length: bool,
+
+    /// Compute sequences in the order of the input
+    #[arg(long, overrides_with = "sort_by_length", help_heading = "Machine")]
+    no_sort_by_length: bool,
+
     #[command(flatten)]
     voice: Voice,
 }
@@ -66,6 +89,19 @@ enum PoolName {
     Cls,
     /// A row for each residue (ESM-2, without BOS and EOS) or each token (DNABERT-S); needs .safetensors
     Tokens,
+}
+
+/// What a result is written as.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum FormatName {
+    Npy,
+    Safetensors,
+    Parquet,
+}
+
+fn layer(text: &str) -> Result<i64, String> {
+    let number = text.trim().parse::<i64>().ok().filter(|n| n.unsigned_abs() <= 1 << 24);
+    number.ok_or_else(|| "give numbers of layers with commas between them, such as 0,6,-1".to_owned())
 }
 
 fn letters(text: &str) -> Result<u64, String> {
@@ -98,17 +134,31 @@ impl Embed {
         Ok(Options {
             model: self.model.clone(),
             inputs: self.inputs.clone(),
-            output: self.output.clone(),
+            output: self.destination(),
             force: self.force,
             pool: match self.pool {
                 PoolName::Mean => Pool::Mean,
                 PoolName::Cls => Pool::Cls,
                 PoolName::Tokens => Pool::Tokens,
             },
+            layers: self.layers.clone(),
+            sort_by_length: !self.no_sort_by_length,
             max_length: self.max_length.map(|n| n as usize),
             truncate: self.truncate,
             prefetch: self.prefetch as usize,
             settings: Settings { stream: self.streaming.stream(), ..self.machine.settings()? },
         })
+    }
+
+    fn destination(&self) -> Destination {
+        if !self.per_input {
+            return Destination::File(self.output.clone());
+        }
+        let format = match self.format {
+            FormatName::Npy => Format::Npy,
+            FormatName::Safetensors => Format::Safetensors,
+            FormatName::Parquet => Format::Parquet,
+        };
+        Destination::PerInput { folder: self.output.clone(), format }
     }
 }

@@ -15,12 +15,12 @@ use std::time::Duration;
 
 /// Tell for every sequence whether it comes from a virus (VirNucPro's method)
 ///
-/// Reads FASTA or FASTQ, plain or gzip, cuts every sequence into windows, translates each in six frames,
+/// Reads FASTA or FASTQ, plain or compressed, cuts every sequence into windows, translates each in six frames,
 /// and scores every open reading frame with a DNA model and a protein model.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct Predict {
-    /// Sequence files, FASTA or FASTQ, plain or gzip; - is standard input
+    /// Sequence files, FASTA or FASTQ, plain or as .gz, .bz2, .zst or .xz; - is standard input
     #[arg(required = true, value_name = "INPUT")]
     inputs: Vec<PathBuf>,
 
@@ -116,6 +116,7 @@ struct ModelFlags {
 enum Format {
     Npy,
     Safetensors,
+    Parquet,
 }
 
 fn length(text: &str) -> Result<u64, String> {
@@ -205,6 +206,7 @@ impl Predict {
             save_embeddings: self.save_embeddings.map(|format| match format {
                 Format::Npy => EmbeddingFormat::Npy,
                 Format::Safetensors => EmbeddingFormat::Safetensors,
+                Format::Parquet => EmbeddingFormat::Parquet,
             }),
             strict: self.strict,
             workers,

@@ -7,27 +7,29 @@ use std::path::Path;
 /// Of every value, against the reference implementations in f32.
 const TOLERANCE: f32 = 1e-5;
 
-const PROTEINS: &str = "esm2/proteins.faa";
-const READS: &str = "dnabert_s/reads.fa";
+pub const PROTEINS: &str = "esm2/proteins.faa";
+pub const READS: &str = "dnabert_s/reads.fa";
 
-fn embed(folder: &Folder, model: &str, words: &[&str]) {
+pub fn embed(folder: &Folder, model: &str, words: &[&str]) {
     folder.run(&[&["embed", "--no-progress", "--model", &golden(model)], words].concat()).ended(0);
 }
 
-/// The rows of an .npy with its ids, as numpy's format description says.
-fn npy(folder: &Folder, stem: &str) -> Vec<(String, Vec<f32>)> {
+/// The rows of an .npy with its ids, as numpy's format description says; layers one after the other.
+pub fn npy(folder: &Folder, stem: &str) -> Vec<(String, Vec<f32>)> {
     let bytes = folder.read(&format!("{stem}.npy"));
     let (header, data) = bytes.split_at(10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]])));
     let ids = String::from_utf8(folder.read(&format!("{stem}.ids.txt"))).expect("text");
     let ids: Vec<&str> = ids.lines().collect();
     let width = data.len() / 4 / ids.len();
-    let shape = format!("'shape': ({}, {width})", ids.len());
-    assert!(String::from_utf8_lossy(header).contains(&shape), "{shape}");
+    let header = String::from_utf8_lossy(header);
+    let shape = header.split(['(', ')']).nth(1).expect("a shape");
+    let sizes: Vec<usize> = shape.split(", ").map(|n| n.parse().expect("a size")).collect();
+    assert_eq!((sizes[0], sizes[1..].iter().product::<usize>()), (ids.len(), width), "{header}");
     let values: Vec<f32> = data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
     ids.iter().map(|id| (*id).to_owned()).zip(values.chunks_exact(width).map(<[f32]>::to_vec)).collect()
 }
 
-fn tensor(weights: &Weights, name: &str) -> Vec<f32> {
+pub fn tensor(weights: &Weights, name: &str) -> Vec<f32> {
     let n = weights.tensor(name).expect("there").elements();
     let mut values = vec![0.0; n as usize];
     weights.read_f32(name, 0..n, &mut values).expect("read");
@@ -44,7 +46,7 @@ fn matrix(path: &Path) -> Vec<(String, Vec<f32>)> {
     ids.into_iter().zip(values.chunks_exact(width).map(<[f32]>::to_vec)).collect()
 }
 
-fn assert_close(found: &[f32], wanted: &[f32], what: &str) {
+pub fn assert_close(found: &[f32], wanted: &[f32], what: &str) {
     assert_eq!(found.len(), wanted.len(), "{what}");
     let worst = found.iter().zip(wanted).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(worst <= TOLERANCE, "{what}: {worst}");
@@ -113,7 +115,7 @@ fn tokens_and_cls_of_reads() {
 }
 
 /// Records of several lengths, more than one pack of them.
-fn many() -> String {
+pub fn many() -> String {
     let letters = b"LAGVSERTIDPKQNFYMHWC";
     let mut state = 1u64;
     let mut random = |most: u64| {

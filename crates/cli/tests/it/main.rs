@@ -2,6 +2,8 @@
 //! no network, and what it says is the same on every machine.
 
 mod bench;
+mod embedding_formats;
+mod embedding_layers;
 mod embeddings;
 mod faults;
 mod harness;

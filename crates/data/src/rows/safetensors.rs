@@ -1,4 +1,4 @@
-//! Rows as safetensors: one matrix with the names in the metadata, or one tensor per name.
+//! Rows as safetensors: one tensor with the names in the metadata, or one tensor per name.
 //! Invariant: the header, which comes first in the file and holds every name, is written when all
 //! rows are known; until then they wait in a temporary file beside the output, not in memory.
 //!
@@ -28,14 +28,16 @@ const METADATA: &str = "__metadata__";
 pub struct SafetensorsWriter {
     target: PathBuf,
     spool: AtomicFile,
-    width: usize,
+    /// The shape of a row.
+    row: Vec<usize>,
     layout: Layout,
     /// The names as they will stand in the header: the inside of the array that the metadata holds
     /// as a string, or the entries of the tensors, each with its comma.
     names: String,
     seen: IdSet,
     sequences: u64,
-    rows: u64,
+    /// Bytes of data so far.
+    end: u64,
     bytes: Vec<u8>,
 }
 
@@ -46,36 +48,39 @@ enum Layout {
 }
 
 impl SafetensorsWriter {
-    /// Starts the file that will be `path`: a tensor `embeddings [n, width]`, one row for each name,
-    /// and `ids` in the metadata, a JSON array of the names in the order of the rows.
-    pub fn matrix(path: impl AsRef<Path>, width: usize) -> Result<Self, DataError> {
-        Self::create(path.as_ref(), width, Layout::Matrix)
+    /// Starts the file that will be `path`: a tensor `embeddings [n, ..row]`, one row for each name, and
+    /// `ids` in the metadata, a JSON array of the names in the order of the rows. `row` is the shape of a
+    /// row: `[d]`, or `[k, d]`.
+    pub fn matrix(path: impl AsRef<Path>, row: &[usize]) -> Result<Self, DataError> {
+        Self::create(path.as_ref(), row, Layout::Matrix)
     }
 
-    /// Starts the file that will be `path`: for each name a tensor `[its rows, width]`.
-    pub fn tensor_per_id(path: impl AsRef<Path>, width: usize) -> Result<Self, DataError> {
-        Self::create(path.as_ref(), width, Layout::TensorPerId)
+    /// Starts the file that will be `path`: for each name a tensor of its rows, `[n, d]` where `row` is
+    /// `[d]`, and `[k, n, d]` where it is `[k, d]`.
+    pub fn tensor_per_id(path: impl AsRef<Path>, row: &[usize]) -> Result<Self, DataError> {
+        Self::create(path.as_ref(), row, Layout::TensorPerId)
     }
 
-    fn create(path: &Path, width: usize, layout: Layout) -> Result<Self, DataError> {
+    fn create(path: &Path, row: &[usize], layout: Layout) -> Result<Self, DataError> {
         Ok(SafetensorsWriter {
             target: path.to_owned(),
             spool: AtomicFile::create(path)?,
-            width,
+            row: row.to_vec(),
             layout,
             names: String::new(),
             seen: IdSet::new(),
             sequences: 0,
-            rows: 0,
+            end: 0,
             bytes: Vec::new(),
         })
     }
 
-    /// Appends the row of `id`, or its rows one after the other. An error if there is one already.
+    /// Appends the row of `id`, or its values in the order of its tensor. An error if there are some
+    /// already.
     pub fn write(&mut self, id: &str, values: &[f32]) -> Result<(), DataError> {
         let rows = self.check(id, values).map_err(|kind| at(&self.target, id, kind))?;
-        let row_bytes = self.width as u64 * size_of::<f32>() as u64;
-        let (start, end) = (self.rows * row_bytes, (self.rows + rows) * row_bytes);
+        let start = self.end;
+        self.end += size_of_val(values) as u64;
         let name = quoted(id);
         // Writing to a String cannot fail.
         let _ = match self.layout {
@@ -84,23 +89,25 @@ impl SafetensorsWriter {
                 write!(self.names, "{},", &again[1..again.len() - 1])
             }
             Layout::TensorPerId => {
-                write!(self.names, "{name}:{},", entry(rows, self.width, [start, end]))
+                let mut shape: Vec<u64> = self.row.iter().map(|&n| n as u64).collect();
+                shape.insert(shape.len().saturating_sub(1), rows);
+                write!(self.names, "{name}:{},", entry(&shape, [start, self.end]))
             }
         };
         little_endian(values, &mut self.bytes);
         self.spool.write_all(&self.bytes).map_err(|e| self.spool.error(e))?;
         self.sequences += 1;
-        self.rows += rows;
         Ok(())
     }
 
     /// How many rows `values` are, if `id` may have them.
     fn check(&mut self, id: &str, values: &[f32]) -> Result<u64, DataErrorKind> {
+        let row: usize = self.row.iter().product();
         let rows = match self.layout {
             Layout::Matrix => 1,
-            Layout::TensorPerId => values.len() / self.width.max(1),
+            Layout::TensorPerId => values.len() / row.max(1),
         };
-        width(values.len(), rows * self.width)?;
+        width(values.len(), rows * row)?;
         let refuse = |what: &str| Err(DataErrorKind::Malformed(what.to_owned()));
         if self.layout == Layout::TensorPerId && id == METADATA {
             return refuse("the format reserves this name; rename the record");
@@ -138,8 +145,9 @@ impl SafetensorsWriter {
         match self.layout {
             Layout::Matrix => {
                 pairs.insert(0, format!("\"ids\":\"[{names}]\""));
-                let end = self.rows * self.width as u64 * size_of::<f32>() as u64;
-                let matrix = entry(self.rows, self.width, [0, end]);
+                let mut shape = vec![self.sequences];
+                shape.extend(self.row.iter().map(|&n| n as u64));
+                let matrix = entry(&shape, [0, self.end]);
                 format!("{{\"{METADATA}\":{{{}}},\"{MATRIX}\":{matrix}}}", pairs.join(","))
             }
             Layout::TensorPerId => {
@@ -151,8 +159,10 @@ impl SafetensorsWriter {
 }
 
 /// A tensor's description.
-fn entry(rows: u64, width: usize, [start, end]: [u64; 2]) -> String {
-    format!("{{\"dtype\":\"F32\",\"shape\":[{rows},{width}],\"data_offsets\":[{start},{end}]}}")
+fn entry(shape: &[u64], [start, end]: [u64; 2]) -> String {
+    let shape: Vec<String> = shape.iter().map(u64::to_string).collect();
+    let shape = shape.join(",");
+    format!("{{\"dtype\":\"F32\",\"shape\":[{shape}],\"data_offsets\":[{start},{end}]}}")
 }
 
 /// A JSON string.

@@ -67,12 +67,12 @@ fn what_is_neither_format() {
     check_error(
         b"PK\x03\x04",
         "x, line 1: not FASTA or FASTQ: it starts with 'P', expected '>' or '@'; \
-         give a FASTA or FASTQ file, plain or gzip",
+         give a FASTA or FASTQ file, plain or as .gz, .bz2, .zst or .xz",
     );
     check_error(
         b"\n\n;comment\n>a\nA\n",
         "x, line 3: not FASTA or FASTQ: it starts with ';', expected '>' or '@'; \
-         give a FASTA or FASTQ file, plain or gzip",
+         give a FASTA or FASTQ file, plain or as .gz, .bz2, .zst or .xz",
     );
     check_error(
         b">a\nA\n>\xff\xfe b\nC\n",

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use plimsoll_data::chunk::chunks;
-use plimsoll_data::pack::{MOST_PACKS, Packer};
+use plimsoll_data::pack::{MOST_PACKS, Order, Packer};
 use proptest::prelude::*;
 
 proptest! {
@@ -14,8 +14,9 @@ proptest! {
         lengths in prop::collection::vec(1_usize..60, 0..400),
         max_tokens in 60_usize..300,
         max_sequences in 1_usize..20,
+        order in prop::sample::select(vec![Order::ByLength, Order::Input]),
     ) {
-        let mut packer = Packer::new(max_tokens, max_sequences, 60);
+        let mut packer = Packer::new(max_tokens, max_sequences, 60, order);
         let mut pending: HashMap<u64, (usize, usize)> = HashMap::new();
         let (mut packs, mut tokens) = (0, 0);
         for owner in 0..=lengths.len() {

@@ -1,100 +1,21 @@
-//! The reader on files: plain, gzip of one and many members, damaged, several; and on random bytes.
+//! The reader on files, one and several, and on random bytes; `compressed.rs` has what is compressed.
 
 use std::fs;
-use std::io::{Cursor, Write};
+use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
+use plimsoll_data::DataError;
 use plimsoll_data::sequence::{Reader, Record};
-use plimsoll_data::{DataError, DataErrorKind};
 use proptest::prelude::*;
-use sha2::{Digest, Sha256};
 
+use crate::compressed::{How, pack};
 use crate::support::folder;
-
-fn gzip(text: &[u8]) -> Vec<u8> {
-    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
-    encoder.write_all(text).unwrap();
-    encoder.finish().unwrap()
-}
-
-fn read(paths: &[PathBuf]) -> Result<Vec<Record>, DataError> {
-    Reader::open(paths)?.records().collect()
-}
-
-/// A FASTA text of `records` records of 1000 letters.
-fn fasta(records: usize) -> Vec<u8> {
-    let mut text = Vec::new();
-    for i in 0..records {
-        writeln!(text, ">r{i} some words").unwrap();
-        for line in 0..16 {
-            let letters: Vec<u8> = (0..62).map(|j| b"ACGT"[(i + line * j + j / 3) % 4]).collect();
-            writeln!(text, "{}", String::from_utf8(letters).unwrap()).unwrap();
-        }
-    }
-    text
-}
-
-/// Reads `stored` from a file; the records, after checking size and digest of the input.
-fn read_stored(test: &str, stored: &[u8]) -> Vec<Record> {
-    let path = folder(test).join("x");
-    fs::write(&path, stored).unwrap();
-    let mut reader = Reader::open([&path]).unwrap();
-    assert_eq!(reader.total_bytes(), Some(stored.len() as u64));
-    let (mut record, mut records) = (Record::default(), Vec::new());
-    while reader.read_into(&mut record).unwrap() {
-        records.push(record.clone());
-    }
-    let [input] = reader.inputs() else { panic!("one input") };
-    assert_eq!((input.path.as_path(), input.bytes), (path.as_path(), stored.len() as u64));
-    assert_eq!(input.sha256[..], Sha256::digest(stored)[..]);
-    assert_eq!(reader.bytes_read(), stored.len() as u64);
-    records
-}
-
-#[test]
-fn plain_gzip_and_many_members_are_the_same() {
-    let text = fasta(1000);
-    let plain = read_stored("reader_plain", &text);
-    assert_eq!(plain.len(), 1000);
-    assert_eq!(read_stored("reader_gzip", &gzip(&text)), plain);
-    let members: Vec<u8> = text.chunks(70_001).flat_map(gzip).chain(gzip(b"")).collect();
-    assert_eq!(read_stored("reader_members", &members), plain);
-}
-
-#[test]
-fn damaged_gzip_is_an_error_that_names_the_file() {
-    let whole = gzip(&fasta(500));
-    let check = |stored: &[u8], expected: &str| {
-        let path = folder("reader_damaged").join("reads.fa.gz");
-        fs::write(&path, stored).unwrap();
-        let error = read(std::slice::from_ref(&path)).expect_err(expected);
-        assert!(matches!(error.kind, DataErrorKind::Gzip(_)), "{error:?}");
-        assert_eq!(error.to_string(), format!("{}: {expected}", path.display()));
-    };
-    let truncated = "the gzip data ends early (truncated); copy or download it again";
-    let corrupt = "the gzip data is corrupt; copy or download it again";
-    for end in [5, 12, whole.len() / 2, whole.len() - 8, whole.len() - 1] {
-        check(&whole[..end], truncated);
-    }
-    let mut bad = whole.clone();
-    let middle = bad.len() / 2;
-    bad[middle] ^= 0xff;
-    bad[middle + 1] ^= 0xff;
-    check(&bad, corrupt);
-    check(&[&whole[..], b"some text behind the end"].concat(), corrupt);
-    let mut wrong_sum = whole.clone();
-    let at = wrong_sum.len() - 6;
-    wrong_sum[at] ^= 1;
-    check(&wrong_sum, corrupt);
-}
 
 #[test]
 fn several_files_one_after_the_other() {
     let folder = folder("reader_several");
     let paths = ["a.fa", "empty.fa", "b.fq", "c.fa.gz"].map(|name| folder.join(name));
-    let contents: [&[u8]; 4] = [b">a1\nA\n>a2\nC", b"", b"@b1\nG\n+\nI\n", &gzip(b">c1\nT\n")];
+    let contents: [&[u8]; 4] = [b">a1\nA\n>a2\nC", b"", b"@b1\nG\n+\nI\n", &pack(How::Gzip, b">c1\nT\n")];
     for (path, content) in paths.iter().zip(contents) {
         fs::write(path, content).unwrap();
     }

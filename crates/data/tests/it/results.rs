@@ -1,4 +1,4 @@
-//! Result files: whole or not at all, and as other programs read them.
+//! Result files: whole or not at all, and as other programs read them; `tables.rs` has the tables.
 
 use std::fs;
 use std::io::Write;
@@ -68,7 +68,7 @@ fn a_name_without_a_folder_is_in_the_current_one() {
 #[test]
 fn npy() {
     let path = folder("npy").join("e.npy");
-    let mut out = NpyWriter::create(&path, 2).unwrap();
+    let mut out = NpyWriter::create(&path, &[2]).unwrap();
     for row in [[1.0, -2.5], [f32::MAX, 0.1], [0.0, 1e-45]] {
         out.row(&row).unwrap();
     }
@@ -79,7 +79,7 @@ fn npy() {
     let header = String::from_utf8_lossy(&bytes[10..128]);
     assert!(header.contains("'shape': (3, 2), }"), "{header}");
     assert_eq!(floats(&bytes[128..]), [1.0, -2.5, f32::MAX, 0.1, 0.0, 1e-45]);
-    drop(NpyWriter::create(&path, 3).unwrap());
+    drop(NpyWriter::create(&path, &[3]).unwrap());
     assert_eq!(names(path.parent().unwrap()), ["e.npy"]);
 }
 
@@ -101,7 +101,7 @@ fn safetensors_of_one_matrix() {
     let folder = folder("safetensors_matrix");
     let path = folder.join("e.safetensors");
     let ids = ["a", "q\"uo\\te", "\u{e9}\u{1}", "", "b,c"];
-    let mut out = SafetensorsWriter::matrix(&path, 3).unwrap();
+    let mut out = SafetensorsWriter::matrix(&path, &[3]).unwrap();
     for (i, id) in ids.iter().enumerate() {
         out.write(id, &[i as f32, 0.5, -1.0]).unwrap();
     }
@@ -124,7 +124,7 @@ fn safetensors_of_one_matrix() {
 fn safetensors_of_a_tensor_for_each_id() {
     let folder = folder("safetensors_tokens");
     let path = folder.join("t.safetensors");
-    let mut out = SafetensorsWriter::tensor_per_id(&path, 2).unwrap();
+    let mut out = SafetensorsWriter::tensor_per_id(&path, &[2]).unwrap();
     out.write("p \"1\"", &[1.0, 2.0, 3.0, 4.0]).unwrap();
     out.write("p2", &[5.0, 6.0]).unwrap();
     assert!(out.write("p3", &[5.0]).is_err());
@@ -138,13 +138,39 @@ fn safetensors_of_a_tensor_for_each_id() {
 }
 
 #[test]
+fn rows_with_layers() {
+    let folder = folder("layers");
+    let mut out = NpyWriter::create(folder.join("e.npy"), &[2, 3]).unwrap();
+    out.row(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).unwrap();
+    assert!(out.row(&[1.0, 2.0, 3.0]).is_err());
+    out.finish().unwrap();
+    let bytes = fs::read(folder.join("e.npy")).unwrap();
+    assert!(String::from_utf8_lossy(&bytes[10..128]).contains("'shape': (1, 2, 3), }"));
+
+    let mut out = SafetensorsWriter::matrix(folder.join("m"), &[2, 1]).unwrap();
+    out.write("a", &[1.0, 2.0]).unwrap();
+    out.write("b", &[3.0, 4.0]).unwrap();
+    out.finish(&[]).unwrap();
+    let (header, data) = read(&folder.join("m"));
+    assert_eq!(header["embeddings"], json!({"dtype": "F32", "shape": [2, 2, 1], "data_offsets": [0, 16]}));
+    assert_eq!(data, [1.0, 2.0, 3.0, 4.0]);
+
+    let mut out = SafetensorsWriter::tensor_per_id(folder.join("t"), &[2, 1]).unwrap();
+    out.write("a", &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).unwrap();
+    assert!(out.write("b", &[1.0, 2.0, 3.0]).is_err());
+    out.finish(&[]).unwrap();
+    let (header, _) = read(&folder.join("t"));
+    assert_eq!(header["a"], json!({"dtype": "F32", "shape": [2, 3, 1], "data_offsets": [0, 24]}));
+}
+
+#[test]
 fn files_without_rows_are_valid() {
     let folder = folder("no_rows");
     for name in ["m", "t"] {
         let path = folder.join(name);
         let out = match name {
-            "m" => SafetensorsWriter::matrix(&path, 4),
-            _ => SafetensorsWriter::tensor_per_id(&path, 4),
+            "m" => SafetensorsWriter::matrix(&path, &[4]),
+            _ => SafetensorsWriter::tensor_per_id(&path, &[4]),
         };
         assert_eq!(out.unwrap().finish(&[("k", "v")]).unwrap(), 0);
         let (header, data) = read(&path);

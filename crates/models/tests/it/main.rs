@@ -34,6 +34,25 @@ fn every_known_model_builds() {
 }
 
 #[test]
+fn outputs_of_layers_have_their_names() {
+    for (id, _) in KNOWN {
+        let encoder = known(id).unwrap_or_else(|| panic!("{id} has no configuration"));
+        let last = encoder.layers() as u32;
+        let wanted =
+            [Output::MeanOf(last), Output::ClsOf(0), Output::HiddenOf(3), Output::Mean, Output::ClsOf(1)];
+        let graph = encoder.graph(BOUNDS, &wanted).expect("verified");
+        let mut names: Vec<&str> = graph.outputs.iter().map(|(name, _)| name.as_str()).collect();
+        names.sort_unstable();
+        let mut wanted = wanted.map(Output::name);
+        wanted.sort_unstable();
+        assert_eq!(names, wanted, "{id}");
+        assert_eq!(graph.inputs.iter().filter(|(name, _)| name == "rows").count(), 1, "{id}");
+        let none = encoder.graph(BOUNDS, &[Output::Mean, Output::MeanOf(last + 1)]).expect("verified");
+        assert_eq!(none.outputs.len(), 1, "{id}: a layer that it has not");
+    }
+}
+
+#[test]
 fn golden_configurations_are_read() {
     let read = |name: &str| {
         let path = format!("{}/../../fixtures/goldens/{name}/config.json", env!("CARGO_MANIFEST_DIR"));

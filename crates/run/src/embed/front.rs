@@ -30,10 +30,20 @@ pub(super) enum Skipped {
     Duplicate(String),
 }
 
+/// A sequence that is embedded.
+#[derive(Clone, Debug)]
+pub(super) struct Sequence {
+    pub(super) id: String,
+    /// Its letters in the input, also where it is cut.
+    pub(super) length: u64,
+    /// The number of its result: 0, or with a result for each input that of its input.
+    pub(super) result: usize,
+}
+
 /// Some sequences, in input order.
 #[derive(Default)]
 pub(super) struct Batch {
-    pub(super) ids: Vec<String>,
+    pub(super) heads: Vec<Sequence>,
     /// The tokens of all, one after the other.
     pub(super) tokens: Vec<i32>,
     /// Where those of each end.
@@ -46,18 +56,18 @@ pub(super) struct Batch {
 
 impl Batch {
     pub(super) fn clear(&mut self) {
-        let Self { ids, tokens, ends, skipped, .. } = self;
-        ids.clear();
+        let Self { heads, tokens, ends, skipped, .. } = self;
+        heads.clear();
         tokens.clear();
         ends.clear();
         skipped.clear();
     }
 
-    /// Ids and tokens.
-    pub(super) fn sequences(&self) -> impl Iterator<Item = (&str, &[i32])> {
+    /// Sequences and their tokens.
+    pub(super) fn sequences(&self) -> impl Iterator<Item = (&Sequence, &[i32])> {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
         let spans = starts.zip(&self.ends).map(|(start, &end)| &self.tokens[start..end]);
-        self.ids.iter().map(String::as_str).zip(spans)
+        self.heads.iter().zip(spans)
     }
 
     fn is_full(&self) -> bool {
@@ -69,15 +79,24 @@ impl Batch {
 pub(super) struct Front {
     reader: Reader,
     record: Record,
+    /// Of the result that records go to now.
     ids: IdSet,
+    result: usize,
+    per_input: bool,
     tokenizer: Tokenizer,
     limits: Limits,
 }
 
 impl Front {
-    pub(super) fn open(inputs: &[PathBuf], tokenizer: Tokenizer, limits: Limits) -> Result<Self, RunError> {
-        let reader = Reader::open(inputs)?;
-        Ok(Self { reader, record: Record::default(), ids: IdSet::new(), tokenizer, limits })
+    /// With `per_input` every input has a result of its own, and ids of its own.
+    pub(super) fn open(
+        inputs: &[PathBuf],
+        per_input: bool,
+        tokenizer: Tokenizer,
+        limits: Limits,
+    ) -> Result<Self, RunError> {
+        let (reader, record) = (Reader::open(inputs)?, Record::default());
+        Ok(Self { reader, record, ids: IdSet::new(), result: 0, per_input, tokenizer, limits })
     }
 
     /// Bytes of the input; `None` with a pipe, which can be read only once.
@@ -91,6 +110,10 @@ impl Front {
             return Ok(false);
         }
         batch.bytes_read = self.reader.bytes_read();
+        let input = self.reader.inputs().len();
+        if self.per_input && input != self.result {
+            (self.ids, self.result) = (IdSet::new(), input);
+        }
         let id = &self.record.id;
         let letters = match &self.tokenizer {
             Tokenizer::Esm => esm::residues(&self.record.seq),
@@ -113,7 +136,7 @@ impl Front {
         }
         self.tokenizer.encode(&letters[..letters.len().min(limit)], &mut batch.tokens)?;
         batch.ends.push(batch.tokens.len());
-        batch.ids.push(id.clone());
+        batch.heads.push(Sequence { id: id.clone(), length: letters.len() as u64, result: self.result });
         Ok(true)
     }
 

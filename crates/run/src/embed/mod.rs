@@ -9,18 +9,21 @@
 mod engine;
 mod front;
 mod output;
+mod states;
 
 use crate::session::{attach, bounds, memory_line};
 use crate::{EncoderModel, Level, Observer, Progress, RunError, Settings};
+use data::pack::Order;
 use data::sequence::Reader;
 use data::weights::HubEnv;
 use engine::Engine;
 use exec::Executor;
 use front::{Batch, Front, Limits, Skipped};
 use models::{Encoder, Output};
-use output::Sink;
+use output::{Kind, Results, Targets};
 use plan::{PlanError, Policy, Program, compile};
 use serde_json::{Value, json};
+use states::States;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -31,12 +34,18 @@ pub struct Options {
     pub model: String,
     /// Sequence files; `-` is standard input.
     pub inputs: Vec<PathBuf>,
-    /// The result, `.npy` or `.safetensors`.
-    pub output: PathBuf,
+    /// Where the result goes.
+    pub output: Destination,
     /// Whether a result that is there may be replaced.
     pub force: bool,
     /// What is written of a sequence.
     pub pool: Pool,
+    /// The layers whose hidden states are written, as [`models::Output::HiddenOf`] counts them, and from -1
+    /// down from the last; results then have a dimension for them. `None` is the last, without it.
+    pub layers: Option<Vec<i64>>,
+    /// Whether sequences are computed out of turn, by their lengths, so that steps are full. Results are the
+    /// same.
+    pub sort_by_length: bool,
     /// Letters (residues or bases) of the longest sequence; `None` is [`ESM_LENGTH`] for ESM-2 and no limit
     /// for DNABERT-S.
     pub max_length: Option<usize>,
@@ -46,6 +55,33 @@ pub struct Options {
     pub prefetch: usize,
     /// The machine.
     pub settings: Settings,
+}
+
+/// Where results go. Tables are described in [`data::rows::ParquetWriter`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// One file for all inputs; what its name ends with is its format.
+    File(PathBuf),
+    /// A file for each input, in a folder that is made if it is not there. The file is named as its input,
+    /// without what says the input's format.
+    PerInput {
+        /// The folder.
+        folder: PathBuf,
+        /// What its files are.
+        format: Format,
+    },
+}
+
+/// What a result is written as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// `OUT.npy`, an array of a row for each sequence, and `OUT.ids.txt`.
+    #[default]
+    Npy,
+    /// `OUT.safetensors`: the same array with the ids in the metadata, or a tensor for each id.
+    Safetensors,
+    /// `OUT.parquet`: a table of id, length and embedding.
+    Parquet,
 }
 
 /// Residues that ESM-2 was trained on: 1024 tokens without BOS and EOS (Lin et al. 2023).
@@ -71,14 +107,6 @@ impl Pool {
             Self::Mean => "mean",
             Self::Cls => "cls",
             Self::Tokens => "tokens",
-        }
-    }
-
-    fn output(self) -> Output {
-        match self {
-            Self::Mean => Output::Mean,
-            Self::Cls => Output::Cls,
-            Self::Tokens => Output::Hidden,
         }
     }
 }
@@ -133,31 +161,35 @@ impl Report {
 /// Embeds.
 pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<Report, RunError> {
     let start = Instant::now();
-    output::check(&options.output, options.pool, options.force)?;
+    let targets = Targets::new(&options.output, &options.inputs, options.pool, options.force)?;
     // Missing files are found before anything else happens.
     Reader::open(&options.inputs)?;
     let model = EncoderModel::open(&options.model, &HubEnv::from_process())?;
-    let sink = Sink::create(&options.output, options.pool, model.encoder.hidden_size() as usize)?;
+    let states = States::new(options.pool, options.layers.as_deref(), &model.encoder)?;
+    let (metadata, outputs) = (metadata(options, &states), states.outputs());
+    let kind = Kind { states, width: model.encoder.hidden_size() as usize, metadata };
+    let results = Results::create(targets, kind)?;
     let limits = limits(options, &model.encoder)?;
     observer.say(Level::Detail, "reading the input once for its longest sequence");
     let longest = longest(options, &model, limits)?;
-    let (mut executor, memory_line) = plan(options, &model.encoder, longest)?;
+    let (mut executor, memory_line) = plan(options, &model.encoder, &outputs, longest)?;
     observer.say(Level::Info, &memory_line);
     observer.say(Level::Detail, &executor.device().name());
     attach(&mut executor, 0, &model)?;
 
-    let front = Front::open(&options.inputs, model.tokenizer.clone(), limits)?;
-    let mut engine = Engine::new(executor, &model.encoder, options.pool, sink);
+    let front = open(options, &model, limits)?;
+    let order = if options.sort_by_length { Order::ByLength } else { Order::Input };
+    let mut engine = Engine::new(executor, &model.encoder, order, results);
     let loaded = Instant::now();
     let counts = stream(options, front, &mut engine, observer)?;
-    let (fill, tokens) = (engine.fill(), engine.tokens());
-    let metadata = [("model", options.model.as_str()), ("pool", options.pool.name())];
-    let (files, sequences) = engine.finish(&metadata)?;
-    if sequences == 0 {
-        observer.say(Level::Warning, "the input holds no sequence: the result has no row");
+    let (fill, tokens, sequences) = (engine.fill(), engine.tokens(), engine.sequences());
+    let written = engine.finish()?;
+    for result in written.iter().filter(|result| result.sequences == 0) {
+        let text = format!("the input holds no sequence: {} has no row", result.files[0].display());
+        observer.say(Level::Warning, &text);
     }
     Ok(Report {
-        files,
+        files: written.into_iter().flat_map(|result| result.files).collect(),
         sequences,
         width: model.encoder.hidden_size(),
         empty: counts.empty,
@@ -169,6 +201,21 @@ pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<Report, R
         fill: (fill.packs > 1).then(|| fill.but_last()),
         memory_line,
     })
+}
+
+/// What results say of themselves.
+fn metadata(options: &Options, states: &States) -> Vec<(&'static str, String)> {
+    let pairs = [("model", options.model.clone()), ("pool", options.pool.name().to_owned())];
+    pairs.into_iter().chain(states.text().map(|layers| ("layers", layers))).collect()
+}
+
+/// The records of all inputs.
+fn open(options: &Options, model: &EncoderModel, limits: Limits) -> Result<Front, RunError> {
+    let per_input = match options.output {
+        Destination::File(_) => false,
+        Destination::PerInput { .. } => true,
+    };
+    Front::open(&options.inputs, per_input, model.tokenizer.clone(), limits)
 }
 
 /// The letters that a sequence may have, and what happens beyond them.
@@ -187,7 +234,7 @@ fn limits(options: &Options, encoder: &Encoder) -> Result<Limits, RunError> {
 /// Tokens of the longest sequence. Files are read once for it, and a sequence over the limit is an error
 /// here. With a pipe: what the limit allows, or `None` where there is none.
 fn longest(options: &Options, model: &EncoderModel, limits: Limits) -> Result<Option<u64>, RunError> {
-    let mut front = Front::open(&options.inputs, model.tokenizer.clone(), limits)?;
+    let mut front = open(options, model, limits)?;
     if front.bytes_total().is_none() {
         // Both alphabets have at most one token for a letter, and one at each end.
         return Ok(limits.letters.map(|letters| letters as u64 + 2));
@@ -206,15 +253,19 @@ const SHORTEST: u64 = 3;
 
 /// The executor with its arena, and the memory line. Where the longest sequence is not known, a step may be
 /// one sequence.
-fn plan(options: &Options, encoder: &Encoder, longest: Option<u64>) -> Result<(Executor, String), RunError> {
+fn plan(
+    options: &Options,
+    encoder: &Encoder,
+    outputs: &[Output],
+    longest: Option<u64>,
+) -> Result<(Executor, String), RunError> {
     let budget = options.settings.line()?;
     let settings = Settings { budget: Some(budget), ..options.settings.clone() };
     let target = settings.target()?;
-    let output = options.pool.output();
     let program =
         settings.fit_streaming(longest.unwrap_or(SHORTEST).max(SHORTEST), &mut |tokens, weights| {
             let bounds = bounds(tokens, longest.map_or(tokens, |l| l.max(SHORTEST)));
-            let graph = encoder.graph(bounds, &[output]);
+            let graph = encoder.graph(bounds, outputs);
             let graph = graph.map_err(|source| PlanError::Verify { after: "build", source })?;
             let plan = compile(&graph, &Policy { weights, ..Policy::default() }, &target)?;
             Ok(Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]))
@@ -250,11 +301,11 @@ fn stream(
             count(skipped, &mut counts, observer);
         }
         counts.truncated += batch.truncated;
-        for (id, tokens) in batch.sequences() {
-            engine.push(id, tokens)?;
+        for (sequence, tokens) in batch.sequences() {
+            engine.push(sequence, tokens)?;
         }
         progress.bytes = batch.bytes_read;
-        progress.records += (batch.ids.len() + batch.skipped.len()) as u64;
+        progress.records += (batch.heads.len() + batch.skipped.len()) as u64;
         report(engine, &start, &mut progress, observer);
     }
     engine.drain()?;

@@ -7,10 +7,10 @@ use super::Options;
 use super::engine::Totals;
 use super::produce::{Batch, OrfTokens};
 use super::program::{DNA, HEAD_ROWS, PLANS, PROTEIN, Shape};
-use super::queue::{Place, Queue, State, Window};
+use super::queue::{PendingOrf, Place, Queue, State, Window};
 use super::stage::Stage;
 use crate::RunError;
-use data::pack::{Fill, Pack, Packer};
+use data::pack::{Fill, Order, Pack, Packer};
 use exec::Executor;
 use graph::{Bytes, Counts};
 use std::time::Instant;
@@ -49,8 +49,10 @@ impl Compute {
         let plans = PLANS.map(|name| program.index(name));
         let bounds = |encoder: usize| plans[encoder].map(|plan| program.plans()[plan].1.graph.bounds);
         let packers = [DNA, PROTEIN].map(|encoder| match bounds(encoder) {
-            Some(b) => Packer::new(b.tokens as usize, b.sequences as usize, b.longest as usize),
-            None => Packer::new(0, 0, 0),
+            Some(b) => {
+                Packer::new(b.tokens as usize, b.sequences as usize, b.longest as usize, Order::ByLength)
+            }
+            None => Packer::new(0, 0, 0, Order::ByLength),
         });
         let widths = [shape.head.dna as usize, shape.head.protein as usize];
         let both = [DNA, PROTEIN].map(bounds);
@@ -103,7 +105,7 @@ impl Compute {
         let Some(slot) = self.free.pop() else {
             return Err(RunError::Refused("no slot is free; this is a bug of ours".to_owned()));
         };
-        let place = queue.push_orf(orf.frame, slot);
+        let place = queue.push_orf(orf.frame, orf.bases, slot);
         self.slots[slot] = Slot { place, ..Slot::default() };
         if let Some(row) = embedding {
             self.executor.upload_f32(self.staging(DNA, slot), row)?;
@@ -154,14 +156,14 @@ impl Compute {
             return Ok(());
         }
         let encoders: &[usize] = if self.stage == Stage::Nucleotide { &[DNA] } else { &[DNA, PROTEIN] };
-        for slot in window.embedded().filter_map(|orf| orf.slot) {
+        for slot in window.embedded().filter_map(PendingOrf::slot) {
             for &encoder in encoders {
                 let start = rows.len();
                 rows.resize(start + self.widths[encoder], 0.0);
                 self.executor.download_f32(self.staging(encoder, slot), &mut rows[start..])?;
             }
         }
-        self.free.extend(window.orfs().filter_map(|orf| orf.slot));
+        self.free.extend(window.orfs().filter_map(PendingOrf::slot));
         Ok(())
     }
 

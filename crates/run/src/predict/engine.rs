@@ -3,10 +3,10 @@
 //! holds of one is exactly what is written of it.
 
 use super::compute::Compute;
-use super::kept::{Entry, Keeper, Shelf};
+use super::kept::{Entry, Keeper, KeptOrf, Shelf};
 use super::output::{Note, OrfScore, OutputError, Outputs, RecordEnd, Window as OutputWindow};
 use super::produce::{Batch, Event, OrfTokens};
-use super::queue::{Item, Queue, State, Window};
+use super::queue::{Item, PendingOrf, Queue, State, Window};
 use crate::{Progress, RunError};
 use data::chunk::Chunk;
 use data::intermediate::orf_name;
@@ -279,7 +279,8 @@ impl Engine {
         self.entry.record.clear();
         self.entry.record.push_str(record);
         self.entry.orfs.clear();
-        self.entry.orfs.extend(window.orfs().map(|orf| (orf.frame, orf.state)));
+        let kept = |orf: &PendingOrf| KeptOrf { frame: orf.frame, bases: orf.bases, state: orf.state };
+        self.entry.orfs.extend(window.orfs().map(kept));
         keeper.keep(&self.entry)
     }
 
@@ -307,7 +308,7 @@ impl Engine {
         let rows = self.entry.rows.chunks_exact((self.entry.rows.len() / count).max(1));
         for (orf, row) in window.embedded().zip(rows) {
             orf_name(&window.record, window.chunk.index, orf.frame, &mut name);
-            outputs.embedding(&name, row)?;
+            outputs.embedding(&name, orf.bases.into(), row)?;
         }
         Ok(())
     }

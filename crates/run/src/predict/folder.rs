@@ -26,18 +26,6 @@ pub(crate) struct Lock {
     _folder: Option<File>,
 }
 
-/// The name of an input without what says its format: what its results are called after.
-pub fn stem(input: &Path) -> String {
-    let name = match input.as_os_str() == "-" {
-        true => "stdin".into(),
-        false => input.file_name().unwrap_or_default().to_string_lossy(),
-    };
-    let packed = [".gz", ".bz2", ".zst", ".xz"];
-    let plain = packed.iter().find_map(|e| name.strip_suffix(e)).unwrap_or(&name);
-    let endings = [".fa", ".fasta", ".fna", ".fq", ".fastq"];
-    endings.iter().find_map(|e| plain.strip_suffix(e)).unwrap_or(plain).to_owned()
-}
-
 /// Makes the folder where it is missing, and takes it for this run.
 pub(crate) fn take(dir: &Path) -> Result<Lock, RunError> {
     fs::create_dir_all(dir).map_err(|source| {

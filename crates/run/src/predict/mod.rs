@@ -16,7 +16,7 @@ mod resume;
 mod run;
 mod stage;
 
-pub use folder::stem;
+pub use data::sequence::stem;
 pub use options::{Models, Options, Shard};
 
 use crate::machine::Tracker;

@@ -57,6 +57,7 @@ pub(crate) enum Event {
 /// The tokens of an open reading frame, as ranges of its job's.
 pub(crate) struct OrfTokens {
     pub(crate) frame: Frame,
+    pub(crate) bases: u32,
     pub(crate) dna: Range<usize>,
     pub(crate) protein: Range<usize>,
 }
@@ -373,6 +374,7 @@ fn tokenize(front: &Front, orf: &Orf<'_>, batch: &mut Batch) -> Result<(), RunEr
     front.protein.encode(orf.protein, &mut batch.protein)?;
     batch.orfs.push(OrfTokens {
         frame: orf.frame,
+        bases: orf.nucleotide.len() as u32,
         dna: dna..batch.dna.len(),
         protein: protein..batch.protein.len(),
     });

@@ -1,7 +1,7 @@
 //! What waits for its scores, in input order. Invariant: items leave in the order in which they came, and
 //! only when nothing of them is missing.
 
-use super::kept::Entry;
+use super::kept::{Entry, KeptOrf};
 use super::output::OrfScore;
 use data::chunk::Chunk;
 use data::translate::Frame;
@@ -43,9 +43,16 @@ pub(crate) struct Window {
 #[derive(Clone, Copy)]
 pub(crate) struct PendingOrf {
     pub(crate) frame: Frame,
+    pub(crate) bases: u32,
     /// The slot that holds its embeddings; `None` where they come from a journal.
-    pub(crate) slot: Option<usize>,
+    slot: Option<u32>,
     pub(crate) state: State,
+}
+
+impl PendingOrf {
+    pub(crate) fn slot(&self) -> Option<usize> {
+        self.slot.map(|slot| slot as usize)
+    }
 }
 
 /// How far an open reading frame is.
@@ -73,8 +80,8 @@ impl Window {
     pub(crate) fn kept(record: Arc<str>, chunk: Chunk, entry: Entry) -> Self {
         let Entry { number, orfs, rows, .. } = entry;
         let mut window = Self { rows, kept: true, ..Self::new(number, record, chunk, 0) };
-        for (frame, state) in orfs {
-            window.orfs[frame.index()] = Some(PendingOrf { frame, slot: None, state });
+        for KeptOrf { frame, bases, state } in orfs {
+            window.orfs[frame.index()] = Some(PendingOrf { frame, bases, slot: None, state });
         }
         window
     }
@@ -143,10 +150,11 @@ impl Queue {
 
     /// Adds an open reading frame to the window that was pushed last, and is still the last item: nothing
     /// else may be pushed before all of its frames are in.
-    pub(crate) fn push_orf(&mut self, frame: Frame, slot: usize) -> Place {
+    pub(crate) fn push_orf(&mut self, frame: Frame, bases: u32, slot: usize) -> Place {
         let item = self.first + self.items.len() as u64 - 1;
         if let Some(Item::Window(window)) = self.items.back_mut() {
-            window.orfs[frame.index()] = Some(PendingOrf { frame, slot: Some(slot), state: State::Waiting });
+            window.orfs[frame.index()] =
+                Some(PendingOrf { frame, bases, slot: Some(slot as u32), state: State::Waiting });
         }
         Place { item, frame: frame.index() }
     }

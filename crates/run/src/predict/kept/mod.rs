@@ -12,6 +12,14 @@ use super::queue::State;
 use crate::RunError;
 use data::translate::Frame;
 
+/// What is known of an open reading frame.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct KeptOrf {
+    pub(crate) frame: Frame,
+    pub(crate) bases: u32,
+    pub(crate) state: State,
+}
+
 /// What is known of a window.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Entry {
@@ -22,7 +30,7 @@ pub(crate) struct Entry {
     /// Its number in the record, from 0.
     pub(crate) index: u64,
     /// Its open reading frames in the order of frames.
-    pub(crate) orfs: Vec<(Frame, State)>,
+    pub(crate) orfs: Vec<KeptOrf>,
     /// The embeddings of those that did not fail, end to end; none where they are not kept.
     pub(crate) rows: Vec<f32>,
 }
@@ -30,7 +38,7 @@ pub(crate) struct Entry {
 impl Entry {
     /// Frames with a row.
     fn with_rows(&self) -> usize {
-        self.orfs.iter().filter(|(_, state)| *state != State::Failed).count()
+        self.orfs.iter().filter(|orf| orf.state != State::Failed).count()
     }
 
     /// A row for each frame: not a number for those that failed.
@@ -38,8 +46,8 @@ impl Entry {
         let width = self.rows.len() / self.with_rows().max(1);
         let mut rows = self.rows.chunks_exact(width.max(1));
         let mut all = Vec::with_capacity(self.orfs.len() * width);
-        for (_, state) in &self.orfs {
-            match state {
+        for orf in &self.orfs {
+            match orf.state {
                 State::Failed => all.extend(std::iter::repeat_n(f32::NAN, width)),
                 State::Waiting | State::Scored(_) | State::Embedded => {
                     all.extend_from_slice(rows.next().unwrap_or_default());
@@ -61,7 +69,7 @@ impl Entry {
             block.extend_from_slice(self.record.as_bytes());
         }
         block.push(self.orfs.len() as u8);
-        for (frame, state) in &self.orfs {
+        for KeptOrf { frame, bases, state } in &self.orfs {
             let (code, scores) = match state {
                 State::Waiting => (0, [0.0; 2]),
                 State::Scored(scores) => (1, *scores),
@@ -69,6 +77,7 @@ impl Entry {
                 State::Embedded => (3, [0.0; 2]),
             };
             block.extend_from_slice(&[frame.index() as u8, code]);
+            block.extend_from_slice(&bases.to_le_bytes());
             scores.iter().for_each(|s: &f32| block.extend_from_slice(&s.to_le_bytes()));
         }
         self.rows.iter().for_each(|x| block.extend_from_slice(&x.to_le_bytes()));
@@ -89,6 +98,7 @@ impl Entry {
         self.orfs.clear();
         for _ in 0..bytes.take(1)?[0] {
             let &[frame, code] = bytes.take(2)? else { return None };
+            let bases = bytes.u32()?;
             let scores = [bytes.f32()?, bytes.f32()?];
             let state = match code {
                 1 => State::Scored(scores),
@@ -96,7 +106,8 @@ impl Entry {
                 3 => State::Embedded,
                 _ => return None,
             };
-            self.orfs.push((*Frame::ALL.get(frame as usize)?, state));
+            let frame = *Frame::ALL.get(frame as usize)?;
+            self.orfs.push(KeptOrf { frame, bases, state });
         }
         self.rows.clear();
         let values = bytes.take(self.with_rows() * width * 4)?;
@@ -145,6 +156,8 @@ mod tests {
 
     fn entries() -> Vec<Entry> {
         let entry = |number, record: &str, index, orfs: Vec<(Frame, State)>| {
+            let kept = |(i, (frame, state))| KeptOrf { frame, bases: 301 + i as u32, state };
+            let orfs = orfs.into_iter().enumerate().map(kept).collect();
             let mut entry = Entry { number, record: record.to_owned(), index, orfs, rows: vec![] };
             entry.rows = (0..2 * entry.with_rows()).map(|i| i as f32 + number as f32).collect();
             entry

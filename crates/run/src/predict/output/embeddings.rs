@@ -4,7 +4,7 @@
 
 use super::OutputError;
 use super::table::{Field, Table};
-use data::rows::{NpyWriter, SafetensorsWriter};
+use data::rows::{NpyWriter, ParquetWriter, SafetensorsWriter};
 use std::path::Path;
 
 /// The matrix as numpy's.
@@ -13,6 +13,8 @@ pub const NPY: &str = "embeddings.npy";
 pub const NPY_IDS: &str = "embeddings.ids.txt";
 /// Matrix and names as safetensors.
 pub const SAFETENSORS: &str = "embeddings.safetensors";
+/// Names, lengths and rows as a table.
+pub const PARQUET: &str = "embeddings.parquet";
 
 /// How embeddings are saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,6 +24,9 @@ pub enum EmbeddingFormat {
     /// `embeddings.safetensors`: `embeddings [n, d]`, and the names in the metadata as `ids`, a JSON
     /// array. The format keeps all names in its header, and so in memory, up to 100 MB of them.
     Safetensors,
+    /// `embeddings.parquet`: a table of `id`, `length` (bases of the frame) and `embedding`, a list of d
+    /// f32.
+    Parquet,
 }
 
 impl EmbeddingFormat {
@@ -30,6 +35,7 @@ impl EmbeddingFormat {
         match self {
             EmbeddingFormat::Npy => "npy",
             EmbeddingFormat::Safetensors => "safetensors",
+            EmbeddingFormat::Parquet => "parquet",
         }
     }
 
@@ -38,6 +44,7 @@ impl EmbeddingFormat {
         match self {
             EmbeddingFormat::Npy => &[NPY, NPY_IDS],
             EmbeddingFormat::Safetensors => &[SAFETENSORS],
+            EmbeddingFormat::Parquet => &[PARQUET],
         }
     }
 }
@@ -45,26 +52,35 @@ impl EmbeddingFormat {
 /// The embeddings' files, being written.
 pub enum Embeddings {
     /// Matrix and names.
-    Npy(NpyWriter, Table),
+    Npy(Box<NpyWriter>, Table),
     /// Both in one.
     Safetensors(Box<SafetensorsWriter>),
+    /// A table.
+    Parquet(Box<ParquetWriter>),
 }
 
 impl Embeddings {
     /// Starts them in `folder`, with rows of `width` values.
     pub fn create(folder: &Path, format: EmbeddingFormat, width: usize) -> Result<Self, OutputError> {
+        let row = [width];
         Ok(match format {
             EmbeddingFormat::Npy => {
-                Embeddings::Npy(NpyWriter::create(folder.join(NPY), width)?, Table::bare(folder, NPY_IDS)?)
+                let matrix = NpyWriter::create(folder.join(NPY), &row)?;
+                Embeddings::Npy(Box::new(matrix), Table::bare(folder, NPY_IDS)?)
             }
             EmbeddingFormat::Safetensors => {
-                Embeddings::Safetensors(Box::new(SafetensorsWriter::matrix(folder.join(SAFETENSORS), width)?))
+                Embeddings::Safetensors(Box::new(SafetensorsWriter::matrix(folder.join(SAFETENSORS), &row)?))
+            }
+            EmbeddingFormat::Parquet => {
+                let columns = ["embedding".to_owned()];
+                let table = ParquetWriter::create(folder.join(PARQUET), &columns, width, &[])?;
+                Embeddings::Parquet(Box::new(table))
             }
         })
     }
 
-    /// Appends the row of `orf`.
-    pub fn row(&mut self, orf: &str, values: &[f32]) -> Result<(), OutputError> {
+    /// Appends the row of `orf`, a frame of `bases`.
+    pub fn row(&mut self, orf: &str, bases: u64, values: &[f32]) -> Result<(), OutputError> {
         if !values.iter().all(|x| x.is_finite()) {
             return Err(OutputError::Embedding { orf: orf.to_owned() });
         }
@@ -74,6 +90,7 @@ impl Embeddings {
                 ids.row(format_args!("{}", Field(orf)))
             }
             Embeddings::Safetensors(writer) => Ok(writer.write(orf, values)?),
+            Embeddings::Parquet(writer) => Ok(writer.row(orf, bases, values)?),
         }
     }
 
@@ -86,6 +103,9 @@ impl Embeddings {
             }
             Embeddings::Safetensors(writer) => {
                 writer.finish(&[])?;
+            }
+            Embeddings::Parquet(writer) => {
+                writer.finish()?;
             }
         }
         Ok(())

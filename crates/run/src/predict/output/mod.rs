@@ -67,7 +67,7 @@ pub const RUN_RECORD: &str = "run.json";
 
 /// Everything a run may leave in its folder. The run record first: it goes first when results are
 /// replaced, and comes last.
-pub const FILES: [&str; 17] = [
+pub const FILES: [&str; 18] = [
     RUN_RECORD,
     PREDICTIONS,
     WINDOWS,
@@ -79,6 +79,7 @@ pub const FILES: [&str; 17] = [
     embeddings::NPY,
     embeddings::NPY_IDS,
     embeddings::SAFETENSORS,
+    embeddings::PARQUET,
     intermediate::CHUNKED,
     intermediate::NUCLEOTIDE,
     intermediate::PROTEIN,
@@ -367,14 +368,14 @@ impl Outputs {
         Ok(())
     }
 
-    /// Writes the embedding of an open reading frame, in the order of the frames; nothing if none are
+    /// Writes the embedding of an open reading frame of `bases`, in the order of the frames; nothing if none are
     /// saved. Every frame that is given in a window needs one by the end of the run.
     ///
     /// # Errors
     /// A value that is not finite, a row of another width, a file that cannot be written.
-    pub fn embedding(&mut self, orf: &str, values: &[f32]) -> Result<(), OutputError> {
+    pub fn embedding(&mut self, orf: &str, bases: u64, values: &[f32]) -> Result<(), OutputError> {
         let Some(embeddings) = &mut self.embeddings else { return Ok(()) };
-        embeddings.row(orf, values)?;
+        embeddings.row(orf, bases, values)?;
         self.embedded += 1;
         Ok(())
     }

@@ -290,8 +290,8 @@ fn embedded(format: EmbeddingFormat) -> Folder {
     let options = Options { save_embeddings: Some(format), ..PLAIN };
     let (folder, _) = written(options, |outputs| {
         record(outputs, "a", &[&[], &[[0.5, 0.5], [0.5, 0.5]]]);
-        outputs.embedding("a_chunk_2F1", &[1.0, -2.0]).unwrap();
-        outputs.embedding("a_chunk_2F2", &[3.0, 4.0]).unwrap();
+        outputs.embedding("a_chunk_2F1", 9, &[1.0, -2.0]).unwrap();
+        outputs.embedding("a_chunk_2F2", 8, &[3.0, 4.0]).unwrap();
     });
     folder
 }
@@ -309,6 +309,10 @@ fn embeddings_stand_in_input_order() {
     assert_eq!(weights.metadata()["ids"], "[\"a_chunk_2F1\",\"a_chunk_2F2\"]");
     assert_eq!(weights.tensor("embeddings").unwrap().shape(), [2, 2]);
     assert!(!folder.names().iter().any(|name| name.ends_with(".npy")));
+
+    let folder = embedded(EmbeddingFormat::Parquet);
+    let table = fs::read(folder.path().join(embeddings::PARQUET)).unwrap();
+    assert!(table.starts_with(b"PAR1") && table.ends_with(b"PAR1"));
 }
 
 #[test]
@@ -418,7 +422,7 @@ fn bad_scores_and_embeddings_are_refused() {
     check_refused(scored(frames(&[[0.0, 0.0]])), "the scores are 0 and 0");
     let twice = OrfScore { frame: Frame::F2, scores: [0.5, 0.5] };
     check_refused(scored(vec![twice, twice]), "frames of window 2 are doubled");
-    let row = |values: &'static [f32]| move |o: &mut Outputs| o.embedding("r_chunk_1F1", values);
+    let row = |values: &'static [f32]| move |o: &mut Outputs| o.embedding("r_chunk_1F1", 3, values);
     check_refused(row(&[1.0, f32::NAN]), "'r_chunk_1F1': its embedding has a value");
     check_refused(row(&[1.0]), "a row of 1 values in a file of 2 columns");
 }

@@ -1,0 +1,155 @@
+//! `plimsoll embed` and `predict` into tables, into a file for each input, and in another order of work.
+
+use crate::embeddings::{PROTEINS, embed, many, npy};
+use crate::harness::{Folder, golden};
+use data::rows::ParquetWriter;
+use data::sequence::Reader;
+use serde_json::Value;
+use std::collections::HashMap;
+use std::path::Path;
+
+/// The letters of each record.
+fn lengths(path: &Path) -> HashMap<String, u64> {
+    let records = Reader::open([path]).expect("opened").records();
+    records.map(|r| r.expect("a record")).map(|r| (r.id, r.seq.len() as u64)).collect()
+}
+
+/// The bytes of the table of `rows`, which `data` tests read back.
+fn table(
+    folder: &Folder,
+    columns: &[&str],
+    rows: &[(String, Vec<f32>)],
+    lengths: &HashMap<String, u64>,
+    metadata: &[(&str, &str)],
+) -> Vec<u8> {
+    let columns: Vec<String> = columns.iter().map(|&name| name.to_owned()).collect();
+    let width = rows[0].1.len() / columns.len();
+    let mut out = ParquetWriter::create(folder.path("wanted"), &columns, width, metadata).expect("created");
+    for (id, values) in rows {
+        out.row(id, lengths[id], values).expect("written");
+    }
+    out.finish().expect("finished");
+    folder.read("wanted")
+}
+
+#[test]
+fn a_table_holds_ids_lengths_and_embeddings() {
+    let folder = Folder::new("parquet");
+    let proteins = golden(PROTEINS);
+    let lengths = lengths(Path::new(&proteins));
+    embed(&folder, "esm2", &[&proteins, "-o", "e.npy"]);
+    embed(&folder, "esm2", &[&proteins, "-o", "e.parquet", "--tokens", "2000"]);
+    let esm2 = golden("esm2");
+    let metadata = [("model", esm2.as_str()), ("pool", "mean")];
+    let wanted = table(&folder, &["embedding"], &npy(&folder, "e"), &lengths, &metadata);
+    assert!(folder.read("e.parquet") == wanted);
+
+    let words = [&proteins, "--layers", "-1,0", "--pool", "cls", "-o"];
+    embed(&folder, "esm2", &[&words[..], &["l.npy"]].concat());
+    embed(&folder, "esm2", &[&words[..], &["l.parquet"]].concat());
+    let metadata = [("model", esm2.as_str()), ("pool", "cls"), ("layers", "2,0")];
+    let wanted = table(&folder, &["layer_2", "layer_0"], &npy(&folder, "l"), &lengths, &metadata);
+    assert!(folder.read("l.parquet") == wanted);
+}
+
+#[test]
+fn the_length_is_that_of_the_input_also_where_it_is_cut() {
+    let folder = Folder::new("parquet_cut");
+    folder.write("p.faa", ">a\nMKVLATGSER*\n");
+    let words = ["p.faa", "--max-length", "4", "--truncate", "-o"];
+    embed(&folder, "esm2", &[&words[..], &["e.npy"]].concat());
+    embed(&folder, "esm2", &[&words[..], &["e.parquet"]].concat());
+    let esm2 = golden("esm2");
+    let metadata = [("model", esm2.as_str()), ("pool", "mean")];
+    let lengths = HashMap::from([("a".to_owned(), 10)]);
+    let wanted = table(&folder, &["embedding"], &npy(&folder, "e"), &lengths, &metadata);
+    assert!(folder.read("e.parquet") == wanted);
+}
+
+#[test]
+fn a_prediction_saves_its_embeddings_as_a_table() {
+    let folder = Folder::new("predict_parquet");
+    let reads = golden("pipeline/reads.fa");
+    let predict = |words: &[&str]| {
+        let all =
+            ["predict", &reads, "--weights", &golden(""), "-q", "--keep-intermediate", "--save-embeddings"];
+        folder.run(&[&all[..], words].concat()).ended(0);
+    };
+    predict(&["npy", "-o", "n"]);
+    predict(&["parquet", "-o", "p", "--tokens", "4096"]);
+    let lengths = lengths(&folder.path("n/nucleotide.fa"));
+    let wanted = table(&folder, &["embedding"], &npy(&folder, "n/embeddings"), &lengths, &[]);
+    assert!(folder.read("p/embeddings.parquet") == wanted);
+    assert!(!folder.path("p/embeddings.npy").exists());
+}
+
+#[test]
+fn the_order_of_work_changes_packs_and_nothing_else() {
+    let folder = Folder::new("order");
+    folder.write("many.faa", many());
+    let run = |words: &[&str]| -> (Vec<u8>, f64) {
+        let all = ["embed", "--model", &golden("esm2"), "many.faa", "-o", "e.npy", "--force", "--json", "-q"];
+        let ran = folder.run(&[&all[..], &["--tokens", "256"], words].concat());
+        let report: Value = serde_json::from_str(&ran.ended(0).stdout()).expect("JSON");
+        (folder.read("e.npy"), report["packing_fill_but_last"].as_f64().expect("several packs"))
+    };
+    let (bytes, fill) = run(&[]);
+    assert!(run(&["--sort-by-length"]) == (bytes.clone(), fill));
+    let (in_turn, less) = run(&["--no-sort-by-length"]);
+    assert!(in_turn == bytes, "results depend on the order of work");
+    assert!(fill > 0.98 && less < 0.95, "{fill} and {less}");
+    assert!(run(&["--no-sort-by-length", "--sort-by-length"]).1 == fill, "the last word counts");
+}
+
+#[test]
+fn a_result_for_each_input() {
+    let folder = Folder::new("per_input");
+    let many = many();
+    let half = many.match_indices('>').nth(75).expect("150 records").0;
+    folder.write("a.faa", &many[..half]);
+    // The ids of another file do not count as repeated, those of the same do.
+    folder.write("x/b.c.fasta", format!("{}{}>s0\nMKV\n", &many[half..], &many[..half]));
+    folder.write("empty.fa", "");
+    folder.write("z.fa", ">last\nMKVL\n");
+    let inputs = ["a.faa", "x/b.c.fasta", "empty.fa", "z.fa"];
+    for format in ["npy", "safetensors", "parquet"] {
+        let words = ["embed", "--model", &golden("esm2"), "--per-input", "--format", format, "-o", "out/here"];
+        let ran = folder.run(&[&words[..], &inputs].concat());
+        assert!(ran.ended(0).stderr().contains("'s0' came before"), "{}", ran.stderr());
+        assert!(ran.stderr().contains(&format!("no sequence: out/here/empty.{format}")), "{}", ran.stderr());
+        for (input, stem) in inputs.iter().zip(["a", "b.c", "empty", "z"]) {
+            let file = format!("{stem}.{format}");
+            embed(&folder, "esm2", &[input, "-o", &file]);
+            assert!(folder.read(&file) == folder.read(&format!("out/here/{file}")), "{file}");
+        }
+    }
+    assert_eq!(folder.read("b.c.ids.txt"), folder.read("out/here/b.c.ids.txt"));
+    // Npy is what it is when nothing is said.
+    let words = ["embed", "--model", &golden("esm2"), "--per-input", "-o", "out/here", "a.faa"];
+    let ran = folder.run(&words);
+    assert!(ran.ended(1).stderr().contains("out/here/a.npy: the file is there already"), "{}", ran.stderr());
+    folder.run(&[&words[..], &["--force"]].concat()).ended(0);
+}
+
+#[test]
+fn what_cannot_be_asked_for() {
+    let folder = Folder::new("formats_refused");
+    folder.write("a.fa", ">a\nMKV\n");
+    folder.write("b/a.faa", ">a\nMKV\n");
+    let check = |words: &[&str], wanted: &str| {
+        let ran = folder.run(&[&["embed", "--model", &golden("esm2"), "a.fa"], words].concat());
+        assert!(ran.ended(1).stderr().contains(wanted), "{}", ran.stderr());
+    };
+    check(&["b/a.faa", "--per-input", "-o", "o"], "a.fa and b/a.faa would both become o/a.npy");
+    check(&["--per-input", "-o", "a.fa"], "a.fa");
+    check(&["-o", "o", "--format", "npy"], "--per-input");
+    check(&["-o", "e.parquet", "--pool", "tokens"], "only .safetensors holds such");
+    check(&["-o", "e.csv"], "must end in .npy, .safetensors or .parquet");
+    check(
+        &["-o", "e.npy", "--layers", "3"],
+        "--layers 3: the model has layers 0 (the embedding) to 2 (the last)",
+    );
+    check(&["-o", "e.npy", "--layers", "2,-1"], "layer 2 is asked for twice");
+    check(&["-o", "e.npy", "--layers", "a"], "such as 0,6,-1");
+    assert!(!folder.path("o").exists() && !folder.path("e.npy").exists());
+}

@@ -1,0 +1,123 @@
+//! Compressed input, told by its first bytes and never by its name. Invariant: all parts of a stream
+//! that was put together from several are read, what is behind the last of them is an error, every
+//! checksum that is there is held to, and memory is bounded whatever the stream asks for.
+
+use std::io::{self, BufReader, Read};
+
+use bzip2::bufread::MultiBzDecoder;
+use flate2::bufread::MultiGzDecoder;
+use lzma_rust2::XzReader;
+
+use super::stored::Stored;
+use super::zstd::Zstd;
+
+/// The stored bytes held at a time when they are compressed.
+const STORED_BUFFER: usize = 64 << 10;
+
+/// What a stream may ask for to be decompressed: what `zstd -d` and `xz -9` take at most.
+pub(super) const MOST_MEMORY: u64 = 128 << 20;
+
+/// How input may be compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compression {
+    /// `.gz`, also of several members, as bgzip writes it.
+    Gzip,
+    /// `.bz2`, also of several streams, as pbzip2 writes it.
+    Bzip2,
+    /// `.zst`, also of several frames, with a window of at most 128 MiB.
+    Zstd,
+    /// `.xz`, also of several streams, with a dictionary of at most 128 MiB.
+    Xz,
+}
+
+impl Compression {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Compression::Gzip => "gzip",
+            Compression::Bzip2 => "bzip2",
+            Compression::Zstd => "zstd",
+            Compression::Xz => "xz",
+        }
+    }
+
+    /// What `start`, the first six bytes of a file, say; none of them starts a sequence file.
+    fn of(start: &[u8]) -> Option<Self> {
+        match start {
+            [0x1f, 0x8b, ..] => Some(Compression::Gzip),
+            [b'B', b'Z', b'h', b'1'..=b'9', ..] => Some(Compression::Bzip2),
+            // A frame, or one to be skipped, which parallel compressors put in front.
+            [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Some(Compression::Zstd),
+            [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Some(Compression::Xz),
+            _ => None,
+        }
+    }
+}
+
+/// The stored bytes and what makes text of them.
+pub(super) enum Body {
+    Plain(Stored),
+    Gzip(Box<MultiGzDecoder<BufReader<Stored>>>),
+    Bzip2(Box<MultiBzDecoder<BufReader<Stored>>>),
+    Zstd(Box<Zstd<BufReader<Stored>>>),
+    Xz(Box<XzReader<BufReader<Stored>>>),
+}
+
+impl Body {
+    pub(super) fn new(stored: Stored) -> Self {
+        let Some(compression) = Compression::of(stored.start()) else { return Body::Plain(stored) };
+        let stored = BufReader::with_capacity(STORED_BUFFER, stored);
+        match compression {
+            Compression::Gzip => Body::Gzip(Box::new(MultiGzDecoder::new(stored))),
+            Compression::Bzip2 => Body::Bzip2(Box::new(MultiBzDecoder::new(stored))),
+            Compression::Zstd => Body::Zstd(Box::new(Zstd::new(stored, MOST_MEMORY))),
+            Compression::Xz => {
+                // The decoder counts its own tables too; they are below 1 MiB.
+                let kib = (MOST_MEMORY >> 10) as u32 + 1024;
+                Body::Xz(Box::new(XzReader::new_mem_limit(stored, true, kib)))
+            }
+        }
+    }
+
+    pub(super) fn compression(&self) -> Option<Compression> {
+        match self {
+            Body::Plain(_) => None,
+            Body::Gzip(_) => Some(Compression::Gzip),
+            Body::Bzip2(_) => Some(Compression::Bzip2),
+            Body::Zstd(_) => Some(Compression::Zstd),
+            Body::Xz(_) => Some(Compression::Xz),
+        }
+    }
+
+    pub(super) fn stored(&self) -> &Stored {
+        match self {
+            Body::Plain(stored) => stored,
+            Body::Gzip(decoder) => decoder.get_ref().get_ref(),
+            Body::Bzip2(decoder) => decoder.get_ref().get_ref(),
+            Body::Zstd(decoder) => decoder.get_ref().get_ref(),
+            Body::Xz(decoder) => decoder.inner().get_ref(),
+        }
+    }
+
+    pub(super) fn into_stored(self) -> Stored {
+        match self {
+            Body::Plain(stored) => stored,
+            Body::Gzip(decoder) => decoder.into_inner().into_inner(),
+            Body::Bzip2(decoder) => decoder.into_inner().into_inner(),
+            Body::Zstd(decoder) => decoder.into_inner().into_inner(),
+            Body::Xz(decoder) => decoder.into_inner().into_inner(),
+        }
+    }
+}
+
+impl Read for Body {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Body::Plain(stored) => stored.read(out),
+            Body::Gzip(decoder) => decoder.read(out),
+            Body::Bzip2(decoder) => decoder.read(out),
+            Body::Zstd(decoder) => decoder.read(out),
+            Body::Xz(decoder) => decoder.read(out),
+        }
+    }
+}
