@@ -1,6 +1,6 @@
 //! `plimsoll embed`: the flags.
 
-use super::machine::{Machine, Streaming};
+use super::machine::{Machine, Sorting, Streaming};
 use super::voice::Voice;
 use super::{at_least_one, print};
 use crate::report;
@@ -67,14 +67,8 @@ pub struct Embed {
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = prefetch, help_heading = "Machine")]
     prefetch: u64,
 
-    /// Compute sequences out of turn, by their lengths, so that steps are full (the default); results stay
-    /// in the order of the input, and are the same
-    #[arg(long, overrides_with = "no_sort_by_length", help_heading = "Machine")]
-    sort_by_length: bool,
-
-    /// Compute sequences in the order of the input
-    #[arg(long, overrides_with = "sort_by_length", help_heading = "Machine")]
-    no_sort_by_length: bool,
+    #[command(flatten)]
+    sorting: Sorting,
 
     #[command(flatten)]
     voice: Voice,
@@ -142,7 +136,7 @@ impl Embed {
                 PoolName::Tokens => Pool::Tokens,
             },
             layers: self.layers.clone(),
-            sort_by_length: !self.no_sort_by_length,
+            sort_by_length: self.sorting.by_length(),
             max_length: self.max_length.map(|n| n as usize),
             truncate: self.truncate,
             prefetch: self.prefetch as usize,

@@ -48,6 +48,26 @@ enum When {
     Always,
 }
 
+/// In which order sequences are computed.
+#[derive(Debug, Args)]
+pub struct Sorting {
+    /// Compute sequences out of turn, by their lengths, so that steps are full (the default); results stay
+    /// in the order of the input, and are the same
+    #[arg(long, overrides_with = "no_sort_by_length", help_heading = "Machine")]
+    sort_by_length: bool,
+
+    /// Compute sequences in the order of the input
+    #[arg(long, overrides_with = "sort_by_length", help_heading = "Machine")]
+    no_sort_by_length: bool,
+}
+
+impl Sorting {
+    /// As `run` takes it.
+    pub fn by_length(&self) -> bool {
+        !self.no_sort_by_length
+    }
+}
+
 impl Streaming {
     /// As `run` takes it.
     pub fn stream(&self) -> Stream {

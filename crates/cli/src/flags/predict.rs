@@ -1,6 +1,6 @@
 //! `plimsoll predict`: the flags.
 
-use super::machine::Machine;
+use super::machine::{Machine, Sorting, Streaming};
 use super::voice::Voice;
 use super::{at_least, at_least_one, print};
 use crate::report;
@@ -8,7 +8,7 @@ use crate::terminal::Terminal;
 use clap::{Args, ValueEnum};
 use run::predict::output::EmbeddingFormat;
 use run::predict::{Models, Options, Report, Shard, predict, predict_each, stem};
-use run::{Level, Observer, RunError, machine};
+use run::{Level, Observer, RunError, Settings, machine};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -57,6 +57,12 @@ pub struct Predict {
 
     #[command(flatten)]
     machine: Machine,
+
+    #[command(flatten)]
+    streaming: Streaming,
+
+    #[command(flatten)]
+    sorting: Sorting,
 
     /// Threads that read and translate the input [default: the number of cores, at most 8]
     #[arg(long, value_name = "N", value_parser = workers, help_heading = "Machine")]
@@ -215,7 +221,8 @@ impl Predict {
             shard: self.shard,
             merge: self.merge.clone(),
             source: self.source,
-            settings: self.machine.settings()?,
+            sort_by_length: self.sorting.by_length(),
+            settings: Settings { stream: self.streaming.stream(), ..self.machine.settings()? },
         })
     }
 }

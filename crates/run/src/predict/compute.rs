@@ -48,11 +48,10 @@ impl Compute {
         let program = executor.program();
         let plans = PLANS.map(|name| program.index(name));
         let bounds = |encoder: usize| plans[encoder].map(|plan| program.plans()[plan].1.graph.bounds);
+        let order = if options.sort_by_length { Order::ByLength } else { Order::Input };
         let packers = [DNA, PROTEIN].map(|encoder| match bounds(encoder) {
-            Some(b) => {
-                Packer::new(b.tokens as usize, b.sequences as usize, b.longest as usize, Order::ByLength)
-            }
-            None => Packer::new(0, 0, 0, Order::ByLength),
+            Some(b) => Packer::new(b.tokens as usize, b.sequences as usize, b.longest as usize, order),
+            None => Packer::new(0, 0, 0, order),
         });
         let widths = [shape.head.dna as usize, shape.head.protein as usize];
         let both = [DNA, PROTEIN].map(bounds);

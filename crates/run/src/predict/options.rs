@@ -40,6 +40,9 @@ pub struct Options {
     pub merge: Vec<PathBuf>,
     /// Whether tables say from which input a row is.
     pub source: bool,
+    /// Whether sequences are computed out of turn, by their lengths, so that steps are full. Results are the
+    /// same.
+    pub sort_by_length: bool,
     /// The machine.
     pub settings: Settings,
 }

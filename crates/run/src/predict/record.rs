@@ -85,6 +85,7 @@ impl Story<'_> {
                 "prefetch": self.options.prefetch,
                 "tokens": self.options.settings.tokens,
                 "strict": self.options.strict,
+                "sort_by_length": self.options.sort_by_length,
                 "budget_bytes": self.budget.0,
             },
             "plan": self.executor.map(|e| price::to_json(e.program())).transpose()?,

@@ -155,21 +155,24 @@ impl Run<'_> {
             Ok((stage, settings.fit_streaming(self.shape.longest(stage), build)?))
         };
         // Two passes over the input cost less than reading the weights in every step.
+        // What can be read only once has no second pass.
         let whole = match settings.stream {
-            Stream::Always => Stream::Always,
-            Stream::Auto | Stream::Never => Stream::Never,
+            Stream::Auto if self.keys.is_some() => Stream::Never,
+            stream => stream,
         };
         match fit(Stage::Whole, whole) {
-            Err(RunError::Plan(PlanError::OverBudget(_))) => {}
+            Err(RunError::Plan(PlanError::OverBudget(_))) if self.keys.is_some() => {}
             whole => return Ok(vec![whole?]),
         }
         let stages = [Stage::Nucleotide, Stage::Protein].map(|stage| fit(stage, settings.stream));
-        let stages = stages.into_iter().collect::<Result<Vec<_>, RunError>>()?;
-        if self.keys.is_none() {
-            let text = "both encoders do not fit in memory together, and the input can be read only once; \
-                        give a file, or a larger --memory-budget";
-            return Err(RunError::Refused(text.to_owned()));
-        }
+        let stages = match stages {
+            // The bill of the larger one names what both would fit in.
+            [Err(RunError::Plan(PlanError::OverBudget(a))), Err(RunError::Plan(PlanError::OverBudget(b)))] => {
+                let larger = if a.ledger.total() > b.ledger.total() { a } else { b };
+                return Err(PlanError::OverBudget(larger).into());
+            }
+            stages => stages.into_iter().collect::<Result<Vec<_>, RunError>>()?,
+        };
         let bytes = Bytes(self.shape.head.dna * 4);
         let text = format!(
             "both encoders do not fit under {} together: the nucleotide encoder runs first, and its embeddings \

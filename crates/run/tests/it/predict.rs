@@ -104,6 +104,7 @@ fn results_do_not_depend_on_how_they_are_computed() {
     vary("threads-5", &|o| o.settings.threads = 5);
     vary("workers-1", &|o| (o.workers, o.prefetch) = (1, 1));
     vary("workers-7", &|o| o.workers = 7);
+    vary("order", &|o| o.sort_by_length = false);
     vary("embeddings", &|o| o.save_embeddings = Some(EmbeddingFormat::Npy));
 }
 

@@ -70,6 +70,7 @@ pub fn builtin(input: &Path, output: &Path) -> Options {
         shard: None,
         merge: vec![],
         source: false,
+        sort_by_length: true,
         settings: Settings { threads: 2, ..Settings::default() },
     }
 }
