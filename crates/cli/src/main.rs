@@ -37,6 +37,9 @@ enum Command {
     Plot(flags::plot::Plot),
     Bench(Box<flags::bench::Bench>),
     Doctor(flags::doctor::Doctor),
+    List(flags::list::List),
+    Convert(flags::convert::Convert),
+    Verify(Box<flags::verify::Verify>),
     Completions(flags::completions::Completions),
     Man(flags::man::Man),
 }
@@ -55,6 +58,9 @@ fn main() -> ExitCode {
         Command::Plot(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Doctor(command) => command.run(),
+        Command::List(command) => command.run(),
+        Command::Convert(command) => command.run(),
+        Command::Verify(command) => command.run(),
         Command::Completions(command) => command.run(),
         Command::Man(command) => command.run(),
     };

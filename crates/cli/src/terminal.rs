@@ -2,7 +2,7 @@
 //! to standard error, and to the log file with the time.
 
 use indicatif::{ProgressBar, ProgressStyle};
-use run::{Level, Observer, Progress, RunError};
+use run::{Level, Observer, Progress, RunError, Transfer};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::fmt::{self, Display, Formatter, Write as _};
@@ -84,6 +84,19 @@ impl Terminal {
         Ok(())
     }
 
+    /// A line of progress, now and then; always in the log.
+    fn now_and_then(&mut self, line: impl FnOnce() -> String) {
+        if self.said.elapsed() < BETWEEN_LINES {
+            return;
+        }
+        self.said = Instant::now();
+        let line = line();
+        self.log(&line);
+        if self.shows_lines {
+            self.print(&line);
+        }
+    }
+
     /// Ends the bar.
     pub fn finish(&mut self) {
         if let Some(bar) = self.bar.take() {
@@ -154,19 +167,23 @@ impl Observer for Terminal {
             bar.set_position(progress.bytes);
             bar.set_message(text.clone());
         }
-        if self.said.elapsed() < BETWEEN_LINES {
-            return;
+        let done = progress.bytes_total.filter(|&total| total > 0);
+        let done = done.map(|total| format!("{:.0} % of the input, ", percent(progress.bytes, total)));
+        self.now_and_then(|| format!("{}{text}", done.unwrap_or_default()));
+    }
+
+    fn transfer(&mut self, transfer: &Transfer<'_>) {
+        let Transfer { file, bytes, total } = *transfer;
+        if self.shows_bar {
+            let bar = self.bar(Some(total));
+            bar.set_position(bytes);
+            bar.set_message(file.to_owned());
         }
-        self.said = Instant::now();
-        let done = progress.bytes_total.filter(|&total| total > 0).map(|total| {
-            let percent = 100.0 * progress.bytes as f64 / total as f64;
-            format!("{percent:.0} % of the input, ")
-        });
-        let line = format!("{}{text}", done.unwrap_or_default());
-        self.log(&line);
-        if self.shows_lines {
-            self.print(&line);
+        if bytes == total {
+            // The next bar has another length.
+            self.finish();
         }
+        self.now_and_then(|| format!("{file}: {:.0} % of {:.0} MB", percent(bytes, total), total as f64 / 1e6));
     }
 }
 
@@ -195,6 +212,10 @@ impl Display for Shown<'_> {
         }
         Ok(())
     }
+}
+
+fn percent(part: u64, total: u64) -> f64 {
+    100.0 * part as f64 / total.max(1) as f64
 }
 
 fn numbers(p: &Progress) -> String {

@@ -56,6 +56,12 @@ impl AtomicFile {
         &self.target
     }
 
+    /// All that was written so far, in the file that is not there yet under its name: to look at it before.
+    pub fn written(&mut self) -> Result<&Path, DataError> {
+        self.flush().map_err(|e| self.error(e))?;
+        Ok(&self.temporary)
+    }
+
     /// What failed, with the target's name: for the errors of [`Write`].
     pub fn error(&self, e: io::Error) -> DataError {
         DataError::at(&self.target, DataErrorKind::Write(e))

@@ -1,9 +1,11 @@
 //! `plimsoll doctor`: what this machine offers and what would run on it. Invariant: it only looks; a fact
 //! that cannot be read is missing, never guessed.
 
+use crate::hub::{CONFIG, Need, lacks};
+use crate::list::cached_ids;
 use crate::machine::{self, Memory};
 use crate::{RunError, Settings};
-use data::weights::{FOLDER_FILES, HubEnv, find_in_hub, resolve_model};
+use data::weights::{FOLDER_FILES, HubEnv, find_in_hub};
 use exec::Device as _;
 use exec::cpu::{CpuDevice, Isa};
 use graph::Bytes;
@@ -166,30 +168,19 @@ fn mem_total(meminfo: &str) -> Option<Bytes> {
 
 /// The models in the hub cache, by id.
 fn cached(env: &HubEnv) -> Vec<(String, String)> {
-    let folders = env.cache_dir().and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten().flatten();
-    let names = folders.filter_map(|e| e.file_name().into_string().ok());
-    let mut models: Vec<(String, String)> = names
-        .filter_map(|name| {
-            let id = name.strip_prefix("models--")?.replacen("--", "/", 1);
-            let what = state(&id, env);
-            Some((id, what))
-        })
-        .collect();
-    models.sort();
-    models
+    cached_ids(env).into_iter().map(|id| (id.clone(), state(&id, env))).collect()
 }
 
 /// Whether a cached model could be run, as far as can be seen without reading weights.
 fn state(id: &str, env: &HubEnv) -> String {
-    if find_in_hub(id, env).is_err() {
-        return "incomplete, no snapshot of `main`".to_owned();
-    }
-    let Ok(place) = resolve_model(id, env) else { return "no config.json".to_owned() };
-    let Ok(text) = fs::read_to_string(place.config()) else { return "no config.json".to_owned() };
-    let has_weights = FOLDER_FILES.iter().any(|name| place.path().join(name).exists());
+    let Ok(folder) = find_in_hub(id, env) else { return "incomplete, no snapshot of `main`".to_owned() };
+    let Ok(text) = fs::read_to_string(folder.join(CONFIG)) else { return "no config.json".to_owned() };
     match Encoder::from_json(&text) {
-        Ok(encoder) if !has_weights => format!("{}, without weights", encoder.family()),
-        Ok(encoder) => encoder.family().to_owned(),
+        Ok(encoder) => match &lacks(&folder, Need::Model)[..] {
+            [] => encoder.family().to_owned(),
+            [file] if *file == FOLDER_FILES[0] => format!("{}, without weights", encoder.family()),
+            files => format!("{}, without {}", encoder.family(), files.join(", ")),
+        },
         Err(error) => error.to_string(),
     }
 }

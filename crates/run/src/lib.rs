@@ -1,4 +1,5 @@
-//! The user stories: predict, embed, plan, bench, doctor, plot. Each is readable from top to bottom.
+//! The user stories: predict, embed, plan, bench, doctor, plot, list, verify, convert. Each is readable from top
+//! to bottom.
 //!
 //! Invariant of the crate: it decides nothing about numbers or addresses (that is below) and nothing about
 //! words or flags (that is above); what it reports it has measured or read from the plan.
@@ -24,9 +25,12 @@
 
 pub mod bench;
 mod bundle;
+pub mod convert;
 pub mod doctor;
 pub mod embed;
 mod error;
+mod hub;
+pub mod list;
 pub mod machine;
 mod model;
 mod observer;
@@ -34,10 +38,11 @@ pub mod plot;
 pub mod predict;
 pub mod price;
 mod session;
+pub mod verify;
 
 pub use data::printable::{Place, is_printable};
 pub use error::RunError;
 pub use model::{EncoderModel, HeadModel, Tokenizer};
-pub use observer::{Level, Observer, Progress, Silent};
+pub use observer::{Level, Observer, Progress, Silent, Transfer};
 pub use plan::{Stream, Target};
 pub use session::{Device, Settings};

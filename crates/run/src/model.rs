@@ -1,10 +1,11 @@
 //! Models on disk: configuration, weights, tokenizer, under one name. Invariant: every tensor that a graph
 //! reads was found with its shape before the first byte is allocated.
 
-use crate::{RunError, bundle};
+use crate::hub::{self, CONFIG, Need, TOKENIZER};
+use crate::{Observer, RunError, bundle};
 use data::bounded;
 use data::tokenize::{bpe, bpe::Bpe, esm};
-use data::weights::{HubEnv, Weights, resolve_model};
+use data::weights::{HubEnv, Weights};
 use exec::ParamSource;
 use graph::{Bounds, Graph, Param, Piece};
 use models::{Encoder, HeadConfig, Output, candidates, derived, mlp_head, twins};
@@ -30,10 +31,8 @@ pub struct EncoderModel {
     pub described_by: Vec<(&'static str, String)>,
 }
 
-const CONFIG: &str = "config.json";
-/// Bytes of it; those of the hub have one thousand.
+/// Bytes of a config.json; those of the hub have one thousand.
 const LARGEST_CONFIG: u64 = 1 << 20;
-const TOKENIZER: &str = "tokenizer.json";
 
 /// How a model reads sequences.
 #[derive(Clone)]
@@ -55,9 +54,9 @@ impl Tokenizer {
 }
 
 impl EncoderModel {
-    /// Opens a folder, a weight file, or a model of the hub cache.
-    pub fn open(name: &str, env: &HubEnv) -> Result<Self, RunError> {
-        let place = resolve_model(name, env)?;
+    /// Opens a folder, a weight file, or a model of the hub, which is fetched where the cache has not all of it.
+    pub fn open(name: &str, env: &HubEnv, observer: &mut dyn Observer) -> Result<Self, RunError> {
+        let place = hub::local(name, Need::Model, env, observer)?;
         let config = place.config();
         let text = read_config(&config)?;
         let encoder =
@@ -174,7 +173,8 @@ impl EncoderModel {
         )))
     }
 
-    fn find(&self, tensor: &str) -> Option<String> {
+    /// The name that the file has for a canonical tensor, if it has it.
+    pub(crate) fn find(&self, tensor: &str) -> Option<String> {
         candidates(&self.encoder, tensor).into_iter().find(|n| self.weights.get(n).is_some())
     }
 

@@ -13,6 +13,9 @@ pub trait Observer {
     fn stop(&self) -> Option<u8> {
         None
     }
+
+    /// How far a file of a model is that is being fetched or written. Called often.
+    fn transfer(&mut self, _: &Transfer<'_>) {}
 }
 
 /// How loud a line is.
@@ -41,6 +44,17 @@ pub struct Progress {
     pub tokens: u64,
     /// Seconds since the encoders began.
     pub seconds: f64,
+}
+
+/// How far a file is that is being fetched or written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transfer<'a> {
+    /// Its name.
+    pub file: &'a str,
+    /// Bytes that are done.
+    pub bytes: u64,
+    /// Bytes of the file.
+    pub total: u64,
 }
 
 /// Hears nothing.

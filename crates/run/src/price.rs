@@ -1,11 +1,12 @@
 //! What a model would take: the plan of `plimsoll plan`, from the configuration alone.
 
+use crate::hub::{self, Need};
 use crate::model::read_config;
 use crate::session::bounds;
-use crate::{RunError, Settings, machine};
+use crate::{RunError, Settings, Silent, machine};
 use data::bounded;
 use data::printable::Place;
-use data::weights::{HubEnv, resolve_model};
+use data::weights::HubEnv;
 use graph::Bytes;
 use models::{Encoder, Output, known};
 use plan::{Dump, PlanError, Policy, Program, Search, Stream, Target, Weights, compile_with};
@@ -50,12 +51,12 @@ pub fn target(word: &str) -> Result<Target, RunError> {
     Ok(Target::parse(word, &text)?)
 }
 
-/// The encoder of a known hub id, a config.json, or a model folder. Reads no weights.
+/// The encoder of a hub id, a config.json, or a model folder. Reads no weights, and fetches at most a config.json.
 pub fn encoder(model: &str) -> Result<Encoder, RunError> {
     if let Some(encoder) = known(model).filter(|_| !Path::new(model).exists()) {
         return Ok(encoder);
     }
-    let path = resolve_model(model, &HubEnv::from_process())?.config();
+    let path = hub::local(model, Need::Config, &HubEnv::from_process(), &mut Silent)?.config();
     let text = read_config(&path)?;
     Encoder::from_json(&text).map_err(|source| RunError::Config { path, source })
 }

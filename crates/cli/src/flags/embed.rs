@@ -19,7 +19,8 @@ pub struct Embed {
     #[arg(required = true, value_name = "INPUT")]
     inputs: Vec<PathBuf>,
 
-    /// The model, a folder or a hub id such as facebook/esm2_t33_650M_UR50D or zhihan1996/DNABERT-S
+    /// The model, a folder or a hub id such as facebook/esm2_t33_650M_UR50D or zhihan1996/DNABERT-S, which is
+    /// fetched where the cache has not all of it
     #[arg(long, value_name = "PATH|HUB_ID")]
     model: String,
 

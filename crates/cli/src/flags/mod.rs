@@ -3,13 +3,16 @@
 
 pub mod bench;
 pub mod completions;
+pub mod convert;
 pub mod doctor;
 pub mod embed;
+pub mod list;
 pub mod machine;
 pub mod man;
 pub mod plan;
 pub mod plot;
 pub mod predict;
+pub mod verify;
 pub mod voice;
 
 use run::RunError;

@@ -6,6 +6,17 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+/// What would bring the cache, the hub or the token of whoever runs the tests into them.
+const OF_THE_HUB: [&str; 7] = [
+    "HF_HUB_CACHE",
+    "HF_ENDPOINT",
+    "HF_TOKEN",
+    "HF_TOKEN_PATH",
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+];
+
 /// A folder of one test, removed at its end.
 pub struct Folder(PathBuf);
 
@@ -52,14 +63,28 @@ impl Folder {
     /// `plimsoll` with these words, to be started here.
     pub fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
-        command.args(words).current_dir(&self.0).env_remove("HF_HUB_CACHE").env("HF_HOME", self.0.join("hf"));
+        command.args(words).current_dir(&self.0).env("HF_HOME", self.0.join("hf")).env("HF_HUB_OFFLINE", "1");
+        for name in OF_THE_HUB {
+            command.env_remove(name);
+        }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
 
     /// Runs `plimsoll` here with bytes on standard input.
     pub fn run_with(&self, words: &[&str], input: &[u8]) -> Ran {
-        let mut child = self.command(words).spawn().expect("the binary starts");
+        self.finish(words, self.command(words), input)
+    }
+
+    /// Runs `plimsoll` here with a hub at `endpoint`; no other command is allowed the network.
+    pub fn run_online(&self, words: &[&str], endpoint: &str) -> Ran {
+        let mut command = self.command(words);
+        command.env("HF_HUB_OFFLINE", "0").env("HF_ENDPOINT", endpoint).env("NO_PROXY", "127.0.0.1");
+        self.finish(words, command, b"")
+    }
+
+    fn finish(&self, words: &[&str], mut command: Command, input: &[u8]) -> Ran {
+        let mut child = command.spawn().expect("the binary starts");
         // It may end without reading.
         let _ = child.stdin.take().expect("piped").write_all(input);
         let output = child.wait_with_output().expect("it ends");

@@ -2,12 +2,14 @@
 //! no network, and what it says is the same on every machine.
 
 mod bench;
+mod conversions;
 mod embedding_formats;
 mod embedding_layers;
 mod embeddings;
 mod faults;
 mod harness;
 mod hostile;
+mod hub;
 mod manuals;
 mod messages;
 mod plans;
@@ -16,3 +18,4 @@ mod predictions;
 mod readme;
 mod streaming;
 mod survival;
+mod verify;

@@ -99,6 +99,11 @@ impl Bpe {
         self.unknown
     }
 
+    /// The text that an id stands for.
+    pub fn token(&self, id: i32) -> Option<String> {
+        self.tokenizer.id_to_token(u32::try_from(id).ok()?)
+    }
+
     /// Appends the tokens of `sequence` to `tokens`, `[CLS]` and `[SEP]` included; how many of them
     /// are unknown. Case matters, as it does to the model: lower case is unknown. Bytes that are not
     /// UTF-8 are unknown too.

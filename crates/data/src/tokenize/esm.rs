@@ -34,6 +34,12 @@ const TOKEN: [u8; 256] = {
     table
 };
 
+/// The character that a token stands for; `None` for special tokens.
+pub fn letter(token: i32) -> Option<u8> {
+    let place = usize::try_from(token).ok()?.checked_sub(4)?;
+    LETTERS.get(place).copied()
+}
+
 /// The residues of a protein as files give it: without one `*` at the end, which marks the stop.
 pub fn residues(protein: &[u8]) -> &[u8] {
     protein.strip_suffix(b"*").unwrap_or(protein)

@@ -118,6 +118,11 @@ pub fn f32_to_f16(value: f32) -> u16 {
     sign | ((rounded - (112 << 23)) >> 13) as u16
 }
 
+/// The bytes as they are, for any type of N bytes.
+pub(super) fn to_raw<const N: usize>(_: DType, bytes: &[u8], out: &mut [[u8; N]]) {
+    each(bytes, out, |b| b);
+}
+
 /// Applies `convert` to each group of N bytes.
 fn each<const N: usize, T>(bytes: &[u8], out: &mut [T], convert: impl Fn([u8; N]) -> T) {
     for (value, group) in out.iter_mut().zip(bytes.as_chunks::<N>().0) {

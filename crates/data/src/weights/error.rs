@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::DType;
+use super::hub::HubError;
 use crate::printable::{Name, Place};
 
 /// Why weights could not be found, opened or read.
@@ -157,7 +158,11 @@ pub enum WeightsError {
         id: String,
         /// The file or folder that was looked for; `None` when no cache folder is known.
         looked_at: Option<PathBuf>,
+        /// Whether it was not fetched because `HF_HUB_OFFLINE` is set.
+        offline: bool,
     },
+    /// A file of a model that could not be fetched from the hub.
+    Hub(HubError),
     /// A model argument that is neither an existing path nor a hub id.
     NotAModel {
         /// The argument.
@@ -225,9 +230,11 @@ impl fmt::Display for WeightsError {
             | E::ElementType { .. }
             | E::Range { .. }
             | E::BadTensor { .. } => self.fmt_tensor(f),
-            E::ShardOutside { .. } | E::MissingShard { .. } | E::NotInCache { .. } | E::NotAModel { .. } => {
-                self.fmt_model(f)
-            }
+            E::ShardOutside { .. }
+            | E::MissingShard { .. }
+            | E::NotInCache { .. }
+            | E::Hub(_)
+            | E::NotAModel { .. } => self.fmt_model(f),
         }
     }
 }
@@ -293,13 +300,15 @@ impl WeightsError {
                 Place(path),
                 Name(&shard.to_string_lossy())
             ),
-            E::NotInCache { id, looked_at: Some(at) } => write!(
-                f,
-                "model `{id}` is not in the Hugging Face cache (looked at `{}`); fetch it with `hf download {id}`, \
-                 or copy its folder here and give the path",
-                Place(at)
-            ),
-            E::NotInCache { id, looked_at: None } => write!(
+            E::NotInCache { id, looked_at: Some(at), offline } => {
+                write!(f, "model `{id}` is not in the Hugging Face cache (looked at `{}`); ", Place(at))?;
+                if *offline {
+                    write!(f, "HF_HUB_OFFLINE keeps it from being fetched: unset it, ")?;
+                }
+                write!(f, "fetch it with `hf download {id}`, or copy its folder here and give the path")
+            }
+            E::Hub(error) => write!(f, "{error}"),
+            E::NotInCache { id, looked_at: None, .. } => write!(
                 f,
                 "model `{id}`: no Hugging Face cache is known, since neither HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME \
                  nor HOME is set; set one, or give the model's folder"
@@ -319,6 +328,8 @@ impl std::error::Error for WeightsError {
         match self {
             WeightsError::Io { source, .. } => Some(source),
             WeightsError::Json { source, .. } => Some(source.as_ref()),
+            // It prints itself above, so the chain goes on behind it.
+            WeightsError::Hub(error) => error.source(),
             _ => None,
         }
     }

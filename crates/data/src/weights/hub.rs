@@ -1,17 +1,31 @@
-//! Finding a model: a path that exists, or a hub id in the local Hugging Face cache. Invariant:
-//! nothing is downloaded and nothing but the cache's own layout is followed. Source of layout and
-//! variables: the huggingface_hub documentation, "Understand caching" and "Environment variables".
+//! Finding a model: a path that exists, or a hub id in the local Hugging Face cache; [`Repository`] brings what
+//! is missing there. Invariant: finding asks no network, and nothing but the cache's own layout is
+//! followed. Source of layout and variables: the huggingface_hub documentation, "Understand caching"
+//! and "Environment variables".
+
+mod client;
+mod digest;
+mod error;
+mod fetch;
 
 use std::ffi::OsString;
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub use error::{HubError, HubErrorKind};
+pub use fetch::{Repository, Step, Told};
 
 use super::WeightsError;
+
+/// The hub, where `HF_ENDPOINT` names no other.
+const ENDPOINT: &str = "https://huggingface.co";
 
 /// Hub ids are at most this long (huggingface_hub, `validate_repo_id`).
 const MAX_ID: usize = 96;
 
-/// The environment that places the cache; taken once, so that tests can set their own.
+/// The environment that places the cache and the hub; taken once, so that tests can set their own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HubEnv {
     /// `HF_HUB_CACHE`: the cache folder itself.
@@ -22,6 +36,47 @@ pub struct HubEnv {
     pub xdg_cache_home: Option<PathBuf>,
     /// `HOME`: the cache is `.cache/huggingface/hub` in it.
     pub home: Option<PathBuf>,
+    /// `HF_HUB_OFFLINE`: nothing is fetched.
+    pub offline: bool,
+    /// `HF_ENDPOINT`: the address of another hub.
+    pub endpoint: Option<String>,
+    /// `HF_TOKEN`: who asks.
+    pub token: Option<Token>,
+    /// `HF_TOKEN_PATH`: the file with the token, where `HF_TOKEN` has none.
+    pub token_path: Option<PathBuf>,
+    /// `SSL_CERT_FILE`, `REQUESTS_CA_BUNDLE` or `CURL_CA_BUNDLE`: certificates instead of the bundled ones.
+    pub certificates: Option<PathBuf>,
+    /// Whether `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` of the process count.
+    pub proxies: bool,
+    /// How long a fetch waits; `HF_HUB_DOWNLOAD_TIMEOUT` is its `answer` in seconds.
+    pub patience: Patience,
+}
+
+/// A secret: it is sent, and never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token")
+    }
+}
+
+/// How long a fetch waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// For a connection, for an answer, and for each part of a body.
+    pub answer: Duration,
+    /// Before the second try; twice as long before each further one.
+    pub pause: Duration,
+    /// Tries in a row that bring nothing.
+    pub tries: u32,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Patience { answer: Duration::from_secs(30), pause: Duration::from_secs(1), tries: 5 }
+    }
 }
 
 /// What a model argument turned out to be.
@@ -38,7 +93,7 @@ pub enum ModelPath {
 impl HubEnv {
     /// The process's environment.
     pub fn from_process() -> HubEnv {
-        HubEnv::from_lookup(|name| std::env::var_os(name))
+        HubEnv { proxies: true, ..HubEnv::from_lookup(|name| std::env::var_os(name)) }
     }
 
     /// Any environment; empty values count as unset.
@@ -51,17 +106,54 @@ impl HubEnv {
                 _ => Some(path),
             }
         };
-        let (hub_cache, hf_home, xdg_cache_home) =
-            (path("HF_HUB_CACHE"), path("HF_HOME"), path("XDG_CACHE_HOME"));
-        HubEnv { hub_cache, hf_home, xdg_cache_home, home }
+        let text = |name| Some(lookup(name)?.to_str()?.trim().to_owned()).filter(|text| !text.is_empty());
+        let is_true = |text: String| matches!(&*text.to_uppercase(), "1" | "ON" | "YES" | "TRUE");
+        let mut patience = Patience::default();
+        let seconds = text("HF_HUB_DOWNLOAD_TIMEOUT").and_then(|text| text.parse().ok());
+        if let Some(seconds) = seconds.filter(|seconds| *seconds > 0) {
+            patience.answer = Duration::from_secs(seconds);
+        }
+        HubEnv {
+            hub_cache: path("HF_HUB_CACHE"),
+            hf_home: path("HF_HOME"),
+            xdg_cache_home: path("XDG_CACHE_HOME"),
+            offline: text("HF_HUB_OFFLINE").is_some_and(is_true),
+            endpoint: text("HF_ENDPOINT"),
+            token: text("HF_TOKEN").map(Token),
+            token_path: path("HF_TOKEN_PATH"),
+            certificates: path("SSL_CERT_FILE")
+                .or_else(|| path("REQUESTS_CA_BUNDLE"))
+                .or_else(|| path("CURL_CA_BUNDLE")),
+            proxies: false,
+            patience,
+            home,
+        }
     }
 
     /// The cache folder, whether or not it exists; `None` when no variable is set.
     pub fn cache_dir(&self) -> Option<PathBuf> {
-        let from_home = || Some(self.home.as_ref()?.join(".cache/huggingface/hub"));
-        let from_xdg = || Some(self.xdg_cache_home.as_ref()?.join("huggingface/hub"));
-        let from_hf_home = || Some(self.hf_home.as_ref()?.join("hub"));
-        self.hub_cache.clone().or_else(from_hf_home).or_else(from_xdg).or_else(from_home)
+        self.hub_cache.clone().or_else(|| Some(self.hf_folder()?.join("hub")))
+    }
+
+    /// The folder of all that huggingface_hub keeps.
+    fn hf_folder(&self) -> Option<PathBuf> {
+        let from_home = || Some(self.home.as_ref()?.join(".cache/huggingface"));
+        let from_xdg = || Some(self.xdg_cache_home.as_ref()?.join("huggingface"));
+        self.hf_home.clone().or_else(from_xdg).or_else(from_home)
+    }
+
+    fn endpoint(&self) -> &str {
+        self.endpoint.as_deref().unwrap_or(ENDPOINT)
+    }
+
+    /// The token of `HF_TOKEN`, or of the file that `hf auth login` wrote.
+    fn token(&self) -> Option<String> {
+        if let Some(Token(token)) = &self.token {
+            return Some(token.clone());
+        }
+        let path = self.token_path.clone().or_else(|| Some(self.hf_folder()?.join("token")))?;
+        let token = fs::read_to_string(path).ok()?.trim().to_owned();
+        Some(token).filter(|token| !token.is_empty())
     }
 }
 
@@ -109,26 +201,39 @@ pub fn is_hub_id(arg: &str) -> bool {
 /// # Errors
 /// `NotAModel` when `id` is no hub id; `NotInCache` with the path looked at when it is not there.
 pub fn find_in_hub(id: &str, env: &HubEnv) -> Result<PathBuf, WeightsError> {
-    if !is_hub_id(id) {
-        return Err(WeightsError::NotAModel { arg: id.to_owned() });
-    }
-    let missing = |looked_at| WeightsError::NotInCache { id: id.to_owned(), looked_at };
-    let cache = env.cache_dir().ok_or_else(|| missing(None))?;
-    let repository = cache.join(format!("models--{}", id.replace('/', "--")));
+    let missing =
+        |at| WeightsError::NotInCache { id: id.to_owned(), looked_at: Some(at), offline: env.offline };
+    let repository = repository_folder(id, env)?;
     if !repository.is_dir() {
-        return Err(missing(Some(repository)));
+        return Err(missing(repository));
     }
-    let reference = repository.join("refs/main");
-    let commit = fs::read_to_string(&reference).map_err(|_| missing(Some(reference.clone())))?;
-    let commit = commit.trim();
-    // A commit is hexadecimal, so it cannot lead out of the cache.
-    if commit.is_empty() || !commit.bytes().all(|b| b.is_ascii_hexdigit()) {
-        return Err(missing(Some(reference)));
-    }
+    let commit = cached_commit(&repository).map_err(missing)?;
     let snapshot = repository.join("snapshots").join(commit);
     match snapshot.is_dir() {
         true => Ok(snapshot),
-        false => Err(missing(Some(snapshot))),
+        false => Err(missing(snapshot)),
+    }
+}
+
+/// Where the cache has, or would have, a hub id.
+fn repository_folder(id: &str, env: &HubEnv) -> Result<PathBuf, WeightsError> {
+    if !is_hub_id(id) {
+        return Err(WeightsError::NotAModel { arg: id.to_owned() });
+    }
+    let offline = env.offline;
+    let unknown = || WeightsError::NotInCache { id: id.to_owned(), looked_at: None, offline };
+    Ok(env.cache_dir().ok_or_else(unknown)?.join(format!("models--{}", id.replace('/', "--"))))
+}
+
+/// The commit of a repository's main revision; the file that does not say it otherwise.
+fn cached_commit(repository: &Path) -> Result<String, PathBuf> {
+    let reference = repository.join("refs/main");
+    let commit = fs::read_to_string(&reference).unwrap_or_default();
+    let commit = commit.trim();
+    // A commit is hexadecimal, so it cannot lead out of the cache.
+    match !commit.is_empty() && commit.bytes().all(|b| b.is_ascii_hexdigit()) {
+        true => Ok(commit.to_owned()),
+        false => Err(reference),
     }
 }
 

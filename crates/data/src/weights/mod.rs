@@ -27,10 +27,14 @@ use sha2::{Digest, Sha256};
 
 pub use dtype::{DType, f16_to_f32, f32_to_f16};
 pub use error::WeightsError;
-pub use hub::{HubEnv, ModelPath, find_in_hub, is_hub_id, resolve_model};
+pub use hub::{
+    HubEnv, HubError, HubErrorKind, ModelPath, Patience, Repository, Step, Token, Told, find_in_hub, is_hub_id,
+    resolve_model,
+};
+pub use index::shard_files;
 pub use object::{Kind, PtObject, Value, read_pt_object};
 pub use tensor::Tensor;
-pub use write::{StoredAs, TensorData, safetensors_bytes, write_safetensors};
+pub use write::{StoredAs, TensorData, safetensors_bytes, safetensors_header, write_safetensors};
 
 use source::Source;
 use torch::{STATE_LIMIT, TorchFile};
@@ -149,6 +153,34 @@ impl Weights {
         let tensor = self.tensor(name)?;
         self.check_type(tensor, !tensor.dtype.is_float(), "i64")?;
         tensor.read(&self.sources[tensor.file], elements, out, dtype::to_i64)
+    }
+
+    /// Reads `elements` of a tensor of any type, counted in C order, as the bytes that they are in little endian.
+    ///
+    /// # Errors
+    /// `MissingTensor`, `Range`, `Io`, `Truncated`.
+    pub fn read_bytes(&self, name: &str, elements: Range<u64>, out: &mut Vec<u8>) -> Result<(), WeightsError> {
+        let tensor = self.tensor(name)?;
+        match tensor.dtype.size() {
+            1 => self.read_raw::<1>(tensor, elements, out),
+            2 => self.read_raw::<2>(tensor, elements, out),
+            4 => self.read_raw::<4>(tensor, elements, out),
+            _ => self.read_raw::<8>(tensor, elements, out),
+        }
+    }
+
+    fn read_raw<const N: usize>(
+        &self,
+        tensor: &Tensor,
+        elements: Range<u64>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), WeightsError>
+    where
+        [u8; N]: Default,
+    {
+        out.resize(elements.end.saturating_sub(elements.start) as usize * N, 0);
+        let (groups, _) = out.as_chunks_mut::<N>();
+        tensor.read(&self.sources[tensor.file], elements, groups, dtype::to_raw)
     }
 
     /// The safetensors `__metadata__` (of the first shard); empty for torch files.

@@ -79,7 +79,32 @@ pub fn write_safetensors(
     })
 }
 
-/// The JSON header, padded with blanks to a multiple of 8 bytes.
+/// What stands before the tensors in a safetensors file: the header's length, and the header, padded with blanks to
+/// a multiple of 8 bytes. The tensors follow in this order, one right after the other. Names must be unique.
+pub fn safetensors_header<'a>(
+    tensors: impl Iterator<Item = (&'a str, DType, &'a [u64])>,
+    metadata: &BTreeMap<String, String>,
+) -> Vec<u8> {
+    let mut fields = Vec::new();
+    if !metadata.is_empty() {
+        fields.push(format!("\"__metadata__\":{}", serde_json::json!(metadata)));
+    }
+    let mut start = 0;
+    for (name, dtype, shape) in tensors {
+        let end = start + shape.iter().product::<u64>() * dtype.size();
+        fields.push(format!(
+            "{}:{{\"dtype\":\"{}\",\"shape\":{shape:?},\"data_offsets\":[{start},{end}]}}",
+            serde_json::json!(name),
+            dtype.name(),
+        ));
+        start = end;
+    }
+    let mut header = format!("{{{}}}", fields.join(",")).into_bytes();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    [&(header.len() as u64).to_le_bytes()[..], &header].concat()
+}
+
+/// The header of tensors that were checked.
 fn header(
     tensors: &[TensorData<'_>],
     metadata: &BTreeMap<String, String>,
@@ -90,25 +115,10 @@ fn header(
         StoredAs::F16 => DType::F16,
     };
     let mut names = std::collections::BTreeSet::from(["__metadata__"]);
-    let mut fields = Vec::new();
-    if !metadata.is_empty() {
-        fields.push(format!("\"__metadata__\":{}", serde_json::json!(metadata)));
-    }
-    let mut start = 0;
     for tensor in tensors {
         check(tensor, stored, names.insert(tensor.name))?;
-        let end = start + tensor.data.len() as u64 * dtype.size();
-        fields.push(format!(
-            "{}:{{\"dtype\":\"{}\",\"shape\":{:?},\"data_offsets\":[{start},{end}]}}",
-            serde_json::json!(tensor.name),
-            dtype.name(),
-            tensor.shape
-        ));
-        start = end;
     }
-    let mut header = format!("{{{}}}", fields.join(",")).into_bytes();
-    header.resize(header.len().next_multiple_of(8), b' ');
-    Ok(header)
+    Ok(safetensors_header(tensors.iter().map(|t| (t.name, dtype, t.shape)), metadata))
 }
 
 fn check(tensor: &TensorData<'_>, stored: StoredAs, is_new: bool) -> Result<(), WeightsError> {
@@ -134,7 +144,6 @@ fn write_all(
     tensors: &[TensorData<'_>],
     stored: StoredAs,
 ) -> io::Result<()> {
-    out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(header)?;
     for value in tensors.iter().flat_map(|tensor| tensor.data) {
         match stored {

@@ -164,7 +164,7 @@ pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<Report, R
     let targets = Targets::new(&options.output, &options.inputs, options.pool, options.force)?;
     // Missing files are found before anything else happens.
     Reader::open(&options.inputs)?;
-    let model = EncoderModel::open(&options.model, &HubEnv::from_process())?;
+    let model = EncoderModel::open(&options.model, &HubEnv::from_process(), observer)?;
     let states = States::new(options.pool, options.layers.as_deref(), &model.encoder)?;
     let (metadata, outputs) = (metadata(options, &states), states.outputs());
     let kind = Kind { states, width: model.encoder.hidden_size() as usize, metadata };

@@ -148,11 +148,11 @@ fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, RunErr
     let env = HubEnv::from_process();
     let models = &options.models;
     let dna = match &models.dna {
-        Some(name) => EncoderModel::open(name, &env)?,
+        Some(name) => EncoderModel::open(name, &env, observer)?,
         None => EncoderModel::builtin_dna()?,
     };
     let protein = match &models.protein {
-        Some(name) => EncoderModel::open(name, &env)?,
+        Some(name) => EncoderModel::open(name, &env, observer)?,
         None => EncoderModel::builtin_protein()?,
     };
     for (model, wanted) in [(&dna, "DNABERT-S"), (&protein, "ESM-2")] {

@@ -6,3 +6,4 @@ mod predict;
 mod resume;
 mod rig;
 mod streaming;
+mod verify;

@@ -1,5 +1,8 @@
 //! Model arguments: paths, hub ids, and neither. Invariant: the cache is one made for the test.
 
+mod fetching;
+mod server;
+
 use std::fs;
 
 use plimsoll_data::weights::{HubEnv, ModelPath, find_in_hub, resolve_model};

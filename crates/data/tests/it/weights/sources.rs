@@ -206,6 +206,13 @@ fn views_of_storages_read_in_c_order() {
                 let mut out = vec![f32::NAN; end - start];
                 weights.read_f32("w", start as u64..end as u64, &mut out).expect("a range reads");
                 assert_eq!(out, expected[start..end], "{shape:?} {stride:?} {start}..{end}");
+                let mut bytes = vec![9];
+                weights.read_bytes("w", start as u64..end as u64, &mut bytes).expect("a range reads");
+                let values = bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
+                assert!(
+                    values.eq(out) && bytes.len() == 4 * (end - start),
+                    "{shape:?} {stride:?} {start}..{end}"
+                );
             }
         }
     };

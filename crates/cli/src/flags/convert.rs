@@ -1,0 +1,52 @@
+//! `plimsoll convert`: the flags.
+
+use super::print;
+use super::voice::Voice;
+use clap::Args;
+use run::RunError;
+use run::convert::{Options, convert};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Write weights as one safetensors file: from torch's .bin, .pt or .pth, shards, or a model's folder
+///
+/// Nothing in the input is executed. Names, types, shapes and values are kept; the file is read back and compared
+/// before it appears.
+#[derive(Debug, Args)]
+pub struct Convert {
+    /// The weights: a file, an index of shards, or a model's folder
+    #[arg(value_name = "INPUT")]
+    input: PathBuf,
+
+    /// The result
+    #[arg(short, long, value_name = "OUT.safetensors")]
+    output: PathBuf,
+
+    /// Replace a result that is there
+    #[arg(long)]
+    force: bool,
+
+    #[command(flatten)]
+    voice: Voice,
+}
+
+impl Convert {
+    /// Runs the command.
+    pub fn run(self) -> Result<ExitCode, RunError> {
+        let mut terminal = self.voice.terminal()?;
+        let options = Options { input: self.input, output: self.output, force: self.force };
+        let done = convert(&options, &mut terminal);
+        terminal.finish();
+        let report = done.inspect_err(|error| terminal.log(&crate::chain(error)))?;
+        if self.voice.json() {
+            print(&format!("{:#}", report.to_json()))?;
+        } else if !self.voice.quiet() {
+            print(&format!(
+                "{} tensors in {}, compared with the input",
+                report.tensors,
+                run::Place(&report.output)
+            ))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

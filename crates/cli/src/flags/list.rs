@@ -1,0 +1,26 @@
+//! `plimsoll list`: the flags.
+
+use super::print;
+use clap::Args;
+use run::{RunError, list};
+use std::process::ExitCode;
+
+/// Show the models that can be run: size, and what of them is in the local Hugging Face cache
+///
+/// Known models, and others of their families that the cache has. A model that is not complete is fetched by the
+/// first command that needs it.
+#[derive(Debug, Args)]
+pub struct List {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl List {
+    /// Runs the command.
+    pub fn run(self) -> Result<ExitCode, RunError> {
+        let list = list::list()?;
+        print(&if self.json { format!("{:#}", list.to_json()) } else { list.to_string() })?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,56 @@
+//! `plimsoll verify`: the flags.
+
+use super::machine::Machine;
+use super::print;
+use super::voice::Voice;
+use clap::Args;
+use run::RunError;
+use run::verify::{Options, verify};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Run known sequences through weights and say whether the numbers are right
+///
+/// Compares with published values of released models, with answers that lie beside the weights
+/// (golden.safetensors), and with what must hold for any model: finite values, the same bits in any company, tokens
+/// that can be read back, a language model that names what it sees. Exit code 0 when all models pass, 1 otherwise.
+#[derive(Debug, Args)]
+pub struct Verify {
+    /// A folder with dnabert_s/, esm2/ and head.safetensors or head.pth, or one model's folder
+    #[arg(long, value_name = "DIR", required_unless_present = "model")]
+    weights: Option<PathBuf>,
+
+    /// An encoder, a path or a hub id such as facebook/esm2_t6_8M_UR50D; may be given several times
+    #[arg(long, value_name = "PATH|HUB_ID")]
+    model: Vec<String>,
+
+    /// VirNucPro's own test files (NAME_nucleotide/, NAME_protein/, NAME_merged/): the real encoders and the head for
+    /// 500 bases are compared with them
+    #[arg(long, value_name = "DIR")]
+    reference: Option<PathBuf>,
+
+    #[command(flatten)]
+    machine: Machine,
+
+    #[command(flatten)]
+    voice: Voice,
+}
+
+impl Verify {
+    /// Runs the command.
+    pub fn run(self) -> Result<ExitCode, RunError> {
+        let mut terminal = self.voice.terminal()?;
+        let settings = self.machine.settings()?;
+        let options =
+            Options { weights: self.weights, models: self.model, reference: self.reference, settings };
+        let done = verify(&options, &mut terminal);
+        terminal.finish();
+        let report = done.inspect_err(|error| terminal.log(&crate::chain(error)))?;
+        if self.voice.json() {
+            print(&format!("{:#}", report.to_json()))?;
+        } else if !self.voice.quiet() {
+            print(&report.to_string())?;
+        }
+        Ok(ExitCode::from(u8::from(!report.passes())))
+    }
+}

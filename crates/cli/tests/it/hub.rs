@@ -1,0 +1,151 @@
+//! Models that come from a hub, and `plimsoll list`. Invariant: the hub is on loopback and has the golden models.
+
+use crate::harness::{Folder, golden};
+use data::weights::{StoredAs, TensorData, Weights, write_safetensors};
+use serde_json::{Value, json};
+use server::{Reply, Request, Server};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+#[path = "../../../data/tests/it/weights/hub/server.rs"]
+mod server;
+
+/// A hub that has the golden models as `org/esm2` and `org/dnabert_s`.
+fn hub() -> Server {
+    hub_of(golden("").into())
+}
+
+/// A hub that has the models of a folder as `org/NAME`.
+fn hub_of(models: PathBuf) -> Server {
+    Server::start(move |request, _| file(&models, request).unwrap_or_else(|| Reply::status(404)))
+}
+
+fn file(models: &Path, request: &Request) -> Option<Reply> {
+    let (model, rest) = request.path.strip_prefix("/org/")?.split_once("/resolve/")?;
+    let bytes = fs::read(models.join(model).join(rest.split_once('/')?.1)).ok()?;
+    let etag: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    Some(Reply::file(request, &bytes).with("X-Linked-ETag", etag).with("X-Repo-Commit", "0123abcd"))
+}
+
+fn list(folder: &Folder) -> Vec<Value> {
+    let json: Value = serde_json::from_str(&folder.run(&["list", "--json"]).ended(0).stdout()).expect("JSON");
+    json["models"].as_array().expect("models").clone()
+}
+
+#[test]
+fn what_is_missing_is_fetched_and_nothing_else() {
+    let (folder, hub) = (Folder::new("fetched"), hub());
+    folder.write("p.faa", ">a\nMKVLA\n");
+    folder.write("d.fna", ">a\nACGTTGCA\n");
+    let paths = |from: usize| {
+        let gets = hub.asked().into_iter().skip(from).filter(|r| r.method == "GET");
+        gets.map(|r| r.path.rsplit('/').next().expect("a name").to_owned()).collect::<Vec<_>>()
+    };
+    folder.run_online(&["plan", "--model", "org/esm2", "--tokens", "64"], &hub.address()).ended(0);
+    assert_eq!(paths(0), ["config.json"]);
+    let from = hub.asked().len();
+    let embed = |model: &str, input: &str, out: &str| {
+        folder.run_online(&["embed", "--model", model, input, "-o", out], &hub.address())
+    };
+    let ran = embed("org/esm2", "p.faa", "e.npy");
+    assert!(ran.ended(0).stderr().contains("model.safetensors: 347 420 B"), "{}", ran.stderr());
+    assert_eq!(paths(from), ["model.safetensors"]);
+    let from = hub.asked().len();
+    embed("org/dnabert_s", "d.fna", "f.npy").ended(0);
+    assert_eq!(paths(from), ["config.json", "tokenizer.json", "pytorch_model.bin"]);
+    let from = hub.asked().len();
+    embed("org/esm2", "p.faa", "g.npy").ended(0);
+    assert_eq!((hub.asked().len(), folder.read("g.npy")), (from, folder.read("e.npy")));
+    folder.run(&["embed", "--model", &golden("esm2"), "p.faa", "-o", "h.npy"]).ended(0);
+    assert_eq!(folder.read("h.npy"), folder.read("e.npy"));
+    let cached = list(&folder);
+    let state = |id: &str| cached.iter().find(|m| m["id"] == id).map(|m| m["cached"].clone());
+    assert_eq!(state("org/esm2"), Some(json!("complete")));
+    assert_eq!(state("org/dnabert_s"), Some(json!("complete")));
+}
+
+/// The golden ESM-2 in two shards.
+fn sharded(folder: &Folder, model: &str) {
+    folder.write(&format!("{model}/config.json"), fs::read(golden("esm2/config.json")).expect("golden"));
+    let weights = Weights::open(golden("esm2/model.safetensors").as_ref()).expect("weights");
+    let (mut map, mut shards) = (BTreeMap::new(), [vec![], vec![]]);
+    for (i, tensor) in weights.tensors().filter(|t| t.dtype().is_float()).enumerate() {
+        let mut values = vec![0.0; tensor.elements() as usize];
+        weights.read_f32(tensor.name(), 0..tensor.elements(), &mut values).expect("read");
+        map.insert(tensor.name(), format!("model-{}-of-2.safetensors", i % 2));
+        shards[i % 2].push((tensor.name(), tensor.shape(), values));
+    }
+    for (i, shard) in shards.iter().enumerate() {
+        let data: Vec<_> = shard.iter().map(|(name, shape, data)| TensorData { name, shape, data }).collect();
+        let path = folder.path(&format!("{model}/model-{i}-of-2.safetensors"));
+        write_safetensors(&path, &data, &BTreeMap::new(), StoredAs::F32).expect("written");
+    }
+    let index = json!({"metadata": {}, "weight_map": map}).to_string();
+    folder.write(&format!("{model}/model.safetensors.index.json"), index);
+}
+
+#[test]
+fn shards_are_fetched_and_those_that_are_missing_later() {
+    let folder = Folder::new("hub_shards");
+    sharded(&folder, "models/sharded");
+    folder.write("p.faa", ">a\nMKVLA\n");
+    let hub = hub_of(folder.path("models"));
+    let embed = |out: &str| {
+        let words = ["embed", "--model", "org/sharded", "p.faa", "-o", out];
+        folder.run_online(&words, &hub.address()).ended(0);
+    };
+    embed("a.npy");
+    let snapshot = "hf/hub/models--org--sharded/snapshots/0123abcd";
+    fs::remove_file(folder.path(&format!("{snapshot}/model-1-of-2.safetensors"))).expect("removed");
+    let state = list(&folder).pop().expect("a model");
+    assert_eq!(
+        (&state["cached"], &state["missing"]),
+        (&json!("incomplete"), &json!(["model-1-of-2.safetensors"]))
+    );
+    embed("b.npy");
+    folder.run(&["embed", "--model", &golden("esm2"), "p.faa", "-o", "c.npy"]).ended(0);
+    assert_eq!(folder.read("a.npy"), folder.read("c.npy"));
+    assert_eq!(folder.read("b.npy"), folder.read("c.npy"));
+}
+
+#[test]
+fn a_model_that_cannot_be_run_is_not_fetched() {
+    let folder = Folder::new("hub_family");
+    folder.write("models/other/config.json", "{\"model_type\": \"gpt2\"}");
+    folder.write("models/other/model.safetensors", "large");
+    folder.write("p.faa", ">a\nMKVLA\n");
+    let hub = hub_of(folder.path("models"));
+    let ran = folder.run_online(&["embed", "--model", "org/other", "p.faa", "-o", "e.npy"], &hub.address());
+    assert!(ran.ended(1).stderr().contains("model_type `gpt2` is not known"), "{}", ran.stderr());
+    assert!(hub.asked().iter().all(|r| r.path.ends_with("config.json")));
+}
+
+#[test]
+fn a_model_that_the_hub_has_not() {
+    let (folder, hub) = (Folder::new("hub_404"), hub());
+    folder.write("p.faa", ">a\nMKVLA\n");
+    let ran = folder.run_online(&["embed", "--model", "org/other", "p.faa", "-o", "e.npy"], &hub.address());
+    let said =
+        "model `org/other`, config.json: the hub answers 404: there is no such model or file; check the id";
+    assert!(ran.ended(1).stderr().contains(said), "{}", ran.stderr());
+}
+
+#[test]
+fn the_list_has_all_known_models() {
+    let folder = Folder::new("list");
+    folder.run(&["list"]).ended(0).matches("list");
+    let models = list(&folder);
+    let ids: Vec<&str> = models.iter().filter_map(|m| m["id"].as_str()).collect();
+    assert_eq!(ids, models::KNOWN.iter().map(|(id, _)| *id).collect::<Vec<_>>());
+    assert_eq!(models[0]["parameters"], 7_512_353);
+    let model = "hf/hub/models--org--half";
+    folder.write(&format!("{model}/refs/main"), "0123abcd");
+    let config = fs::read(golden("dnabert_s/config.json")).expect("golden");
+    folder.write(&format!("{model}/snapshots/0123abcd/config.json"), config);
+    let half = list(&folder).pop().expect("a model");
+    assert_eq!((&half["id"], &half["family"]), (&json!("org/half"), &json!("DNABERT-S")));
+    assert_eq!(half["cached"], "incomplete");
+    assert_eq!(half["missing"], json!(["tokenizer.json", "model.safetensors"]));
+}

@@ -1,0 +1,354 @@
+//! A model's repository in the cache, and what is missing of it from the hub. Invariant: a blob has its name only
+//! once its bytes are on disk and have the digest that the name is; all files of a snapshot are of one commit;
+//! `refs/main` of a model that was not there appears when all that was asked for is.
+//!
+//! Layout, locks and names are those of huggingface_hub ("Understand caching"), so both can share a cache, also at
+//! the same time.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{Read, Write};
+use std::ops::ControlFlow;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+
+use super::client::{Client, Facts, Trouble, content_range};
+use super::digest::Digest;
+use super::error::{HubError, HubErrorKind as Kind};
+use super::{HubEnv, cached_commit, repository_folder};
+use crate::atomic::AtomicFile;
+use crate::weights::WeightsError;
+
+/// Bytes moved at a time.
+const BUFFER: usize = 128 << 10;
+
+/// A try that brought this much counts as none: long files on bad lines arrive.
+const PROGRESS: u64 = 1 << 20;
+
+/// What happens while a file is fetched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Another process fetches the same file; this one waits for it.
+    Waiting,
+    /// The transfer was broken off and is tried again.
+    Again,
+    /// So many bytes are there.
+    Bytes(u64),
+    /// All are there; their digest is computed.
+    Checking,
+}
+
+/// Told of each step of a file: its name, its bytes, the step. A `Break` ends the fetch; what is there is kept.
+pub type Told<'a> = &'a mut dyn FnMut(&str, u64, Step) -> ControlFlow<()>;
+
+/// The same for one file: its bytes, the step.
+type Tell<'a> = &'a mut dyn FnMut(u64, Step) -> Result<(), Kind>;
+
+/// A model's repository: what is in the cache, and the hub for the rest.
+pub struct Repository {
+    id: String,
+    folder: PathBuf,
+    locks: PathBuf,
+    commit: Option<String>,
+    client: Client,
+}
+
+impl Repository {
+    /// The repository of `id`. Asks nobody yet.
+    ///
+    /// # Errors
+    /// `NotAModel`, `NotInCache` where no cache folder is known, `Hub` where a setting cannot be used.
+    pub fn open(id: &str, env: &HubEnv) -> Result<Repository, WeightsError> {
+        let folder = repository_folder(id, env)?;
+        let locks = folder
+            .parent()
+            .unwrap_or(Path::new(""))
+            .join(".locks")
+            .join(folder.file_name().unwrap_or_default());
+        let hub =
+            |kind| WeightsError::Hub(HubError { id: id.to_owned(), file: "config.json".to_owned(), kind });
+        let client = Client::new(env).map_err(hub)?;
+        // An unreadable reference is as good as none: the hub's is taken.
+        let commit = cached_commit(&folder).ok();
+        Ok(Repository { id: id.to_owned(), folder, locks, commit, client })
+    }
+
+    /// The snapshot's folder, once a file of it is there.
+    pub fn snapshot(&self) -> Option<PathBuf> {
+        Some(self.folder.join("snapshots").join(self.commit.as_ref()?))
+    }
+
+    /// Where `file` is, fetched if it must be; `None` where the repository has no such file.
+    ///
+    /// # Errors
+    /// `Hub`, with what to do.
+    pub fn fetch(&mut self, file: &str, told: Told<'_>) -> Result<Option<PathBuf>, WeightsError> {
+        if let Some(place) = self.snapshot().map(|folder| folder.join(file)).filter(|path| path.exists()) {
+            return Ok(Some(place));
+        }
+        let mut tell = |size, step| match told(file, size, step) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Kind::Stopped),
+        };
+        self.fetch_missing(file, &mut tell).map_err(|kind| self.error(file, kind))
+    }
+
+    /// What a file that the repository should have, and has not, is worth.
+    pub fn lacks(&self, file: &str) -> WeightsError {
+        self.error(file, Kind::Status(404))
+    }
+
+    /// From now on the model is found in the cache: call it when all files are there.
+    ///
+    /// # Errors
+    /// `Hub` where the cache cannot be written.
+    pub fn keep(&self) -> Result<(), WeightsError> {
+        let Some(commit) = self.commit.as_ref().filter(|_| cached_commit(&self.folder).is_err()) else {
+            return Ok(());
+        };
+        let reference = self.folder.join("refs/main");
+        let written = make_parent(&reference).and_then(|()| {
+            let failed = |error| Kind::disk(&reference)(std::io::Error::other(error));
+            let mut file = AtomicFile::create(&reference).map_err(failed)?;
+            file.write_all(commit.as_bytes()).map_err(Kind::disk(&reference))?;
+            file.commit().map_err(failed)
+        });
+        written.map_err(|kind| self.error("refs/main", kind))
+    }
+
+    fn error(&self, file: &str, kind: Kind) -> WeightsError {
+        WeightsError::Hub(HubError { id: self.id.clone(), file: file.to_owned(), kind })
+    }
+
+    fn fetch_missing(&mut self, file: &str, tell: Tell<'_>) -> Result<Option<PathBuf>, Kind> {
+        if !is_plain(file) {
+            return Err(Kind::Answer("its name leads out of the model's folder".to_owned()));
+        }
+        let revision = self.commit.clone().unwrap_or_else(|| "main".to_owned());
+        let Some(facts) = self.facts(&revision, file, tell)? else { return Ok(None) };
+        let known = Known::of(facts)?;
+        // The commit that the first file came with is that of all the others.
+        let commit = self.commit.get_or_insert(known.commit.clone()).clone();
+        let blob = self.folder.join("blobs").join(&known.etag);
+        if !blob.exists() {
+            let _lock = self.lock(&known, tell)?;
+            if !blob.exists() {
+                self.download(&commit, file, &known, &blob, tell)?;
+            }
+        }
+        let place = self.folder.join("snapshots").join(commit).join(file);
+        link(&place, Path::new("../../blobs").join(&known.etag))?;
+        Ok(Some(place))
+    }
+
+    /// What the hub says, with patience.
+    fn facts(&self, revision: &str, file: &str, tell: Tell<'_>) -> Result<Option<Facts>, Kind> {
+        let mut attempt = 0;
+        loop {
+            match self.client.facts(&self.id, revision, file) {
+                Ok(facts) => return Ok(facts),
+                Err(trouble) => self.wait(&mut attempt, trouble, 0, tell)?,
+            }
+        }
+    }
+
+    /// Before another try; an error when there were enough, or when none will help.
+    fn wait(&self, attempt: &mut u32, trouble: Trouble, size: u64, tell: Tell<'_>) -> Result<(), Kind> {
+        *attempt += 1;
+        match trouble {
+            Trouble::Passing(_) if *attempt < self.client.patience.tries => {
+                tell(size, Step::Again)?;
+                sleep(self.client.patience.pause_before(*attempt));
+                Ok(())
+            }
+            Trouble::Passing(kind) | Trouble::Lasting(kind) => Err(kind),
+        }
+    }
+
+    /// The same lock that huggingface_hub takes. `None` where the file system has no locks: then two processes
+    /// may write one partial file, and the digest tells.
+    fn lock(&self, known: &Known, tell: Tell<'_>) -> Result<Option<File>, Kind> {
+        let path = self.locks.join(format!("{}.lock", known.etag));
+        make_parent(&path)?;
+        let file = OpenOptions::new().create(true).append(true).open(&path).map_err(Kind::disk(&path))?;
+        match file.try_lock() {
+            Ok(()) => return Ok(Some(file)),
+            Err(TryLockError::WouldBlock) => tell(known.size, Step::Waiting)?,
+            Err(TryLockError::Error(error)) if error.kind() == std::io::ErrorKind::Unsupported => {
+                return Ok(None);
+            }
+            Err(TryLockError::Error(error)) => return Err(Kind::disk(&path)(error)),
+        }
+        file.lock().map_err(Kind::disk(&path))?;
+        Ok(Some(file))
+    }
+
+    /// The blob, from what an earlier try left of it.
+    fn download(
+        &self,
+        commit: &str,
+        file: &str,
+        known: &Known,
+        blob: &Path,
+        tell: Tell<'_>,
+    ) -> Result<(), Kind> {
+        let partial = blob.with_file_name(format!("{}.incomplete", known.etag));
+        make_parent(&partial)?;
+        let failed = || Kind::disk(&partial);
+        let mut out = OpenOptions::new().create(true).append(true).open(&partial).map_err(failed())?;
+        let mut is_resumed = length(&out, &partial)? > 0;
+        loop {
+            self.transfer((&self.id, commit, file), known, (&mut out, &partial), tell)?;
+            out.sync_all().map_err(failed())?;
+            tell(known.size, Step::Checking)?;
+            let found = known.digest.of(&partial, known.size).map_err(failed())?;
+            if found == known.etag {
+                return fs::rename(&partial, blob).map_err(Kind::disk(blob));
+            }
+            out.set_len(0).map_err(failed())?;
+            // What was there may be of a broken disk or of another program: once more from the start.
+            if !is_resumed {
+                // Best effort: it is empty, and the error that matters is the digest.
+                let _ = fs::remove_file(&partial);
+                return Err(Kind::Hash { found, expected: known.etag.clone() });
+            }
+            is_resumed = false;
+            tell(known.size, Step::Again)?;
+        }
+    }
+
+    /// Requests until the partial file has its length.
+    fn transfer(
+        &self,
+        what: (&str, &str, &str),
+        known: &Known,
+        (out, path): (&mut File, &Path),
+        tell: Tell<'_>,
+    ) -> Result<(), Kind> {
+        let mut attempt = 0;
+        loop {
+            let mut have = length(out, path)?;
+            if have > known.size {
+                out.set_len(0).map_err(Kind::disk(path))?;
+                have = 0;
+            }
+            tell(known.size, Step::Bytes(have))?;
+            if have == known.size {
+                return Ok(());
+            }
+            let trouble = match self.append(what, known, (out, path), have, tell) {
+                Ok(()) => Trouble::Passing(Kind::Broken { found: length(out, path)?, expected: known.size }),
+                Err(trouble) => trouble,
+            };
+            let there = length(out, path)?;
+            if there == known.size {
+                continue;
+            }
+            if there >= have + PROGRESS {
+                attempt = 0;
+            }
+            self.wait(&mut attempt, trouble, known.size, tell)?;
+        }
+    }
+
+    /// One request for the bytes from `have` on.
+    fn append(
+        &self,
+        what: (&str, &str, &str),
+        known: &Known,
+        (out, path): (&mut File, &Path),
+        mut have: u64,
+        tell: Tell<'_>,
+    ) -> Result<(), Trouble> {
+        let disk = |error| Trouble::Lasting(Kind::disk(path)(error));
+        let answer = self.client.body(what, have)?;
+        let total = match answer.status().as_u16() {
+            206 => {
+                let range = content_range(answer.headers());
+                let Some((_, total)) = range.filter(|(start, _)| *start == have) else {
+                    let why = format!("another range than that from byte {have} on was sent");
+                    return Err(Trouble::Lasting(Kind::Answer(why)));
+                };
+                Some(total)
+            }
+            // All of it, whatever was asked for; or nothing, since it does not go on from there.
+            status => {
+                if have > 0 {
+                    out.set_len(0).map_err(disk)?;
+                    have = 0;
+                }
+                if status == 416 {
+                    return Err(Trouble::Passing(Kind::Status(status)));
+                }
+                answer.body().content_length()
+            }
+        };
+        if let Some(found) = total.filter(|&total| total != known.size) {
+            return Err(Trouble::Lasting(Kind::Size { found, expected: known.size }));
+        }
+        let mut body = answer.into_body().into_reader();
+        let mut buffer = vec![0; BUFFER];
+        loop {
+            let broken = |_| Trouble::Passing(Kind::Broken { found: have, expected: known.size });
+            let n = body.read(&mut buffer).map_err(broken)?;
+            if n == 0 {
+                return Ok(());
+            }
+            if have + n as u64 > known.size {
+                return Err(Trouble::Lasting(Kind::Size { found: have + n as u64, expected: known.size }));
+            }
+            out.write_all(&buffer[..n]).map_err(disk)?;
+            have += n as u64;
+            tell(known.size, Step::Bytes(have)).map_err(Trouble::Lasting)?;
+        }
+    }
+}
+
+/// What must be known of a file before it is fetched.
+struct Known {
+    commit: String,
+    etag: String,
+    digest: Digest,
+    size: u64,
+}
+
+impl Known {
+    fn of(facts: Facts) -> Result<Known, Kind> {
+        let lacks = |what: &str| Kind::Answer(format!("the answer does not say {what}"));
+        let commit = facts.commit.filter(|commit| is_hex(commit)).ok_or_else(|| lacks("the commit"))?;
+        let size = facts.size.ok_or_else(|| lacks("how large it is"))?;
+        let etag = facts.etag.filter(|etag| is_hex(etag));
+        let digest = etag.as_deref().and_then(Digest::of_etag);
+        let (etag, digest) = etag.zip(digest).ok_or_else(|| lacks("its digest (etag)"))?;
+        Ok(Known { commit, etag, digest, size })
+    }
+}
+
+/// Whether a name is one file in the model's folder and can stand in an address as it is.
+fn is_plain(file: &str) -> bool {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    !file.is_empty() && !file.starts_with('.') && file.bytes().all(plain)
+}
+
+fn is_hex(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+fn length(file: &File, path: &Path) -> Result<u64, Kind> {
+    file.metadata().map(|facts| facts.len()).map_err(Kind::disk(path))
+}
+
+fn make_parent(path: &Path) -> Result<(), Kind> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder).map_err(Kind::disk(folder))
+}
+
+/// A link at `place`, in one step, also over one that leads nowhere.
+fn link(place: &Path, target: PathBuf) -> Result<(), Kind> {
+    make_parent(place)?;
+    let name = place.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = place.with_file_name(format!(".{name}.{}.part", std::process::id()));
+    // Of a killed process that had the same number.
+    let _ = fs::remove_file(&temporary);
+    symlink(target, &temporary).and_then(|()| fs::rename(&temporary, place)).map_err(Kind::disk(place))
+}

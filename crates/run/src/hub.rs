@@ -1,0 +1,161 @@
+//! A model by name, brought here if it must be. Invariant: a path, a model that is complete in the cache, and
+//! `HF_HUB_OFFLINE` never touch the network; what is fetched is what the model's family needs, and nothing else.
+
+use crate::{Level, Observer, RunError, Transfer};
+use data::printable::Place;
+use data::weights::{
+    FOLDER_FILES, HubEnv, HubError, HubErrorKind, ModelPath, Repository, Step, WeightsError, find_in_hub,
+    is_hub_id, resolve_model, shard_files,
+};
+use graph::Bytes;
+use models::Encoder;
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+pub(crate) const CONFIG: &str = "config.json";
+pub(crate) const TOKENIZER: &str = "tokenizer.json";
+
+/// How much of a model is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// Enough to plan.
+    Config,
+    /// Enough to run.
+    Model,
+}
+
+/// What a `--model` word means, with its files on this machine.
+pub(crate) fn local(
+    model: &str,
+    need: Need,
+    env: &HubEnv,
+    observer: &mut dyn Observer,
+) -> Result<ModelPath, RunError> {
+    if Path::new(model).exists() || !is_hub_id(model) {
+        return Ok(resolve_model(model, env)?);
+    }
+    let found = find_in_hub(model, env);
+    let complete = found.as_ref().is_ok_and(|folder| lacks(folder, need).is_empty());
+    if env.offline || complete {
+        return Ok(ModelPath::Folder(found?));
+    }
+    let mut fetch = Fetch { repository: Repository::open(model, env)?, observer };
+    let into = env.cache_dir().unwrap_or_default();
+    fetch.observer.say(Level::Info, &format!("{model} is not complete in {}: fetching it", Place(&into)));
+    fetch.all(need)?;
+    Ok(resolve_model(model, env)?)
+}
+
+/// The files that a model's folder needs and has not; a model of an unknown family lacks nothing that could be
+/// named.
+pub(crate) fn lacks(folder: &Path, need: Need) -> Vec<String> {
+    let has = |name: &str| folder.join(name).exists();
+    let Ok(config) = fs::read_to_string(folder.join(CONFIG)) else { return vec![CONFIG.to_owned()] };
+    if need == Need::Config {
+        return vec![];
+    }
+    let beside = Encoder::from_json(&config).ok().and_then(|encoder| tokenizer(&encoder));
+    let mut missing: Vec<String> = beside.filter(|name| !has(name)).map(str::to_owned).into_iter().collect();
+    match FOLDER_FILES.iter().find(|name| has(name)) {
+        None => missing.push(FOLDER_FILES[0].to_owned()),
+        Some(name) if name.ends_with(".index.json") => {
+            let shards = shard_files(&folder.join(name)).unwrap_or_default();
+            missing.extend(shards.iter().filter(|shard| !shard.exists()).map(|shard| name_of(shard)));
+        }
+        Some(_) => {}
+    }
+    missing
+}
+
+/// The file that a family reads sequences with, where its alphabet is not compiled in.
+fn tokenizer(encoder: &Encoder) -> Option<&'static str> {
+    match encoder {
+        Encoder::Esm2(_) => None,
+        Encoder::DnabertS(_) => Some(TOKENIZER),
+    }
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// One model on its way.
+struct Fetch<'a> {
+    repository: Repository,
+    observer: &'a mut dyn Observer,
+}
+
+impl Fetch<'_> {
+    fn all(&mut self, need: Need) -> Result<(), RunError> {
+        let path = self.required(CONFIG)?;
+        let text = fs::read_to_string(&path).map_err(RunError::io(&path))?;
+        // A model that cannot be run is refused before its weights are fetched.
+        let encoder = Encoder::from_json(&text).map_err(|source| RunError::Config { path, source })?;
+        if need == Need::Model {
+            if let Some(name) = tokenizer(&encoder) {
+                self.required(name)?;
+            }
+            self.weights()?;
+        }
+        Ok(self.repository.keep()?)
+    }
+
+    /// The first of the known weight files that the repository has, and the shards of an index. One that is in the
+    /// cache comes before one that would have to be fetched.
+    fn weights(&mut self) -> Result<(), RunError> {
+        let snapshot = self.repository.snapshot().unwrap_or_default();
+        let here = FOLDER_FILES.iter().filter(|name| snapshot.join(name).exists());
+        for name in here.chain(&FOLDER_FILES) {
+            let Some(path) = self.file(name)? else { continue };
+            if name.ends_with(".index.json") {
+                for shard in shard_files(&path)? {
+                    self.required(&name_of(&shard))?;
+                }
+            }
+            return Ok(());
+        }
+        Err(WeightsError::NoWeights { folder: snapshot, looked_for: &FOLDER_FILES }.into())
+    }
+
+    fn required(&mut self, name: &str) -> Result<PathBuf, RunError> {
+        match self.file(name)? {
+            Some(path) => Ok(path),
+            None => Err(self.repository.lacks(name).into()),
+        }
+    }
+
+    fn file(&mut self, name: &str) -> Result<Option<PathBuf>, RunError> {
+        let observer = &mut *self.observer;
+        let mut announced = false;
+        let place = self.repository.fetch(name, &mut |file, total, step| {
+            match step {
+                Step::Waiting => {
+                    observer.say(Level::Info, &format!("{file}: another process fetches it; waiting"))
+                }
+                Step::Again => {
+                    observer.say(Level::Info, &format!("{file}: the connection failed; trying again"))
+                }
+                Step::Checking => observer.say(Level::Detail, &format!("{file}: checking its digest")),
+                Step::Bytes(bytes) => {
+                    if !announced {
+                        observer.say(Level::Info, &format!("{file}: {}", Bytes(total)));
+                        announced = true;
+                    }
+                    observer.transfer(&Transfer { file, bytes, total });
+                }
+            }
+            match observer.stop() {
+                None => ControlFlow::Continue(()),
+                Some(_) => ControlFlow::Break(()),
+            }
+        });
+        place.map_err(|error| match (&error, self.observer.stop()) {
+            (WeightsError::Hub(HubError { kind: HubErrorKind::Stopped, .. }), Some(signal)) => {
+                let kept = "what is fetched is kept, and the same command goes on from there".to_owned();
+                RunError::Interrupted { signal, kept }
+            }
+            _ => error.into(),
+        })
+    }
+}
