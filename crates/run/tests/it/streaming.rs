@@ -4,7 +4,7 @@ use crate::rig::fixture;
 use data::weights::HubEnv;
 use graph::{Bounds, Layout};
 use models::Output;
-use plimsoll_run::EncoderModel;
+use plimsoll_run::{EncoderModel, Silent};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::alloc::System;
 
@@ -17,7 +17,7 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 fn a_source_reads_what_the_model_reads_and_allocates_nothing() {
     for name in ["esm2", "dnabert_s"] {
         let path = fixture("goldens").join(name).display().to_string();
-        let model = EncoderModel::open(&path, &HubEnv::from_process()).expect("a golden model");
+        let model = EncoderModel::open(&path, &HubEnv::from_process(), &mut Silent).expect("a golden model");
         let bounds = Bounds { tokens: 8, sequences: 1, longest: 8 };
         let graph = model.encoder.graph(bounds, &[Output::Mean]).expect("verified");
         let mut source = model.source(&graph);
