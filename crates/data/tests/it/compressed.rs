@@ -106,8 +106,8 @@ fn xz_may_be_padded_between_and_behind_streams() {
 }
 
 /// `stored` in a file is an error that names the file; `expected` is what the message says of it.
-fn check_damage(how: How, stored: &[u8], expected: &str) {
-    let path = folder(&format!("reader_damaged_{}", how.name())).join("reads.fa");
+fn check_damage(test: &str, how: How, stored: &[u8], expected: &str) {
+    let path = folder(&format!("{test}_{}", how.name())).join("reads.fa");
     fs::write(&path, stored).unwrap();
     let read: Result<Vec<Record>, DataError> = Reader::open([&path]).and_then(|r| r.records().collect());
     let error = read.expect_err(expected);
@@ -123,7 +123,7 @@ fn a_stream_that_is_cut_short_is_an_error_that_names_the_file() {
     for how in ALL {
         let whole = pack(how, &fasta(500));
         for end in [6, 12, whole.len() / 2, whole.len() - 8, whole.len() - 1] {
-            check_damage(how, &whole[..end], TRUNCATED);
+            check_damage("reader_cut", how, &whole[..end], TRUNCATED);
         }
     }
 }
@@ -137,10 +137,15 @@ fn a_damaged_stream_is_an_error_that_names_the_file() {
             bad[at] ^= 0x55;
             bad
         };
-        check_damage(how, &flipped(whole.len() / 2), CORRUPT);
-        check_damage(how, &[&whole[..], b"some text behind the end"].concat(), CORRUPT);
+        check_damage("reader_damaged", how, &flipped(whole.len() / 2), CORRUPT);
+        check_damage("reader_damaged", how, &[&whole[..], b"some text behind the end"].concat(), CORRUPT);
         // In the checksum at the end; the footer of xz holds others, and the magic.
-        check_damage(how, &flipped(whole.len() - if how == How::Gzip { 6 } else { 2 }), CORRUPT);
+        check_damage(
+            "reader_damaged",
+            how,
+            &flipped(whole.len() - if how == How::Gzip { 6 } else { 2 }),
+            CORRUPT,
+        );
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use arrow_array::RecordBatch;
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Float32Type, Int64Type};
-use arrow_schema::DataType;
+use arrow_schema::{DataType, SchemaRef};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use plimsoll_data::rows::ParquetWriter;
 
@@ -17,17 +17,19 @@ struct Table {
     /// Rows of each group.
     groups: Vec<i64>,
     metadata: Vec<(String, String)>,
+    schema: SchemaRef,
 }
 
 fn read(path: &Path) -> Table {
     let builder = ParquetRecordBatchReaderBuilder::try_new(File::open(path).unwrap()).unwrap();
+    let schema = builder.schema().clone();
     let facts = builder.metadata();
     let groups = facts.row_groups().iter().map(|g| g.num_rows()).collect();
     let pairs = facts.file_metadata().key_value_metadata().unwrap();
     let pairs = pairs.iter().filter(|p| p.key != "ARROW:schema");
     let metadata = pairs.map(|p| (p.key.clone(), p.value.clone().unwrap_or_default())).collect();
     let batches = builder.with_batch_size(1000).build().unwrap().map(Result::unwrap).collect();
-    Table { batches, groups, metadata }
+    Table { batches, groups, metadata, schema }
 }
 
 impl Table {
@@ -71,7 +73,7 @@ fn a_table_is_read_as_it_was_written() {
     assert_eq!(found, wanted.map(|(id, length, values)| (id.to_owned(), length, values)));
     assert!(found[1].2[1].is_sign_negative());
     assert_eq!(table.metadata, [("model", "m"), ("pool", "mean")].map(|(k, v)| (k.to_owned(), v.to_owned())));
-    let schema = table.batches[0].schema();
+    let schema = table.schema;
     assert_eq!(schema.metadata().get("pool").map(String::as_str), Some("mean"));
     let types: Vec<String> = schema.fields().iter().map(|f| f.name().clone()).collect();
     assert_eq!(types, ["id", "length", "layer_0", "layer_33"]);
