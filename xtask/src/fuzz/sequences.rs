@@ -24,13 +24,36 @@ struct Compression {
     window: u64,
 }
 
-const COMPRESSIONS: &[Compression] = &[Compression {
-    formats: ["fasta.gz", "fastq.gz"],
-    magic: b"\x1f\x8b",
-    pack: gzip,
-    unpack: gunzip,
-    window: 1 << 20,
-}];
+const COMPRESSIONS: &[Compression] = &[
+    Compression {
+        formats: ["fasta.gz", "fastq.gz"],
+        magic: b"\x1f\x8b",
+        pack: gzip,
+        unpack: gunzip,
+        window: 1 << 20,
+    },
+    Compression {
+        formats: ["fasta.bz2", "fastq.bz2"],
+        magic: b"BZh",
+        pack: bzip2,
+        unpack: bunzip2,
+        window: 16 << 20,
+    },
+    Compression {
+        formats: ["fasta.xz", "fastq.xz"],
+        magic: b"\xfd7zXZ\0",
+        pack: xz,
+        unpack: unxz,
+        window: 160 << 20,
+    },
+    Compression {
+        formats: ["fasta.zst", "fastq.zst"],
+        magic: b"\x28\xb5\x2f\xfd",
+        pack: zstd,
+        unpack: unzstd,
+        window: 160 << 20,
+    },
+];
 
 /// Buffers of the reader.
 const BUFFERS: u64 = 1 << 20;
@@ -125,7 +148,8 @@ fn check(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     let window = compression.map_or(0, |compression| compression.window);
     let seen = |len: usize| Seen { accepted: found.2, peak, allowed: BUFFERS + window + 3 * len as u64 };
     let Some(text) = text else {
-        // What came before the damage is not known here; a thousandfold is the most that gzip can hold.
+        // What came before the damage is not known here; a thousandfold is the most that gzip can hold,
+        // and more than these cases hold in others.
         let most = seen(bytes.len().saturating_mul(1032));
         return if found.2 { Err("a damaged file is read to its end".to_owned()) } else { Ok(most) };
     };
@@ -257,4 +281,41 @@ fn gzip(text: &[u8]) -> Vec<u8> {
 fn gunzip(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut text = vec![];
     MultiGzDecoder::new(bytes).read_to_end(&mut text).ok().map(|_| text)
+}
+
+fn bzip2(text: &[u8]) -> Vec<u8> {
+    let mut encoder = bzip2::write::BzEncoder::new(vec![], bzip2::Compression::fast());
+    let _ = encoder.write_all(text);
+    encoder.finish().unwrap_or_default()
+}
+
+fn bunzip2(bytes: &[u8]) -> Option<Vec<u8>> {
+    let mut text = vec![];
+    bzip2::read::MultiBzDecoder::new(bytes).read_to_end(&mut text).ok().map(|_| text)
+}
+
+fn xz(text: &[u8]) -> Vec<u8> {
+    let Ok(mut encoder) = lzma_rust2::XzWriter::new(vec![], lzma_rust2::XzOptions::with_preset(0)) else {
+        return vec![];
+    };
+    let _ = encoder.write_all(text);
+    encoder.finish().unwrap_or_default()
+}
+
+fn unxz(bytes: &[u8]) -> Option<Vec<u8>> {
+    let mut text = vec![];
+    lzma_rust2::XzReader::new_mem_limit(bytes, true, 129 << 10).read_to_end(&mut text).ok().map(|_| text)
+}
+
+fn zstd(text: &[u8]) -> Vec<u8> {
+    ruzstd::encoding::compress_to_vec(text, ruzstd::encoding::CompressionLevel::Fastest)
+}
+
+fn unzstd(bytes: &[u8]) -> Option<Vec<u8>> {
+    let mut decoder = ruzstd::decoding::FrameDecoder::new();
+    let mut text = Vec::with_capacity(4 << 20);
+    decoder.decode_all_to_vec(bytes, &mut text).ok()?;
+    // It computes the checksum and leaves the comparison to the caller.
+    let sums = (decoder.get_checksum_from_data(), decoder.get_calculated_checksum());
+    (sums.0.is_none() || sums.0 == sums.1).then_some(text)
 }
