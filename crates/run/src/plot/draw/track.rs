@@ -82,8 +82,11 @@ fn heading(scene: &mut Scene, x: f64, y: f64, width: f64, entry: &Entry) {
         parts.push(format!("{} without a call", count(silent)));
     }
     let from = x + font::width(word, kind) + 5.0;
-    let text = font::shorten(&parts.join(" · "), REMARK, x + width - from);
-    scene.text(from, y + 16.5, Anchor::Start, REMARK, text);
+    // What comes last is seen in the track too.
+    while parts.len() > 1 && font::width(&parts.join(" · "), REMARK) > x + width - from {
+        parts.pop();
+    }
+    scene.text(from, y + 16.5, Anchor::Start, REMARK, parts.join(" · "));
 }
 
 fn grid(scene: &mut Scene, axes: &Axes) {
