@@ -47,9 +47,15 @@ impl NpyWriter {
         Ok(())
     }
 
+    /// Writes what is left: a full disk shows here, before the file has its name. No row may follow.
+    pub fn complete(&mut self) -> Result<(), DataError> {
+        self.file.patch(0, &header(self.rows, &self.row))?;
+        self.file.flush().map_err(|e| self.file.error(e))
+    }
+
     /// Completes the file; the number of its rows.
     pub fn finish(mut self) -> Result<u64, DataError> {
-        self.file.patch(0, &header(self.rows, &self.row))?;
+        self.complete()?;
         self.file.commit()?;
         Ok(self.rows)
     }

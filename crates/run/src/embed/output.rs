@@ -221,8 +221,10 @@ impl Sink {
     /// The files appear.
     fn finish(self, kind: &Kind) -> Result<Written, RunError> {
         Ok(match self {
-            Self::Npy { matrix, ids, path } => {
+            Self::Npy { mut matrix, ids, path } => {
                 let names = ids.target().to_owned();
+                // Neither has its name before both are written, so that a full disk leaves nothing.
+                matrix.complete()?;
                 ids.commit()?;
                 let sequences = matrix.finish()?;
                 Written { files: vec![path, names], sequences }

@@ -4,7 +4,7 @@
 
 use crate::predict::kept::Coverage;
 use crate::predict::options::Shard;
-use crate::predict::output::Note;
+use crate::predict::output::{Field, Note};
 use crate::{RunError, Tokenizer};
 use data::chunk::{Chunk, chunks};
 use data::ids::IdSet;
@@ -244,7 +244,8 @@ impl Cutter {
             self.job.parts.push(note("empty", place.to_owned(), "skipped"));
             return Ok(());
         }
-        if !self.ids.insert(&record.id) {
+        // As it stands in tables: there, two ids must not become one.
+        if !self.ids.insert(&Field(&record.id).to_string()) {
             let detail = format!("{place}: the id came before");
             self.job.parts.push(note("duplicate_id", detail, "skipped, the first is kept"));
             return Ok(());

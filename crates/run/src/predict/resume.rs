@@ -71,12 +71,11 @@ impl Keys {
             Stage::Whole | Stage::Protein => (self.dir.join(RESULTS), "windows are finished"),
             Stage::Nucleotide => (self.dir.join(EMBEDDINGS), "windows are through the nucleotide encoder"),
         };
-        let Some(blocks) = open(&path)? else {
+        let Some(blocks) = self.of_this_run(&path)? else {
             let journal = Journal::create(&path, self.key.to_string().as_bytes())?;
             let keeper = Some(Keeper::new(journal, self.watch.clone(), self.every, 0));
             return Ok(Opening { shelf: Shelf::default(), keeper });
         };
-        same_run(&path, blocks.key(), &self.key)?;
         let looked = Looked::through(&path, blocks, width).map_err(unusable)?;
         let count = looked.coverage.count();
         let (shelf, journal) = looked.open(width)?;
@@ -86,6 +85,18 @@ impl Keys {
         }
         let keeper = journal.map(|journal| Keeper::new(journal, self.watch.clone(), self.every, count));
         Ok(Opening { shelf, keeper })
+    }
+
+    /// The journal that is there; none where it holds nothing but a key, which need not be this run's: nothing
+    /// is lost with it.
+    fn of_this_run(&self, path: &Path) -> Result<Option<Blocks>, RunError> {
+        let Some(blocks) = open(path)? else { return Ok(None) };
+        let Err(refused) = same_run(path, blocks.key(), &self.key) else { return Ok(Some(blocks)) };
+        let (mut rest, mut block) = (blocks, vec![]);
+        match rest.next_into(&mut block).map_err(|e| unusable(e.into()))? {
+            false => Ok(None),
+            true => Err(refused),
+        }
     }
 
     /// The nucleotide embeddings that a stage of this run has left, all of them.

@@ -178,6 +178,27 @@ fn copy_with_one_value_changed(weights: &data::weights::Weights, to: &Path) {
 }
 
 #[test]
+fn a_journal_of_another_run_that_holds_nothing_is_no_hindrance() {
+    let folder = Folder::new("nothing");
+    let whole = "@a\nACGTACGTACGT\n+\nIIIIIIIIIIII\n@b\nACGT\n+\nIIII\n";
+    let input = folder.write("cut.fq", &whole[..whole.len() - 3]);
+    let options = Options { inputs: vec![input], ..options(&folder.path("out")) };
+    assert_eq!(run(&options).expect_err("cut short").exit_code(), 1);
+    assert!(folder.path("out/progress.journal").exists());
+    folder.write("cut.fq", whole);
+    run(&options).unwrap_or_else(|e| panic!("{e}"));
+}
+
+#[test]
+fn ids_that_tables_show_alike_are_one() {
+    let folder = Folder::new("alike");
+    let input = folder.write("alike.fa", ">a\u{1b}\nACGTACGTACGT\n>a\\u{1b}\nTTGTACGTACGT\n");
+    let report = run(&Options { inputs: vec![input], ..options(&folder.path("out")) });
+    assert_eq!(report.unwrap_or_else(|e| panic!("{e}")).counts.records, 1);
+    assert!(read(folder.path("out/notes.tsv")).contains("duplicate_id"));
+}
+
+#[test]
 fn a_forced_run_that_was_broken_goes_on_without_force() {
     let folder = Folder::new("forced");
     let out = folder.path("out");

@@ -48,12 +48,13 @@ use serde_json::Value;
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use table::{Field, Table};
+use table::Table;
 use verdict::{Consensus, RecordScore};
 use virnucpro::VirNucPro;
 
 pub use embeddings::EmbeddingFormat;
 pub use error::OutputError;
+pub(crate) use table::Field;
 pub use verdict::Call;
 
 const PREDICTIONS: &str = "predictions.tsv";
