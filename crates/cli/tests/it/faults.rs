@@ -256,6 +256,26 @@ fn a_disk_that_is_full() {
     }
 }
 
+/// A disk that may not be written to, in a mount namespace of its own.
+#[test]
+fn a_disk_that_is_read_only() {
+    let folder = Folder::new("fault_read_only");
+    fs::create_dir(folder.path("out")).expect("a folder");
+    let mount = "mount -t tmpfs -o ro plimsoll out";
+    let may = Command::new("unshare").args(["-m", "sh", "-c", mount]).current_dir(folder.path("")).output();
+    if !may.is_ok_and(|ran| ran.status.success()) {
+        println!("skipped: this user may not mount a file system");
+        return;
+    }
+    for (words, _, _) in whole(&folder) {
+        let script = format!("{mount} && \"$0\" \"$@\"");
+        let ran = by_shell(&folder, "unshare", &["-m", "sh"], &script, &words);
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!(ran.status.code(), Some(1), "{said}");
+        assert!(said.starts_with("error: out/") && said.contains("Read-only file system"), "{said}");
+    }
+}
+
 #[test]
 fn standard_output_that_is_full() {
     let Ok(full) = File::options().write(true).open("/dev/full") else {
