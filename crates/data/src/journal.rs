@@ -96,11 +96,25 @@ impl Blocks {
         let mut blocks = Self { path, file, length, end: 0, next: 0, key: vec![], key_digest };
         let mut key = vec![];
         if !blocks.next_into(&mut key)? {
-            return Ok(None);
+            return blocks.is_torn().map(|()| None);
         }
         blocks.key_digest = Sha256::digest(&key).into();
         blocks.key = key;
         Ok(Some(blocks))
+    }
+
+    /// An error where a file without a key is none that `create` left behind: it is somebody's.
+    fn is_torn(&mut self) -> Result<(), DataError> {
+        let mut head = vec![];
+        let read = self.file.seek(SeekFrom::Start(0));
+        let read = read.and_then(|_| (&mut self.file).take(MAGIC.len() as u64).read_to_end(&mut head));
+        read.map_err(|e| DataError::at(&self.path, DataErrorKind::Read(e)))?;
+        // Zeros: the length of a file can reach the disk before its bytes do.
+        if MAGIC.starts_with(&head) || head.iter().all(|&b| b == 0) {
+            return Ok(());
+        }
+        let what = "it is no journal of plimsoll".to_owned();
+        Err(DataError::at(&self.path, DataErrorKind::Damaged(what)))
     }
 
     /// What it was created with.
@@ -237,6 +251,20 @@ mod tests {
         let file = written("whole");
         assert_eq!(read(&file.0).expect("read"), blocks());
         assert!(Blocks::open(Path::new("nowhere/at/all")).expect("no file").is_none());
+    }
+
+    #[test]
+    fn a_file_of_somebody_else_is_no_torn_journal() {
+        let check = |name: &str, bytes: &[u8], wanted: bool| {
+            let file = Temporary::new(name);
+            fs::write(&file.0, bytes).expect("written");
+            assert_eq!(Blocks::open(&file.0).is_ok_and(|b| b.is_none()), wanted, "{name}");
+        };
+        check("diary", b"dear diary", false);
+        check("short", b"no", false);
+        check("empty", b"", true);
+        check("begun", b"plimj", true);
+        check("zeros", &[0; 100], true);
     }
 
     #[test]

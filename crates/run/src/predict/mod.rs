@@ -33,7 +33,7 @@ use resume::Keys;
 use run::Run;
 use serde_json::Value;
 use stage::Stage;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// How a prediction ended.
@@ -123,8 +123,11 @@ fn predict_one(options: &Options, warm: &mut Warm, observer: &mut dyn Observer) 
     if let Some(report) = already_there(options, &opened, inputs.as_deref(), keys.as_ref())? {
         return Ok(report);
     }
-    if options.force {
-        resume::remove(&options.output_dir)?;
+    match options.force {
+        // Force replaces what is there, not what is to be put together.
+        true if !among(&options.output_dir, &options.merge) => resume::remove(&options.output_dir)?,
+        true => {}
+        false => resume::look(options, keys.as_ref())?,
     }
     tracker.track("opened");
     let shape = shape(&opened, options);
@@ -133,6 +136,13 @@ fn predict_one(options: &Options, warm: &mut Warm, observer: &mut dyn Observer) 
         true => run.stages(start, tracker, warm, observer),
         false => run.merge(start, tracker, observer),
     }
+}
+
+/// Whether a folder is one of these, whatever they are called.
+pub(crate) fn among(folder: &Path, folders: &[PathBuf]) -> bool {
+    let place = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let folder = place(folder);
+    folders.iter().any(|other| place(other) == folder)
 }
 
 /// Files that are missing or no sequence files are found before anything else happens.
@@ -208,7 +218,7 @@ fn already_there(
         return Err(RunError::Unusable(text));
     }
     // A kill between the last result and the removal of the journals.
-    resume::remove(&options.output_dir)?;
+    keys.map_or(Ok(()), Keys::remove_left)?;
     let notes = old["counts"]["notes"].as_u64().unwrap_or(0);
     if options.strict && notes > 0 {
         let text = format!("--strict: the result is in {dir}, with {notes} notes; see notes.tsv there");

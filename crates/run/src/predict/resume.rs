@@ -136,10 +136,46 @@ impl Keys {
         Shelf::of(all.iter().map(|journal| (journal.path.as_path(), journal.coverage.clone())), width)
     }
 
+    /// Removes journals of this very run that were left beside its complete results, and no others: the
+    /// folder may be that of a run with `--force` that was broken.
+    pub(crate) fn remove_left(&self) -> Result<(), RunError> {
+        for path in [RESULTS, EMBEDDINGS].map(|name| self.dir.join(name)) {
+            let Ok(Some(blocks)) = Blocks::open(&path) else { continue };
+            if same_run(&path, blocks.key(), &self.key).is_ok() {
+                fs::remove_file(&path).map_err(RunError::io(&path))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Removes the journals: the results are complete.
     pub(crate) fn done(&self) -> Result<(), RunError> {
         remove(&self.dir)
     }
+}
+
+/// Looks at the journals in the output folder, also at those that the run will not open itself, before it
+/// removes them at its end: an error where one holds something of another run.
+pub(crate) fn look(options: &Options, keys: Option<&Keys>) -> Result<(), RunError> {
+    if super::among(&options.output_dir, &options.merge) {
+        return Ok(());
+    }
+    for path in [RESULTS, EMBEDDINGS].map(|name| options.output_dir.join(name)) {
+        let Some(mut blocks) = open(&path)? else { continue };
+        let other = match keys {
+            Some(keys) => same_run(&path, blocks.key(), &keys.key),
+            None => Err(RunError::Unusable(format!(
+                "{} is of another run, for this input can be read only once; --force starts over, -o names \
+                 another folder",
+                path.display()
+            ))),
+        };
+        // With a key alone nothing is lost.
+        if other.is_err() && blocks.next_into(&mut vec![]).map_err(|e| unusable(e.into()))? {
+            return other;
+        }
+    }
+    Ok(())
 }
 
 /// Removes what is left of journals beside complete results.

@@ -215,6 +215,45 @@ fn a_forced_run_that_was_broken_goes_on_without_force() {
 }
 
 #[test]
+fn what_another_run_has_kept_is_only_lost_to_force() {
+    let folder = Folder::new("foreign");
+    let out = folder.path("out");
+    let other = |name: &str| Options { length: 300, ..options(&folder.path(name)) };
+    let journal = out.join("progress.journal");
+    // A forced run was broken beside complete results: who asks for those gets them, and it can still go on.
+    run(&other("out")).unwrap_or_else(|e| panic!("{e}"));
+    break_off_with_results(&Options { force: true, ..options(&out) });
+    let left = fs::read(&journal).expect("a journal");
+    assert!(run(&other("out")).unwrap_or_else(|e| panic!("{e}")).already_complete);
+    assert_eq!(fs::read(&journal).expect("a journal"), left);
+    assert!(kept(&run(&options(&out)).unwrap_or_else(|e| panic!("{e}"))) > 0);
+    // A merge opens no journal in its own folder, one stage none of the two stages.
+    let shard = Options { shard: Some(Shard { number: 1, of: 1 }), ..options(&folder.path("shard")) };
+    run(&shard).unwrap_or_else(|e| panic!("{e}"));
+    let merge = |name: &str, force: bool| {
+        let merge = vec![folder.path("shard")];
+        run(&Options { merge, force, ..options(&folder.path(name)) })
+    };
+    for name in ["progress.journal", "nucleotide.journal"] {
+        fs::remove_dir_all(&out).expect("removed");
+        break_off_with_results(&other("out"));
+        fs::rename(&journal, out.join(name)).expect("renamed");
+        let found = fs::read(out.join(name)).expect("a journal");
+        for refused in [run(&options(&out)), merge("out", false)] {
+            let error = refused.expect_err("of another run");
+            assert_eq!(error.exit_code(), 3, "{error}");
+            assert!(error.to_string().contains(name) && error.to_string().contains("`length`"), "{error}");
+        }
+        assert_eq!(fs::read(out.join(name)).expect("a journal"), found);
+    }
+    // Force replaces results, not the shard that they are made of.
+    fs::write(folder.path("shard/predictions.tsv"), "old").expect("written");
+    merge("shard", true).unwrap_or_else(|e| panic!("{e}"));
+    run(&options(&folder.path("whole"))).unwrap_or_else(|e| panic!("{e}"));
+    same(&folder.path("shard"), &results(&folder.path("whole")));
+}
+
+#[test]
 fn damage_to_a_journal_is_met() {
     let folder = Folder::new("damage");
     let out = folder.path("out");
