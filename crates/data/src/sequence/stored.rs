@@ -42,14 +42,16 @@ const ENDINGS: [&str; 9] = [".fa", ".fasta", ".fas", ".fna", ".ffn", ".frn", ".f
 /// What names of compressed files end with.
 const COMPRESSED: [&str; 4] = [".gz", ".bz2", ".zst", ".xz"];
 
-/// A name for what is made of the file at `path`: its own without what says its format, `stdin` for `-`.
+/// A name for what is made of the file at `path`: its own without what says its format, `stdin` for `-`. Never
+/// dots alone, which would lead out of a folder.
 pub fn stem(path: &Path) -> String {
     if is_stdin(path) {
         return "stdin".to_owned();
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let without = |name: &str, endings: &[&str]| {
-        let stem = endings.iter().find_map(|e| name.strip_suffix(e)).filter(|stem| !stem.is_empty());
+        let stem =
+            endings.iter().find_map(|e| name.strip_suffix(e)).filter(|stem| stem.bytes().any(|b| b != b'.'));
         stem.unwrap_or(name).to_owned()
     };
     without(&without(&name, &COMPRESSED), &ENDINGS)
@@ -188,6 +190,8 @@ mod tests {
         check("y.txt", "y.txt");
         check("y.txt.gz", "y.txt");
         check(".fa", ".fa");
+        check("...fa", "...fa");
+        check("..fa.gz", "..fa");
         check("-", "stdin");
     }
 }

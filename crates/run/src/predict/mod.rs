@@ -217,6 +217,10 @@ fn already_there(
             format!("{dir} holds the result of another run ({what}); use --force or another folder with -o");
         return Err(RunError::Unusable(text));
     }
+    if options.shard.is_some() {
+        let text = format!("{dir} holds a complete result, no shard; name another folder for it with -o");
+        return Err(RunError::Unusable(text));
+    }
     // A kill between the last result and the removal of the journals.
     keys.map_or(Ok(()), Keys::remove_left)?;
     let notes = old["counts"]["notes"].as_u64().unwrap_or(0);

@@ -225,6 +225,9 @@ impl Run<'_> {
                 let count = engine.commit()?;
                 let dir = self.options.output_dir.display();
                 let kept = match self.keys {
+                    Some(_) if !self.options.merge.is_empty() => {
+                        "the shards are as they were; the same command puts them together".to_owned()
+                    }
                     Some(_) if self.options.force => {
                         format!(
                             "{count} windows are kept in {dir}; the same command without --force goes on there"

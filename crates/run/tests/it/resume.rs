@@ -246,11 +246,16 @@ fn what_another_run_has_kept_is_only_lost_to_force() {
         }
         assert_eq!(fs::read(out.join(name)).expect("a journal"), found);
     }
+    fs::remove_dir_all(&out).expect("removed");
+    let merging = Options { merge: vec![folder.path("shard")], ..options(&out) };
+    assert!(break_off(&merging, 1).to_string().contains("shards are as they were"));
     // Force replaces results, not the shard that they are made of.
     fs::write(folder.path("shard/predictions.tsv"), "old").expect("written");
     merge("shard", true).unwrap_or_else(|e| panic!("{e}"));
     run(&options(&folder.path("whole"))).unwrap_or_else(|e| panic!("{e}"));
     same(&folder.path("shard"), &results(&folder.path("whole")));
+    let error = run(&shard).expect_err("no shard any more");
+    assert_eq!(error.exit_code(), 3, "{error}");
 }
 
 #[test]
