@@ -82,6 +82,11 @@ impl Compute {
         (self.stage, self.executor)
     }
 
+    /// Values of a nucleotide embedding.
+    pub(crate) fn nucleotide_width(&self) -> usize {
+        self.widths[DNA]
+    }
+
     /// Packing fill of both encoders.
     pub(crate) fn fill(&self) -> [Fill; 2] {
         [self.packers[DNA].fill(), self.packers[PROTEIN].fill()]

@@ -184,14 +184,12 @@ impl Engine {
             let text = format!("{what} of window {} of '{record}' are missing", chunk.index + 1);
             RunError::Unusable(format!("{text}; run the command again that computes them"))
         };
-        if self.parts.compute.is_none() {
-            return Err(missing("the results"));
-        }
+        let Some(compute) = &self.parts.compute else { return Err(missing("the results")) };
         let mut rows = vec![];
         if let Some(shelf) = &mut self.parts.embeddings {
             let entry = shelf.take(number, &record, chunk.index)?.filter(|e| e.orfs.len() == orfs);
             let entry = entry.ok_or_else(|| missing("the nucleotide embeddings"))?;
-            rows = entry.rows_of_all();
+            rows = entry.rows_of_all(compute.nucleotide_width());
         }
         self.queue.push(Item::Window(Window::new(number, record, chunk, orfs)));
         Ok(rows)

@@ -2,6 +2,7 @@
 //! of a run that was left alone.
 
 use crate::rig::{Folder, fixture, golden, read, run};
+use data::weights::{StoredAs, Tensor, TensorData, Weights, write_safetensors};
 use plimsoll_run::predict::output::EmbeddingFormat;
 use plimsoll_run::predict::{Options, Report, Shard, predict};
 use plimsoll_run::{Level, Observer, Progress, RunError};
@@ -151,8 +152,8 @@ fn a_journal_of_another_run_is_refused() {
     refused(&Options { inputs: vec![folder.write("other.fa", ">x\nACGT\n")], ..first.clone() }, "input");
     let mut models = first.clone();
     models.models.head = Some(folder.path("head.safetensors"));
-    let weights = data::weights::Weights::open(&fixture("goldens/head.pth")).expect("the head");
-    copy_with_one_value_changed(&weights, &folder.path("head.safetensors"));
+    let weights = Weights::open(&fixture("goldens/head.pth")).expect("the head");
+    copy_changed(&weights, &folder.path("head.safetensors"), |_, _, data| data[0] += 0.5);
     refused(&models, "weights");
     refused(&Options { shard: Some(Shard { number: 1, of: 2 }), ..first.clone() }, "shard");
     // What is asked for by force starts over.
@@ -161,17 +162,15 @@ fn a_journal_of_another_run_is_refused() {
     assert_eq!(kept(&report), 0);
 }
 
-fn copy_with_one_value_changed(weights: &data::weights::Weights, to: &Path) {
-    use data::weights::{StoredAs, TensorData, write_safetensors};
-    let floats = weights.tensors().filter(|t| t.dtype().name() == "F32");
-    let mut tensors: Vec<(String, Vec<u64>, Vec<f32>)> = floats
-        .map(|t| {
-            let mut data = vec![0.0; t.elements() as usize];
-            weights.read_f32(t.name(), 0..t.elements(), &mut data).expect("read");
-            (t.name().to_owned(), t.shape().to_vec(), data)
-        })
-        .collect();
-    tensors[0].2[0] += 0.5;
+/// A copy of weights, each tensor changed by its name, shape and values.
+fn copy_changed(weights: &Weights, to: &Path, change: impl Fn(&str, &[u64], &mut [f32])) {
+    let copy = |t: &Tensor| {
+        let mut data = vec![0.0; t.elements() as usize];
+        weights.read_f32(t.name(), 0..t.elements(), &mut data).expect("read");
+        change(t.name(), t.shape(), &mut data);
+        (t.name().to_owned(), t.shape().to_vec(), data)
+    };
+    let tensors: Vec<_> = weights.tensors().filter(|t| t.dtype().name() == "F32").map(copy).collect();
     let data: Vec<TensorData<'_>> =
         tensors.iter().map(|(name, shape, data)| TensorData { name, shape, data }).collect();
     write_safetensors(to, &data, &BTreeMap::new(), StoredAs::F32).expect("written");
@@ -389,6 +388,38 @@ fn a_tight_budget_takes_two_stages_and_gives_the_same_bytes() {
     }
     assert!(starts > 2, "broken {starts} times");
     same(&broken.output_dir, &wanted);
+}
+
+/// Windows of which nothing could be embedded leave no row for the second stage, and must not be waited for.
+#[test]
+fn what_fails_in_the_first_of_two_stages_is_listed() {
+    let folder = Folder::new("first_fails");
+    let model = folder.path("dna");
+    fs::create_dir_all(&model).expect("a folder");
+    for file in ["config.json", "tokenizer.json"] {
+        fs::copy(fixture("goldens/dnabert_s").join(file), model.join(file)).expect("copied");
+    }
+    let weights = Weights::open(&fixture("goldens/dnabert_s")).expect("weights");
+    copy_changed(&weights, &model.join("model.safetensors"), |name, shape, data| {
+        if name.ends_with("word_embeddings.weight") {
+            // Half of the longer tokens.
+            data.chunks_exact_mut(shape[1] as usize).skip(200).step_by(2).for_each(|row| row.fill(f32::NAN));
+        }
+    });
+    let poisoned = |name: &str| {
+        let mut options = Options { length: 60, ..options(&folder.path(name)) };
+        options.models.dna = Some(model.display().to_string());
+        options
+    };
+    let whole = run(&poisoned("whole")).unwrap_or_else(|e| panic!("{e}"));
+    assert!(whole.failed > 0 && whole.counts.orfs > 0, "{} failed", whole.failed);
+    let short = folder.write("short.fa", ">a\nACGTACGTACGTACGT\n");
+    let mut stages = poisoned("stages");
+    stages.settings.budget = tight(&Options { inputs: vec![short], ..poisoned("probe") }).settings.budget;
+    let report = run(&stages).unwrap_or_else(|e| panic!("{e}"));
+    assert!(!report.run_record["plan_of_nucleotide_stage"].is_null(), "it took one stage");
+    assert_eq!(report.failed, whole.failed);
+    same(&folder.path("stages"), &results(&folder.path("whole")));
 }
 
 /// The smallest budget under which a prediction of one short record runs, from `low`, which is too small.

@@ -41,9 +41,8 @@ impl Entry {
         self.orfs.iter().filter(|orf| orf.state != State::Failed).count()
     }
 
-    /// A row for each frame: not a number for those that failed.
-    pub(crate) fn rows_of_all(&self) -> Vec<f32> {
-        let width = self.rows.len() / self.with_rows().max(1);
+    /// A row of `width` values for each frame: not a number for those that failed, also where all of them did.
+    pub(crate) fn rows_of_all(&self, width: usize) -> Vec<f32> {
         let mut rows = self.rows.chunks_exact(width.max(1));
         let mut all = Vec::with_capacity(self.orfs.len() * width);
         for orf in &self.orfs {
