@@ -140,7 +140,7 @@ fn temporary_name(name: &str) -> String {
 }
 
 /// A rename is on disk when its folder is. Only Unix opens folders.
-fn sync_folder(target: &Path) -> io::Result<()> {
+pub(crate) fn sync_folder(target: &Path) -> io::Result<()> {
     if cfg!(unix) {
         let folder = target.parent().filter(|p| !p.as_os_str().is_empty());
         File::open(folder.unwrap_or(Path::new(".")))?.sync_all()?;

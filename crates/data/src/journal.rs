@@ -6,6 +6,7 @@
 //! length and block, and the block. Frame 0 holds the key. Since a digest covers the key, a block of another
 //! journal does not pass for one of this.
 
+use crate::atomic::sync_folder;
 use crate::{DataError, DataErrorKind};
 use sha2::{Digest, Sha256};
 use std::fs::{File, OpenOptions};
@@ -35,9 +36,11 @@ impl Journal {
     pub fn create(path: &Path, key: &[u8]) -> Result<Self, DataError> {
         let file = OpenOptions::new().write(true).create(true).truncate(true).open(path);
         let file = file.map_err(|e| DataError::at(path, DataErrorKind::Write(e)))?;
-        let (path, key_digest) = (path.to_owned(), [0; 32]);
-        let mut journal = Self { path, file, end: 0, next: 0, key_digest, frame: vec![] };
+        let (to, key_digest) = (path.to_owned(), [0; 32]);
+        let mut journal = Self { path: to, file, end: 0, next: 0, key_digest, frame: vec![] };
         journal.append(key)?;
+        // Without its name a file does not outlive a power cut.
+        sync_folder(path).map_err(|e| DataError::at(path, DataErrorKind::Write(e)))?;
         journal.key_digest = Sha256::digest(key).into();
         Ok(journal)
     }

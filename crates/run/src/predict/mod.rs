@@ -123,11 +123,8 @@ fn predict_one(options: &Options, warm: &mut Warm, observer: &mut dyn Observer) 
     if let Some(report) = already_there(options, &opened, inputs.as_deref(), keys.as_ref())? {
         return Ok(report);
     }
-    match options.force {
-        // Force replaces what is there, not what is to be put together.
-        true if !among(&options.output_dir, &options.merge) => resume::remove(&options.output_dir)?,
-        true => {}
-        false => resume::look(options, keys.as_ref())?,
+    if !options.force {
+        resume::look(options, keys.as_ref())?;
     }
     tracker.track("opened");
     let shape = shape(&opened, options);

@@ -58,6 +58,7 @@ impl Run<'_> {
         }
         let (mut before, mut earlier) = (None, Totals::default());
         let mut plans = self.plan(observer)?;
+        self.start_over()?;
         let (last, program) = plans.pop().ok_or_else(|| RunError::Refused("there is no stage".to_owned()))?;
         for (stage, program) in plans {
             // Both at once are what does not fit.
@@ -124,11 +125,19 @@ impl Run<'_> {
         };
         let width = self.shape.kept_width(Stage::Whole, self.options.save_embeddings.is_some());
         let results = keys.merge(&self.options.merge, width)?;
+        self.start_over()?;
         let (outputs, strict) = (Some(self.outputs()?), self.options.strict);
         let parts = Parts { compute: None, results, embeddings: None, keeper: None, outputs, strict };
         let done = self.stream(parts, observer)?;
         tracker.track("merged");
         self.finish(done, (None, &mut None), start, &tracker, String::new())
+    }
+
+    /// With `--force` nothing is gone on with: only once it is known that the run can begin. What is to be put
+    /// together stays.
+    fn start_over(&self) -> Result<(), RunError> {
+        let Options { force, output_dir, merge, .. } = self.options;
+        if *force && !super::among(output_dir, merge) { resume::remove(output_dir) } else { Ok(()) }
     }
 
     /// The journal of a stage; nothing where the input can be read only once.

@@ -226,6 +226,13 @@ fn what_another_run_has_kept_is_only_lost_to_force() {
     assert!(run(&other("out")).unwrap_or_else(|e| panic!("{e}")).already_complete);
     assert_eq!(fs::read(&journal).expect("a journal"), left);
     assert!(kept(&run(&options(&out)).unwrap_or_else(|e| panic!("{e}"))) > 0);
+    // Force that is refused has begun nothing.
+    break_off_with_results(&Options { force: true, ..other("out") });
+    let left = fs::read(&journal).expect("a journal");
+    let mut narrow = Options { force: true, ..options(&out) };
+    narrow.settings.budget = Some(graph::Bytes(1));
+    assert_eq!(run(&narrow).expect_err("no room").exit_code(), 4);
+    assert_eq!(fs::read(&journal).expect("a journal"), left);
     // A merge opens no journal in its own folder, one stage none of the two stages.
     let shard = Options { shard: Some(Shard { number: 1, of: 1 }), ..options(&folder.path("shard")) };
     run(&shard).unwrap_or_else(|e| panic!("{e}"));
