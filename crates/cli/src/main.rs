@@ -27,7 +27,7 @@ struct Cli {
 const EXIT_CODES: &str = "\
 Exit codes: 0 success; 1 failure, bad usage or bad input; 2 some sequences failed to compute;
 3 the output folder holds what is of another run, or damaged; 4 it does not fit in memory;
-130 and 143 interrupted (Ctrl-C, SIGTERM): predict goes on when it is run again";
+130 and 143 interrupted (Ctrl-C, SIGTERM): the same command goes on (predict) or starts over (embed)";
 
 #[derive(Debug, Subcommand)]
 enum Command {

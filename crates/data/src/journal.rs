@@ -170,8 +170,7 @@ impl Blocks {
             return Ok(false);
         }
         self.file.read_exact(&mut header)?;
-        let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
-        let (found, bytes) = (number(8), number(16));
+        let (found, bytes) = numbers(&header);
         if header[..8] != MAGIC || found != self.next || bytes > left - HEADER as u64 {
             return Ok(false);
         }
@@ -179,8 +178,19 @@ impl Blocks {
         Ok(header[24..] == digest(&self.key_digest, found, block))
     }
 
-    /// Whether a frame begins anywhere behind the place where the next one should: an append is torn at the
-    /// end of the file, and only there.
+    /// Whether the magic that was `found` in what was read from `at` on begins a frame: names of records may
+    /// hold it too.
+    fn is_later(&self, at: u64, header: &[u8], found: usize) -> bool {
+        if header.len() < HEADER {
+            return false;
+        }
+        let (number, bytes) = numbers(header);
+        let left = self.length.saturating_sub(at + (found + HEADER) as u64);
+        number > self.next && bytes <= left
+    }
+
+    /// Whether a frame that could be a later one begins anywhere behind the place where the next one should: an
+    /// append is torn at the end of the file, and only there.
     fn later_frame(&mut self) -> io::Result<bool> {
         const PART: usize = 1 << 16;
         let mut at = self.end + 1;
@@ -188,14 +198,20 @@ impl Blocks {
         while at < self.length {
             self.file.seek(SeekFrom::Start(at))?;
             part.clear();
-            (&mut self.file).take((PART + MAGIC.len()) as u64).read_to_end(&mut part)?;
-            if memchr::memmem::find(&part, &MAGIC).is_some() {
+            (&mut self.file).take((PART + HEADER) as u64).read_to_end(&mut part)?;
+            if memchr::memmem::find_iter(&part, &MAGIC).any(|found| self.is_later(at, &part[found..], found)) {
                 return Ok(true);
             }
             at += PART as u64;
         }
         Ok(false)
     }
+}
+
+/// The number and the length in a header.
+fn numbers(header: &[u8]) -> (u64, u64) {
+    let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+    (number(8), number(16))
 }
 
 fn digest(key: &[u8; 32], number: u64, block: &[u8]) -> [u8; 32] {

@@ -113,6 +113,7 @@ impl Embed {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, RunError> {
         let mut terminal = self.voice.terminal()?;
+        terminal.listen()?;
         let options = self.options()?;
         let done = embed(&options, &mut terminal);
         terminal.finish();

@@ -136,6 +136,30 @@ fn a_signal_ends_the_step_and_says_how_to_go_on() {
     }
 }
 
+#[test]
+fn an_embedding_that_is_interrupted_leaves_nothing() {
+    let folder = Folder::new("embedding");
+    let model = golden("esm2");
+    let many: String = (0..20_000).map(|i| format!(">p{i}\n{}\n", "MKVLAAGIVG".repeat(20))).collect();
+    folder.write("p.faa", many);
+    let words = ["embed", "--model", &model, "p.faa", "-o", "out/e.npy", "--tokens", "512", "-q"];
+    fs::create_dir(folder.path("out")).expect("a folder");
+    let mut child = folder.command(&words).spawn().expect("it starts");
+    let start = Instant::now();
+    while results(&folder.path("out")).values().map(Vec::len).sum::<usize>() < 100_000 {
+        assert!(start.elapsed() < Duration::from_secs(60), "nothing is written");
+        assert!(child.try_wait().expect("a child").is_none(), "it ended before it was interrupted");
+        sleep(Duration::from_millis(1));
+    }
+    let sent = Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
+    assert!(sent.expect("kill is there").success());
+    let output = child.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(143), "{said}");
+    assert!(said.contains("starts over"), "{said}");
+    assert!(results(&folder.path("out")).is_empty(), "half a result stays");
+}
+
 /// A limit on the size of files stands for a full disk: writing fails in the middle of a block.
 #[test]
 fn a_full_disk_is_said_and_nothing_kept_is_lost() {

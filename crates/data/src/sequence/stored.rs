@@ -75,21 +75,27 @@ pub(super) fn size(path: &Path) -> Result<Option<u64>, DataError> {
 ///
 /// # Errors
 /// A file that cannot be read.
-pub fn digests(paths: &[PathBuf]) -> Result<Option<Vec<Input>>, DataError> {
+/// Files may be large: `between` is asked for every part of them, and its error ends the reading.
+pub fn digests<E: From<DataError>>(
+    paths: &[PathBuf],
+    between: &dyn Fn() -> Result<(), E>,
+) -> Result<Option<Vec<Input>>, E> {
     let mut inputs = Vec::with_capacity(paths.len());
     for path in paths {
         if size(path)?.is_none() {
             return Ok(None);
         }
-        inputs.push(digest(path).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?);
+        inputs.push(digest(path, between)?);
     }
     Ok(Some(inputs))
 }
 
-fn digest(path: &Path) -> io::Result<Input> {
-    let mut file = File::open(path)?;
+fn digest<E: From<DataError>>(path: &Path, between: &dyn Fn() -> Result<(), E>) -> Result<Input, E> {
+    let fail = |e| DataError::at(path, DataErrorKind::Read(e));
+    let mut file = File::open(path).map_err(fail)?;
     let (mut hash, mut bytes, mut buffer) = (Sha256::new(), 0, vec![0; 256 << 10]);
     loop {
+        between()?;
         match file.read(&mut buffer) {
             Ok(0) => return Ok(Input { path: path.to_owned(), bytes, sha256: hash.finalize().into() }),
             Ok(n) => {
@@ -97,7 +103,7 @@ fn digest(path: &Path) -> io::Result<Input> {
                 bytes += n as u64;
             }
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
+            Err(e) => return Err(fail(e).into()),
         }
     }
 }

@@ -8,8 +8,9 @@ use data::sequence::{Reader, Record};
 use data::tokenize::esm;
 use data::{DataError, DataErrorKind};
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Tokens of a batch, or a little more: some milliseconds of an encoder.
 const BATCH_TOKENS: usize = 8 << 10;
@@ -188,10 +189,15 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// The next batch; `None` at the end of the input.
-    pub(super) fn next(&mut self) -> Result<Option<Batch>, RunError> {
-        if let Ok(batch) = self.batches.recv() {
-            return batch.map(Some);
+    /// The next batch; `None` at the end of the input. While there is none, `wait` is asked now and then.
+    pub(super) fn next(&mut self, wait: &dyn Fn() -> Result<(), RunError>) -> Result<Option<Batch>, RunError> {
+        const PATIENCE: Duration = Duration::from_millis(50);
+        loop {
+            match self.batches.recv_timeout(PATIENCE) {
+                Ok(batch) => return batch.map(Some),
+                Err(RecvTimeoutError::Timeout) => wait()?,
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
         }
         match self.thread.take().map(JoinHandle::join) {
             Some(Err(panic)) => std::panic::resume_unwind(panic),

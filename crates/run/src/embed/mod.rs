@@ -171,7 +171,7 @@ pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<Report, R
     let results = Results::create(targets, kind)?;
     let limits = limits(options, &model.encoder)?;
     observer.say(Level::Detail, "reading the input once for its longest sequence");
-    let longest = longest(options, &model, limits)?;
+    let longest = longest(options, &model, limits, observer)?;
     let (mut executor, memory_line) = plan(options, &model.encoder, &outputs, longest)?;
     observer.say(Level::Info, &memory_line);
     observer.say(Level::Detail, &executor.device().name());
@@ -233,7 +233,12 @@ fn limits(options: &Options, encoder: &Encoder) -> Result<Limits, RunError> {
 
 /// Tokens of the longest sequence. Files are read once for it, and a sequence over the limit is an error
 /// here. With a pipe: what the limit allows, or `None` where there is none.
-fn longest(options: &Options, model: &EncoderModel, limits: Limits) -> Result<Option<u64>, RunError> {
+fn longest(
+    options: &Options,
+    model: &EncoderModel,
+    limits: Limits,
+    observer: &dyn Observer,
+) -> Result<Option<u64>, RunError> {
     let mut front = open(options, model, limits)?;
     if front.bytes_total().is_none() {
         // Both alphabets have at most one token for a letter, and one at each end.
@@ -242,6 +247,7 @@ fn longest(options: &Options, model: &EncoderModel, limits: Limits) -> Result<Op
     let mut longest = 0;
     let mut batch = Batch::default();
     while front.read(&mut batch)? {
+        stopped(observer)?;
         longest = longest.max(batch.tokens.len() as u64);
         batch.clear();
     }
@@ -296,12 +302,13 @@ fn stream(
     let mut counts = Counts::default();
     let mut progress = Progress { bytes_total: front.bytes_total(), ..Progress::default() };
     let mut stream = front.start(options.prefetch.max(1));
-    while let Some(batch) = stream.next()? {
+    while let Some(batch) = stream.next(&|| stopped(observer))? {
         for skipped in &batch.skipped {
             count(skipped, &mut counts, observer);
         }
         counts.truncated += batch.truncated;
         for (sequence, tokens) in batch.sequences() {
+            stopped(observer)?;
             engine.push(sequence, tokens)?;
         }
         progress.bytes = batch.bytes_read;
@@ -318,6 +325,17 @@ fn stream(
         observer.say(Level::Info, &format!("{} sequences were cut at the maximal length", counts.truncated));
     }
     Ok(counts)
+}
+
+/// An error where a signal asks for the end: what is half written goes.
+fn stopped(observer: &dyn Observer) -> Result<(), RunError> {
+    match observer.stop() {
+        Some(signal) => {
+            let kept = "nothing was written; the same command starts over".to_owned();
+            Err(RunError::Interrupted { signal, kept })
+        }
+        None => Ok(()),
+    }
 }
 
 fn count(skipped: &Skipped, counts: &mut Counts, observer: &mut dyn Observer) {

@@ -23,7 +23,14 @@ pub(crate) enum Found {
 /// The right to write into a folder, as long as it lives; it goes with the process, however that ends.
 pub(crate) struct Lock {
     /// `None` where folders cannot be locked: on some network file systems.
-    _folder: Option<File>,
+    folder: Option<File>,
+}
+
+impl Lock {
+    /// Whether another run would be refused.
+    pub(crate) fn is_held(&self) -> bool {
+        self.folder.is_some()
+    }
 }
 
 /// Makes the folder where it is missing, and takes it for this run.
@@ -32,14 +39,14 @@ pub(crate) fn take(dir: &Path) -> Result<Lock, RunError> {
         let path = dir.to_owned();
         RunError::Output(OutputError::Folder { path, source })
     })?;
-    let Ok(folder) = File::open(dir) else { return Ok(Lock { _folder: None }) };
+    let Ok(folder) = File::open(dir) else { return Ok(Lock { folder: None }) };
     match folder.try_lock() {
-        Ok(()) => Ok(Lock { _folder: Some(folder) }),
+        Ok(()) => Ok(Lock { folder: Some(folder) }),
         Err(TryLockError::WouldBlock) => Err(RunError::Refused(format!(
             "another run is writing to {}; wait for its end, or choose another folder with -o",
             dir.display()
         ))),
-        Err(TryLockError::Error(_)) => Ok(Lock { _folder: None }),
+        Err(TryLockError::Error(_)) => Ok(Lock { folder: None }),
     }
 }
 

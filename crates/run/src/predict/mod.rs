@@ -116,9 +116,17 @@ fn predict_one(options: &Options, warm: &mut Warm, observer: &mut dyn Observer) 
     look_at_inputs(options)?;
     let opened = open(options, observer)?;
     // Held to the end: two runs into one folder would take each other's files.
-    let _lock = folder::take(&options.output_dir)?;
+    let lock = folder::take(&options.output_dir)?;
+    if !lock.is_held() {
+        let dir = options.output_dir.display();
+        let text = format!("{dir} is on a file system without locks: see to it that no other run writes there");
+        observer.say(Level::Warning, &text);
+    }
     let watch = Watch::over(&options.inputs);
-    let inputs = digests(&options.inputs)?;
+    let inputs = digests(&options.inputs, &|| match observer.stop() {
+        Some(signal) => Err(RunError::Interrupted { signal, kept: "nothing had begun".to_owned() }),
+        None => Ok(()),
+    })?;
     let keys = inputs.as_deref().map(|inputs| Keys::new(options, &opened, inputs, watch)).transpose()?;
     if let Some(report) = already_there(options, &opened, inputs.as_deref(), keys.as_ref())? {
         return Ok(report);
@@ -216,6 +224,16 @@ fn already_there(
     }
     if options.shard.is_some() {
         let text = format!("{dir} holds a complete result, no shard; name another folder for it with -o");
+        return Err(RunError::Unusable(text));
+    }
+    // Tables name the inputs, which the identity does not.
+    let names = record::names(inputs);
+    if old["inputs"] != names {
+        let text = format!(
+            "{dir} holds the result of the same input under another name (was {}, is {names}); use --force or \
+             another folder with -o",
+            old["inputs"]
+        );
         return Err(RunError::Unusable(text));
     }
     // A kill between the last result and the removal of the journals.

@@ -30,6 +30,11 @@ pub(crate) fn identity(options: &Options, opened: &Opened, inputs: &[Input]) -> 
     }))
 }
 
+/// The inputs as they were given: tables and notes name them so.
+pub(crate) fn names(inputs: &[Input]) -> Value {
+    inputs.iter().map(|input| Value::from(input.path.display().to_string())).collect()
+}
+
 /// Digests by file.
 fn object(digests: impl IntoIterator<Item = (String, String)>) -> Value {
     digests.into_iter().map(|(file, sha)| (file, Value::from(sha))).collect()
@@ -64,11 +69,10 @@ impl Story<'_> {
             .iter()
             .map(|s| json!({"stage": s.name, "resident_bytes": s.resident.0, "peak_bytes": s.peak.0}))
             .collect();
-        let inputs: Vec<Value> = self.inputs.iter().map(|i| json!(i.path.display().to_string())).collect();
         Ok(json!({
             "plimsoll": env!("CARGO_PKG_VERSION"),
             "identity": self.identity,
-            "inputs": inputs,
+            "inputs": names(self.inputs),
             "models": {
                 "dna": self.opened.dna.name,
                 "protein": self.opened.protein.name,

@@ -110,7 +110,7 @@ impl Keys {
 
     /// The results of all shards, whose folders are named; each must be complete, and of this run.
     pub(crate) fn merge(&self, folders: &[PathBuf], width: usize) -> Result<Shelf, RunError> {
-        let mut all = vec![];
+        let (mut all, mut shards) = (vec![], vec![]);
         let mut arithmetic: Option<Value> = None;
         for folder in folders {
             let path = folder.join(RESULTS);
@@ -131,8 +131,13 @@ impl Keys {
                     format!("{dir}: shard {shard} is not complete; run the command that computes it again");
                 return Err(RunError::Unusable(text));
             }
+            shards.extend(found["shard"].as_str().and_then(|shard| {
+                let (number, of) = shard.split_once('/')?;
+                Some((number.parse::<u64>().ok()?, of.parse::<u64>().ok()?))
+            }));
             all.push(looked);
         }
+        all_there(&shards)?;
         Shelf::of(all.iter().map(|journal| (journal.path.as_path(), journal.coverage.clone())), width)
     }
 
@@ -176,6 +181,26 @@ pub(crate) fn look(options: &Options, keys: Option<&Keys>) -> Result<(), RunErro
         }
     }
     Ok(())
+}
+
+/// An error that names the shards that are not among these (number, of).
+fn all_there(shards: &[(u64, u64)]) -> Result<(), RunError> {
+    let Some(&(_, of)) = shards.first() else { return Ok(()) };
+    if let Some((number, other)) = shards.iter().find(|(_, other)| *other != of) {
+        let text =
+            format!("--merge: a shard is one of {of}, shard {number} is one of {other}; they do not fit");
+        return Err(RunError::Unusable(text));
+    }
+    let missing = (1..=of).filter(|number| !shards.iter().any(|(n, _)| n == number));
+    let missing: Vec<String> = missing.take(10).map(|number| format!("{number}/{of}")).collect();
+    match missing.is_empty() {
+        true => Ok(()),
+        false => Err(RunError::Unusable(format!(
+            "--merge: missing {} {}; give the folders of all shards",
+            if missing.len() == 1 { "is shard" } else { "are the shards" },
+            missing.join(", ")
+        ))),
+    }
 }
 
 /// Removes what is left of journals beside complete results.

@@ -140,7 +140,7 @@ fn a_journal_of_another_run_is_refused() {
     let folder = Folder::new("foreign");
     let out = folder.path("out");
     let first = options(&out);
-    break_off(&first, 3);
+    break_off_with_results(&first);
     let before = results(&out);
     let refused = |options: &Options, says: &str| {
         let error = run(options).expect_err("another run");
@@ -186,6 +186,17 @@ fn a_journal_of_another_run_that_holds_nothing_is_no_hindrance() {
     assert!(folder.path("out/progress.journal").exists());
     folder.write("cut.fq", whole);
     run(&options).unwrap_or_else(|e| panic!("{e}"));
+}
+
+#[test]
+fn the_same_input_under_another_name_is_another_result() {
+    let folder = Folder::new("renamed");
+    let (a, b) = (folder.write("a.fa", ">x\nACGTACGTACGT\n"), folder.write("b.fa", ">x\nACGTACGTACGT\n"));
+    let out = folder.path("out");
+    run(&Options { inputs: vec![a], ..options(&out) }).unwrap_or_else(|e| panic!("{e}"));
+    let error = run(&Options { inputs: vec![b], ..options(&out) }).expect_err("its tables name a.fa");
+    assert_eq!(error.exit_code(), 3, "{error}");
+    assert!(error.to_string().contains("under another name"), "{error}");
 }
 
 #[test]
@@ -254,7 +265,7 @@ fn what_another_run_has_kept_is_only_lost_to_force() {
     }
     fs::remove_dir_all(&out).expect("removed");
     let merging = Options { merge: vec![folder.path("shard")], ..options(&out) };
-    assert!(break_off(&merging, 1).to_string().contains("shards are as they were"));
+    assert!(break_off(&merging, 4).to_string().contains("shards are as they were"));
     // Force replaces results, not the shard that they are made of.
     fs::write(folder.path("shard/predictions.tsv"), "old").expect("written");
     merge("shard", true).unwrap_or_else(|e| panic!("{e}"));
@@ -333,7 +344,7 @@ fn shards_put_together_are_one_run() {
         assert!(error.to_string().contains(says), "{error}");
     };
     refused(&[1, 2, 3], "s2");
-    refused(&[1, 3], "missing");
+    refused(&[1, 3], "missing is shard 2/3");
     break_off(&shard(2), 3);
     refused(&[1, 2, 3], "not complete");
     run(&shard(2)).unwrap_or_else(|e| panic!("{e}"));
@@ -479,7 +490,7 @@ fn an_input_that_changes_is_refused() {
     let input = folder.write("reads.fa", read(reads()));
     let out = folder.path("out");
     let changing = Options { inputs: vec![input.clone()], ..options(&out) };
-    break_off(&changing, 3);
+    break_off_with_results(&changing);
     folder.write("reads.fa", format!("{}>more\nACGTACGT\n", read(reads())));
     let error = run(&changing).expect_err("another input");
     assert_eq!(error.exit_code(), 3, "{error}");

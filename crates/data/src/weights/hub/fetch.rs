@@ -10,7 +10,9 @@ use std::io::{Read, Write};
 use std::ops::ControlFlow;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::client::{Client, Facts, Trouble, content_range};
 use super::digest::Digest;
@@ -347,8 +349,10 @@ fn make_parent(path: &Path) -> Result<(), Kind> {
 fn link(place: &Path, target: PathBuf) -> Result<(), Kind> {
     make_parent(place)?;
     let name = place.file_name().unwrap_or_default().to_string_lossy();
-    let temporary = place.with_file_name(format!(".{name}.{}.part", std::process::id()));
-    // Of a killed process that had the same number.
-    let _ = fs::remove_file(&temporary);
+    // Threads of one process may link one file at once, and so may processes with one number on a shared disk.
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.subsec_nanos());
+    let temporary = place.with_file_name(format!(".{name}.{}-{count}-{now}.part", std::process::id()));
     symlink(target, &temporary).and_then(|()| fs::rename(&temporary, place)).map_err(Kind::disk(place))
 }
