@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the archive of a release for x86-64 Linux: one static binary that runs on any distribution, with
 # its manual, completions and licences; then checks what was promised. usage: release.sh [FOLDER]
-# Needs Rust and binutils. Nothing of the machine goes in: no paths, owners or times of files.
+# Needs Rust, binutils and a C compiler for musl (Debian's musl-tools): TLS brings some C. Nothing of the machine goes in: no paths, owners or times of files.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=$(realpath -m "${1:-dist}")
@@ -13,6 +13,10 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 build() {
+    if ! command -v musl-gcc x86_64-linux-musl-gcc >/dev/null; then
+        echo "there is no C compiler for musl; install musl-tools" >&2
+        return 1
+    fi
     if command -v rustup >/dev/null; then
         rustup target add "$target"
     fi
