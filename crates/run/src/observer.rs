@@ -1,5 +1,7 @@
 //! How a story tells what it does. Invariant: stories never print; they tell an observer.
 
+use crate::RunError;
+
 /// Hears what happens in a run.
 pub trait Observer {
     /// Something worth a line: the memory line, a warning, what was skipped.
@@ -16,6 +18,14 @@ pub trait Observer {
 
     /// How far a file of a model is that is being fetched or written. Called often.
     fn transfer(&mut self, _: &Transfer<'_>) {}
+}
+
+/// An error where a signal asks for the end; `kept` says what it leaves.
+pub(crate) fn stopped(observer: &dyn Observer, kept: &str) -> Result<(), RunError> {
+    match observer.stop() {
+        Some(signal) => Err(RunError::Interrupted { signal, kept: kept.to_owned() }),
+        None => Ok(()),
+    }
 }
 
 /// How loud a line is.

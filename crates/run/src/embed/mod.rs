@@ -11,6 +11,7 @@ mod front;
 mod output;
 mod states;
 
+use crate::observer::stopped;
 use crate::session::{attach, bounds, memory_line};
 use crate::{EncoderModel, Level, Observer, Progress, RunError, Settings};
 use data::pack::Order;
@@ -247,7 +248,7 @@ fn longest(
     let mut longest = 0;
     let mut batch = Batch::default();
     while front.read(&mut batch)? {
-        stopped(observer)?;
+        stopped(observer, STOPPED)?;
         longest = longest.max(batch.tokens.len() as u64);
         batch.clear();
     }
@@ -302,13 +303,13 @@ fn stream(
     let mut counts = Counts::default();
     let mut progress = Progress { bytes_total: front.bytes_total(), ..Progress::default() };
     let mut stream = front.start(options.prefetch.max(1));
-    while let Some(batch) = stream.next(&|| stopped(observer))? {
+    while let Some(batch) = stream.next(&|| stopped(observer, STOPPED))? {
         for skipped in &batch.skipped {
             count(skipped, &mut counts, observer);
         }
         counts.truncated += batch.truncated;
         for (sequence, tokens) in batch.sequences() {
-            stopped(observer)?;
+            stopped(observer, STOPPED)?;
             engine.push(sequence, tokens)?;
         }
         progress.bytes = batch.bytes_read;
@@ -327,16 +328,8 @@ fn stream(
     Ok(counts)
 }
 
-/// An error where a signal asks for the end: what is half written goes.
-fn stopped(observer: &dyn Observer) -> Result<(), RunError> {
-    match observer.stop() {
-        Some(signal) => {
-            let kept = "nothing was written; the same command starts over".to_owned();
-            Err(RunError::Interrupted { signal, kept })
-        }
-        None => Ok(()),
-    }
-}
+/// What a signal leaves of an embedding.
+const STOPPED: &str = "nothing was written; the same command starts over";
 
 fn count(skipped: &Skipped, counts: &mut Counts, observer: &mut dyn Observer) {
     let text = match skipped {

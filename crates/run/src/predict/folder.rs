@@ -106,7 +106,8 @@ fn is_leftover(name: &str) -> bool {
     parts() == Some(true)
 }
 
-fn remove(path: &Path) -> Result<(), RunError> {
+/// Removes a file, if it is there.
+pub(crate) fn remove(path: &Path) -> Result<(), RunError> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(RunError::io(path)(e)),
         _ => Ok(()),

@@ -20,6 +20,7 @@ pub use data::sequence::stem;
 pub use options::{Models, Options, Shard};
 
 use crate::machine::Tracker;
+use crate::observer::stopped;
 use crate::{EncoderModel, HeadModel, Level, Observer, RunError, Settings};
 use data::sequence::{Input, Reader, Record, digests};
 use data::weights::HubEnv;
@@ -71,11 +72,16 @@ pub(crate) struct Opened {
     pub(crate) dna: EncoderModel,
     pub(crate) protein: EncoderModel,
     pub(crate) head: HeadModel,
+    /// What they are: their files can be many gigabytes, so this is found out once.
+    pub(crate) digests: Value,
 }
 
 /// Predicts.
 pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<Report, RunError> {
-    predict_one(options, &mut None, observer)
+    let start = Instant::now();
+    look_at_inputs(options)?;
+    let opened = open(options, observer)?;
+    predict_one(options, &opened, start, &mut None, observer)
 }
 
 /// Predicts each input by itself, into the folder `<stem>` of the output folder, or `<stem>_plimsoll` where that
@@ -97,12 +103,14 @@ pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Ve
     }
     // One line for all, so that they share one plan.
     let settings = Settings { budget: Some(options.settings.line()?), ..options.settings.clone() };
+    look_at_inputs(options)?;
+    let opened = open(options, observer)?;
     let mut warm = None;
     let mut reports = vec![];
     for (output_dir, input) in folders {
         let (inputs, settings) = (vec![input.clone()], settings.clone());
         let one = Options { inputs, output_dir, settings, ..options.clone() };
-        reports.push(predict_one(&one, &mut warm, observer)?);
+        reports.push(predict_one(&one, &opened, Instant::now(), &mut warm, observer)?);
     }
     Ok(reports)
 }
@@ -110,11 +118,14 @@ pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Ve
 /// An executor with its weights, for the next run of the same stage with the same models.
 pub(crate) type Warm = Option<(Stage, Executor)>;
 
-fn predict_one(options: &Options, warm: &mut Warm, observer: &mut dyn Observer) -> Result<Report, RunError> {
-    let start = Instant::now();
+fn predict_one(
+    options: &Options,
+    opened: &Opened,
+    start: Instant,
+    warm: &mut Warm,
+    observer: &mut dyn Observer,
+) -> Result<Report, RunError> {
     let mut tracker = Tracker::new();
-    look_at_inputs(options)?;
-    let opened = open(options, observer)?;
     // Held to the end: two runs into one folder would take each other's files.
     let lock = folder::take(&options.output_dir)?;
     if !lock.is_held() {
@@ -123,20 +134,17 @@ fn predict_one(options: &Options, warm: &mut Warm, observer: &mut dyn Observer) 
         observer.say(Level::Warning, &text);
     }
     let watch = Watch::over(&options.inputs);
-    let inputs = digests(&options.inputs, &|| match observer.stop() {
-        Some(signal) => Err(RunError::Interrupted { signal, kept: "nothing had begun".to_owned() }),
-        None => Ok(()),
-    })?;
-    let keys = inputs.as_deref().map(|inputs| Keys::new(options, &opened, inputs, watch)).transpose()?;
-    if let Some(report) = already_there(options, &opened, inputs.as_deref(), keys.as_ref())? {
+    let inputs = digests(&options.inputs, &|| stopped(observer, "nothing had begun"))?;
+    let keys = inputs.as_deref().map(|inputs| Keys::new(options, opened, inputs, watch));
+    if let Some(report) = already_there(options, opened, inputs.as_deref(), keys.as_ref())? {
         return Ok(report);
     }
     if !options.force {
         resume::look(options, keys.as_ref())?;
     }
     tracker.track("opened");
-    let shape = shape(&opened, options);
-    let run = Run { options, opened: &opened, shape: &shape, budget: options.settings.line()?, keys, inputs };
+    let shape = shape(opened, options);
+    let run = Run { options, opened, shape: &shape, budget: options.settings.line()?, keys, inputs };
     match options.merge.is_empty() {
         true => run.stages(start, tracker, warm, observer),
         false => run.merge(start, tracker, observer),
@@ -195,7 +203,8 @@ fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, RunErr
             format!("{} is a head for chunks of {length} bases, --length is {}", head.name, options.length);
         observer.say(Level::Warning, &text);
     }
-    Ok(Opened { dna, protein, head })
+    let digests = record::digests(&dna, &protein, &head)?;
+    Ok(Opened { dna, protein, head, digests })
 }
 
 /// The report of a run that is already in the output folder; an error where another run's result is.
@@ -214,7 +223,7 @@ fn already_there(
         );
         return Err(RunError::Unusable(text));
     };
-    if let Some(what) = folder::difference(&old["identity"], &record::identity(options, opened, inputs)?) {
+    if let Some(what) = folder::difference(&old["identity"], &record::identity(options, opened, inputs)) {
         if keys.is_some_and(|keys| keys.replaces().unwrap_or(false)) {
             return Ok(None);
         }

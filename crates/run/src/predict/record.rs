@@ -4,30 +4,31 @@
 use super::engine::Totals;
 use super::{Opened, Options};
 use crate::machine::Tracker;
-use crate::{EncoderModel, RunError, price};
+use crate::{EncoderModel, HeadModel, RunError, price};
 use data::pack::Fill;
 use data::sequence::Input;
 use exec::Executor;
 use graph::Bytes;
 use serde_json::{Value, json};
 
-/// What results depend on.
-pub(crate) fn identity(options: &Options, opened: &Opened, inputs: &[Input]) -> Result<Value, RunError> {
+/// The digests of all files of the models. Reads everything once.
+pub(crate) fn digests(dna: &EncoderModel, protein: &EncoderModel, head: &HeadModel) -> Result<Value, RunError> {
     let encoder = |model: &EncoderModel| -> Result<Value, RunError> {
         let described = model.described_by.iter().map(|(file, sha)| ((*file).to_owned(), sha.clone()));
         Ok(object(model.weights.sha256()?.into_iter().chain(described)))
     };
+    Ok(json!({
+        "dna": encoder(dna)?,
+        "protein": encoder(protein)?,
+        "head": object(head.weights.sha256()?),
+    }))
+}
+
+/// What results depend on.
+pub(crate) fn identity(options: &Options, opened: &Opened, inputs: &[Input]) -> Value {
     let inputs: Vec<Value> =
         inputs.iter().map(|i| json!({"bytes": i.bytes, "sha256": i.sha256_hex()})).collect();
-    Ok(json!({
-        "inputs": inputs,
-        "models": {
-            "dna": encoder(&opened.dna)?,
-            "protein": encoder(&opened.protein)?,
-            "head": object(opened.head.weights.sha256()?),
-        },
-        "parameters": options.result_key(),
-    }))
+    json!({"inputs": inputs, "models": opened.digests, "parameters": options.result_key()})
 }
 
 /// The inputs as they were given: tables and notes name them so.

@@ -8,7 +8,6 @@ use crate::{Level, Observer, RunError};
 use data::journal::{Blocks, Journal};
 use data::sequence::Input;
 use serde_json::{Value, json};
-use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Results as they are finished.
@@ -33,23 +32,18 @@ pub(crate) struct Opening {
 
 impl Keys {
     /// Those of a run on `inputs`, whose `watch` began before they were looked at.
-    pub(crate) fn new(
-        options: &Options,
-        opened: &Opened,
-        inputs: &[Input],
-        watch: Watch,
-    ) -> Result<Self, RunError> {
+    pub(crate) fn new(options: &Options, opened: &Opened, inputs: &[Input], watch: Watch) -> Self {
         let shard = options.shard.map(|p| format!("{}/{}", p.number, p.of));
         let key = json!({
             "plimsoll": env!("CARGO_PKG_VERSION"),
-            "identity": record::identity(options, opened, inputs)?,
+            "identity": record::identity(options, opened, inputs),
             "arithmetic": options.settings.arithmetic(),
             "shard": shard,
             // Results of another run that were there may be replaced.
             "replaces": options.force,
         });
         let (dir, every) = (options.output_dir.clone(), options.commit_every);
-        Ok(Self { dir, key, every, watch })
+        Self { dir, key, every, watch }
     }
 
     /// Whether a run that was told to replace what is in the folder was broken, and this is the same.
@@ -147,7 +141,7 @@ impl Keys {
         for path in [RESULTS, EMBEDDINGS].map(|name| self.dir.join(name)) {
             let Ok(Some(blocks)) = Blocks::open(&path) else { continue };
             if same_run(&path, blocks.key(), &self.key).is_ok() {
-                fs::remove_file(&path).map_err(RunError::io(&path))?;
+                folder::remove(&path)?;
             }
         }
         Ok(())
@@ -205,14 +199,7 @@ fn all_there(shards: &[(u64, u64)]) -> Result<(), RunError> {
 
 /// Removes what is left of journals beside complete results.
 pub(crate) fn remove(dir: &Path) -> Result<(), RunError> {
-    for name in [RESULTS, EMBEDDINGS] {
-        let path = dir.join(name);
-        match fs::remove_file(&path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(RunError::io(path)(e)),
-            Ok(()) | Err(_) => {}
-        }
-    }
-    Ok(())
+    [RESULTS, EMBEDDINGS].iter().try_for_each(|name| folder::remove(&dir.join(name)))
 }
 
 fn open(path: &Path) -> Result<Option<Blocks>, RunError> {

@@ -13,6 +13,7 @@ use super::resume::{self, Keys, Opening};
 use super::stage::Stage;
 use super::{Opened, Options, Report, Warm};
 use crate::machine::{Tracker, resident};
+use crate::observer::stopped;
 use crate::session::{attach, load, memory_line};
 use crate::{Level, Observer, RunError, Settings, price};
 use data::pack::Fill;
@@ -84,7 +85,6 @@ impl Run<'_> {
             Some(_) => None,
             None => Some(self.outputs()?),
         };
-        let keeper = keeper.filter(|_| self.keys.is_some());
         let parts =
             Parts { compute, results, embeddings: nucleotides, keeper, outputs, strict: self.options.strict };
         let mut done = self.stream(parts, observer)?;
@@ -208,7 +208,7 @@ impl Run<'_> {
         let mut executor = self.options.settings.start(program)?;
         observer.say(Level::Detail, &executor.device().name());
         let plans = PLANS.map(|name| executor.program().index(name));
-        let Opened { dna, protein, head } = self.opened;
+        let Opened { dna, protein, head, .. } = self.opened;
         for (part, plan) in plans.into_iter().enumerate() {
             let Some(plan) = plan else { continue };
             match part {
@@ -278,15 +278,15 @@ impl Run<'_> {
         let stream = produce::start(front, &self.options.inputs)?;
         loop {
             let wait = Instant::now();
-            let batch = stream.next(&mut || stopped(observer));
+            let batch = stream.next(&mut || stopped(observer, ""));
             engine.totals.seconds.waiting += wait.elapsed().as_secs_f64();
             let Some(batch) = batch? else { break };
             say_notes(&batch.events, observer);
-            engine.take(batch, &|| stopped(observer))?;
+            engine.take(batch, &|| stopped(observer, ""))?;
             let bytes = stream.bytes_read.load(Ordering::Relaxed);
             observer.progress(&engine.progress(bytes, stream.bytes_total));
         }
-        while engine.drain(&|| stopped(observer))? {}
+        while engine.drain(&|| stopped(observer, ""))? {}
         let total = stream.bytes_total;
         let inputs = stream.finish()?;
         self.same_inputs(&inputs)?;
@@ -327,7 +327,7 @@ impl Run<'_> {
             seconds,
             tracker,
             inputs: &inputs,
-            identity: record::identity(self.options, self.opened, &inputs)?,
+            identity: record::identity(self.options, self.opened, &inputs),
         };
         let mut run_record = story.record()?;
         let counts = match parts.outputs {
@@ -380,14 +380,6 @@ impl Run<'_> {
             fill: [None; 2],
             memory_line: String::new(),
         }
-    }
-}
-
-/// An error where a signal asks for the end.
-fn stopped(observer: &dyn Observer) -> Result<(), RunError> {
-    match observer.stop() {
-        Some(signal) => Err(RunError::Interrupted { signal, kept: String::new() }),
-        None => Ok(()),
     }
 }
 
