@@ -55,6 +55,14 @@ fn a_model_by_itself_wins_over_the_bundle() {
 }
 
 #[test]
+fn a_shard_of_standard_input_is_refused() {
+    let folder = Folder::new("shard_of_a_pipe");
+    let ran = folder.run_with(&["predict", "-", "--shard", "1/2", "-o", "out"], b">a\nACGTACGTACGT\n");
+    ran.ended(1);
+    assert!(ran.stderr().contains("--shard: the input must be files"), "{}", ran.stderr());
+}
+
+#[test]
 fn standard_input_has_a_folder_too() {
     let folder = Folder::new("stdin");
     let reads = fs::read(golden(READS)).expect("golden");

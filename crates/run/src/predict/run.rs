@@ -53,6 +53,10 @@ impl Run<'_> {
         warm: &mut Warm,
         observer: &mut dyn Observer,
     ) -> Result<Report, RunError> {
+        if self.keys.is_none() && self.options.shard.is_some() {
+            let text = "--shard: the input must be files that every shard reads, not a pipe";
+            return Err(RunError::Refused(text.to_owned()));
+        }
         if self.keys.is_none() {
             let text = "the input can be read only once, so a run that is broken will start over";
             observer.say(Level::Info, text);
