@@ -8,6 +8,7 @@ pub mod atomic;
 pub mod bounded;
 pub mod chunk;
 pub mod error;
+pub mod hex;
 pub mod ids;
 pub mod intermediate;
 pub mod journal;

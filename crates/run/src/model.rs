@@ -4,6 +4,7 @@
 use crate::hub::{self, CONFIG, Need, TOKENIZER};
 use crate::{Observer, RunError, bundle};
 use data::bounded;
+use data::hex::hex;
 use data::tokenize::{bpe, bpe::Bpe, esm};
 use data::weights::{HubEnv, Weights};
 use exec::ParamSource;
@@ -11,7 +12,6 @@ use graph::{Bounds, Graph, Param, Piece};
 use models::{Encoder, HeadConfig, Output, candidates, derived, mlp_head, twins};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::Path;
@@ -295,12 +295,7 @@ pub(crate) fn read_config(path: &Path) -> Result<String, RunError> {
 }
 
 fn sha256(bytes: &[u8]) -> String {
-    let mut hex = String::with_capacity(64);
-    for byte in Sha256::digest(bytes) {
-        // Writing to a String cannot fail.
-        let _ = write!(hex, "{byte:02x}");
-    }
-    hex
+    hex(&Sha256::digest(bytes))
 }
 
 fn pieces(graph: &Graph) -> impl Iterator<Item = &Piece> {

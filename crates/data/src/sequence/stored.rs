@@ -1,7 +1,7 @@
 //! The bytes of a file as they are stored. Invariant: every one of them is hashed exactly once, as it is
 //! read.
 
-use std::fmt::Write as _;
+use crate::hex::hex;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -24,12 +24,7 @@ pub struct Input {
 impl Input {
     /// The digest as 64 hexadecimal digits.
     pub fn sha256_hex(&self) -> String {
-        let mut text = String::with_capacity(64);
-        for byte in self.sha256 {
-            // Writing to a String cannot fail.
-            let _ = write!(text, "{byte:02x}");
-        }
-        text
+        hex(&self.sha256)
     }
 }
 

@@ -18,8 +18,8 @@ mod unpickle;
 mod write;
 mod zip;
 
+use crate::hex::hex;
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -281,11 +281,6 @@ fn sha256_of(source: &Source) -> Result<(String, String), WeightsError> {
         hash.update(&*part);
         at += part.len() as u64;
     }
-    let mut hex = String::new();
-    for byte in hash.finalize() {
-        // Writing to a String cannot fail.
-        let _ = write!(hex, "{byte:02x}");
-    }
     let name = source.path().file_name().unwrap_or(source.path().as_os_str());
-    Ok((name.to_string_lossy().into_owned(), hex))
+    Ok((name.to_string_lossy().into_owned(), hex(&hash.finalize())))
 }

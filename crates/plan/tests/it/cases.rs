@@ -3,13 +3,22 @@
 use graph::ops::{Attention, Bias, Mask, Qkv};
 use graph::{Bounds, Builder, DType, Dim, Graph, Op, ValueId};
 use models::{Encoder, Output};
-use plimsoll_plan::{AutodiffPolicy, Plan, Policy, Target, Weights, compile};
+use plimsoll_plan::{AutodiffPolicy, Bill, Plan, PlanError, Policy, Program, Target, Weights, compile};
 
 pub const MEAN: &[Output] = &[Output::Mean];
 
 /// `tokens` in sequences of 64 or more, none longer than 1024.
 pub fn bounds(tokens: u64) -> Bounds {
     Bounds { tokens, sequences: (tokens / 64).max(1), longest: tokens.min(1024) }
+}
+
+/// The bill of a refusal.
+pub fn bill(result: Result<Program, PlanError>) -> Bill {
+    match result {
+        Err(PlanError::OverBudget(bill)) => *bill,
+        Err(error) => panic!("{error}"),
+        Ok(program) => panic!("it fits with {}", program.peak()),
+    }
 }
 
 pub fn encoder(id: &str) -> Encoder {

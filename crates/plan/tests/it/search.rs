@@ -1,8 +1,8 @@
 //! The largest bounds that fit, and the bill where none do.
 
-use crate::cases::{MEAN, bounds, encoder, plan, target};
+use crate::cases::{MEAN, bill, bounds, encoder, plan, target};
 use graph::{Bounds, Builder, Bytes, DType, Dim};
-use plimsoll_plan::{Bill, PlanError, Program, Search, Target, largest};
+use plimsoll_plan::{PlanError, Program, Search, Target, largest};
 
 fn tokens_of(program: &Program) -> u64 {
     program.plans()[0].1.graph.bounds.tokens
@@ -23,14 +23,6 @@ fn esm(tokens: u64) -> Result<Program, PlanError> {
     let t = target("cpu");
     let graph = encoder("facebook/esm2_t12_35M_UR50D").graph(bounds(tokens), MEAN).expect("verified");
     Ok(Program::new(t.clone(), vec![("protein".to_owned(), plan(&graph, &t))], vec![]))
-}
-
-fn bill(result: Result<Program, PlanError>) -> Bill {
-    match result {
-        Err(PlanError::OverBudget(bill)) => *bill,
-        Err(error) => panic!("{error}"),
-        Ok(program) => panic!("it fits with {}", program.peak()),
-    }
 }
 
 #[test]

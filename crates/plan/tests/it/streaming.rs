@@ -1,12 +1,12 @@
 //! Weights that are read in every step: what it saves, what it costs, and when it is chosen.
 
-use crate::cases::{MEAN, bounds, encoder, plan, streamed_plan, target, with_updates};
+use crate::cases::{MEAN, bill, bounds, encoder, plan, streamed_plan, target, with_updates};
 use crate::oracle;
 use graph::ops::Embed;
 use graph::{Builder, Bytes, DType, Dim, Graph, Op, Role};
 use models::KNOWN;
 use plimsoll_plan::{
-    Bill, Instr, Plan, PlanError, Policy, Program, Region, Search, Stream, Weights, check, compile, fit,
+    Instr, Plan, PlanError, Policy, Program, Region, Search, Stream, Weights, check, compile, fit,
 };
 use std::time::{Duration, Instant};
 
@@ -152,14 +152,6 @@ fn peak(tokens: u64, weights: Weights) -> Bytes {
 
 fn tokens_of(program: &Program) -> u64 {
     program.plans()[0].1.graph.bounds.tokens
-}
-
-fn bill(result: Result<Program, PlanError>) -> Bill {
-    match result {
-        Err(PlanError::OverBudget(bill)) => *bill,
-        Err(error) => panic!("{error}"),
-        Ok(program) => panic!("it fits with {}", program.peak()),
-    }
 }
 
 /// (tokens asked for, line, when to stream) -> (tokens, whether weights are streamed), or the remedies' flags.

@@ -2,6 +2,7 @@
 //! digits, `.`, `_` and `-` alone, is at most 110 bytes long, and no two of a run are equal, whatever the ids
 //! and whether or not the file system minds case.
 
+use data::hex::hex;
 use sha2::{Digest, Sha256};
 use std::collections::HashSet;
 
@@ -33,9 +34,7 @@ fn of_file(id: &str) -> String {
     if shown == id {
         return format!("record_{shown}");
     }
-    let digest: String =
-        Sha256::digest(id.as_bytes()).iter().take(4).map(|byte| format!("{byte:02x}")).collect();
-    format!("record_{shown}-{digest}")
+    format!("record_{shown}-{}", hex(&Sha256::digest(id.as_bytes())[..4]))
 }
 
 /// The ids that are most like one.

@@ -1,7 +1,7 @@
 //! The digests that the hub names files by. Invariant: what is digested is what is on disk, whoever wrote it.
 //! Source: git's object format (`blob LENGTH\0` before the content) and Git LFS (plain SHA-256).
 
-use std::fmt::Write as _;
+use crate::hex::hex;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
@@ -58,13 +58,4 @@ fn each(path: &Path, mut digest: impl FnMut(&[u8])) -> io::Result<()> {
             n => digest(&buffer[..n]),
         }
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(2 * bytes.len());
-    for byte in bytes {
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{byte:02x}");
-    }
-    text
 }
