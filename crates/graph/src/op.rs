@@ -38,6 +38,7 @@ macro_rules! ops {
 ops! {
     Add "add"
     Attention "attention"
+    AttentionGrad "attention_grad"
     BatchNorm "batch_norm"
     Concat "concat"
     Embed "embed"

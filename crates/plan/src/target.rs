@@ -105,6 +105,7 @@ impl Workspace {
     pub fn of_unit(&self, graph: &Graph, node: &Node) -> Bytes {
         let columns = match node.op {
             Op::Attention(attention) => u64::from(attention.head_dim),
+            Op::AttentionGrad(gradient) => u64::from(gradient.forward.head_dim),
             Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => {
                 graph.spec(node.inputs[0]).row_elements()
             }

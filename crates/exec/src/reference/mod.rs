@@ -7,6 +7,7 @@
 
 mod add;
 mod attention;
+mod attention_grad;
 mod batch_norm;
 mod concat;
 mod device;
@@ -38,7 +39,8 @@ use operands::Operands;
 /// Runs one op. `outs` says which outputs are wanted and their shapes for this step; `None` is one that
 /// `dce` dropped. Inputs are those of the op's documentation, f32 (or i32 where it says so), in C order.
 ///
-/// Rows that no span covers are zero in what `Attention` and `Embed` with token dropout give.
+/// Rows that no span covers are zero in what `Attention`, its gradient and
+/// `Embed` with token dropout give.
 ///
 /// Errors: inputs that do not fit the op or each other, an index or span outside of what it points into,
 /// and shapes in `outs` that the op does not give.
@@ -51,6 +53,7 @@ pub fn eval(
     let results = match op {
         Op::Add(_) => add::eval(&mut operands),
         Op::Attention(op) => attention::eval(op, &mut operands),
+        Op::AttentionGrad(op) => attention_grad::eval(op, &mut operands),
         Op::BatchNorm(op) => batch_norm::eval(op, &mut operands),
         Op::Concat(_) => concat::eval(&mut operands),
         Op::Embed(op) => embed::eval(op, &mut operands),

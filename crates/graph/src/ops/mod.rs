@@ -3,6 +3,8 @@
 
 mod add;
 mod attention;
+mod attention_grad;
+mod attention_mask;
 mod batch_norm;
 mod concat;
 mod embed;
@@ -19,7 +21,9 @@ mod select_rows;
 mod softmax;
 
 pub use add::Add;
-pub use attention::{Attention, Bias, Mask, Qkv, alibi_slopes};
+pub use attention::{Attention, Bias, Qkv, alibi_slopes};
+pub use attention_grad::AttentionGrad;
+pub use attention_mask::Mask;
 pub use batch_norm::BatchNorm;
 pub use concat::Concat;
 pub use embed::{Embed, TokenDropout};

@@ -8,6 +8,7 @@ use graph::Op;
 
 const PLAIN: Attention = Attention {
     heads: 1,
+    kv_heads: 1,
     head_dim: 2,
     scale: 1.0,
     mask: Mask::Full,
