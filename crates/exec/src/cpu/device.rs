@@ -8,7 +8,7 @@ use super::norm::BatchNorm;
 use super::{Cpu, Isa, Rows, RowsMut, elementwise, embed, norm, reduce, rope};
 use crate::arena::Arena;
 use crate::device::{Device, DeviceError, Launch, Operand};
-use graph::ops::{Attention, Bias, Embed, Epilogue, Linear, Qkv, alibi_slopes};
+use graph::ops::{Attention, Bias, Embed, Epilogue, Linear, Mask, Qkv, alibi_slopes};
 use graph::{Bytes, DType, Layout, Op};
 use plan::{KernelRow, Workspace};
 
@@ -156,7 +156,11 @@ impl Device for CpuDevice {
                 embed::gather(cpu, l.ids(1, x.rows())?, x, None, l.output(0)?);
             }
             Op::Softmax(_) => reduce::softmax(cpu, l.input(0)?, l.output(0)?),
-            Op::GeluGrad(_) | Op::LayerNormGrad(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => {
+            Op::AttentionGrad(_)
+            | Op::GeluGrad(_)
+            | Op::LayerNormGrad(_)
+            | Op::LinearInputGrad(_)
+            | Op::LinearWeightGrad(_) => {
                 return Err(l.refuse("the CPU has no kernel for it".to_owned()));
             }
         }
@@ -286,6 +290,9 @@ impl<'a> Operands<'a> {
     }
 
     fn attention(&self, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
+        if op.mask != Mask::Full || op.kv_heads != op.heads {
+            return Err(self.refuse("the CPU's kernel has no masks and no shared heads".to_owned()));
+        }
         let width = op.width() as usize;
         let [q, k, v] = match op.qkv {
             Qkv::Separate => [self.input(0)?, self.input(1)?, self.input(2)?],

@@ -1,6 +1,5 @@
 //! Multi-head attention over packed sequences, as its formula stands: all scores of a query, their softmax,
-//! the weighted sum. Invariant: everything between the inputs and o, lse is in f64, and a sequence sees
-//! nothing but itself.
+//! the weighted sum. Invariant: a sequence sees nothing but itself.
 
 use super::operands::Matrix;
 use super::{Operands, ReferenceError, Tensor, softmax::normalise};
@@ -29,11 +28,7 @@ pub(super) fn eval(op: &Attention, ins: &mut Operands<'_>) -> Result<Vec<Tensor>
             }
         }
     }
-    Ok(vec![tensor(&[tokens, heads * d], &o), tensor(&[tokens, heads], &lse)])
-}
-
-pub(super) fn tensor(shape: &[usize], data: &[f64]) -> Tensor {
-    Tensor::f32(shape, data.iter().map(|&x| x as f32).collect())
+    Ok(vec![Tensor::f64(&[tokens, heads * d], o), Tensor::f64(&[tokens, heads], lse)])
 }
 
 /// The ALiBi slope of every head of q, 0 without.
@@ -48,7 +43,7 @@ pub(super) fn slopes(op: &Attention) -> Vec<f64> {
 pub(super) struct Inputs<'a> {
     pub qkv: [(Matrix<'a>, usize); 3],
     pub spans: Vec<Range<usize>>,
-    tables: Option<(Matrix<'a>, &'a [f32])>,
+    tables: Option<(Matrix<'a>, &'a [f64])>,
 }
 
 impl<'a> Inputs<'a> {
@@ -87,17 +82,18 @@ impl<'a> Inputs<'a> {
         self.qkv[0].0.rows
     }
 
-    /// q, k and v of one head of q of one sequence in f64; q scaled, then q and k rotated.
+    /// q, k and v of one head of q of one sequence; q scaled, then q and k rotated.
     pub fn head(&self, op: &Attention, span: &Range<usize>, head: usize) -> [Vec<Vec<f64>>; 3] {
         let d = op.head_dim as usize;
         let rows = |(x, first): (Matrix<'_>, usize), head: usize, factor: f64| -> Vec<Vec<f64>> {
             let columns = first + head * d..first + (head + 1) * d;
-            let wide = |r: usize| x.row(r)[columns.clone()].iter().map(|&x| factor * f64::from(x)).collect();
+            let wide = |r: usize| x.row(r)[columns.clone()].iter().map(|&x| factor * x).collect();
             span.clone().map(wide).collect()
         };
         let [q, k, v] = self.qkv;
         let shared = head / (op.heads / op.kv_heads) as usize;
-        let (mut q, mut k, v) = (rows(q, head, f64::from(op.scale)), rows(k, shared, 1.0), rows(v, shared, 1.0));
+        let (mut q, mut k, v) =
+            (rows(q, head, f64::from(op.scale)), rows(k, shared, 1.0), rows(v, shared, 1.0));
         for x in [&mut q, &mut k] {
             for (position, x) in x.iter_mut().enumerate() {
                 self.rotate(position, x, false);
@@ -113,7 +109,7 @@ impl<'a> Inputs<'a> {
         let half = cos.columns;
         let (a, b) = x.split_at_mut(half);
         for j in 0..half {
-            let (cos, sin) = (f64::from(cos.row(position)[j]), f64::from(sin[position * half + j]));
+            let (cos, sin) = (cos.row(position)[j], sin[position * half + j]);
             let sin = if back { -sin } else { sin };
             (a[j], b[j]) = (a[j] * cos - b[j] * sin, b[j] * cos + a[j] * sin);
         }

@@ -1,8 +1,8 @@
-//! The gradient of attention, as its formula stands, from o and lse as they are given. Invariant: everything
-//! between the inputs and the gradients is in f64, and a sequence sees nothing but itself.
+//! The gradient of attention, as its formula stands, from o and lse as they are given. Invariant: a
+//! sequence sees nothing but itself.
 
-use super::attention::{Inputs, scores, slopes, tensor};
-use super::{Operands, ReferenceError, Tensor};
+use super::attention::{Inputs, scores, slopes};
+use super::{Operands, ReferenceError, Tensor, dot};
 use graph::ops::{Attention, AttentionGrad, Qkv};
 
 pub(super) fn eval(op: &AttentionGrad, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
@@ -23,14 +23,13 @@ pub(super) fn eval(op: &AttentionGrad, ins: &mut Operands<'_>) -> Result<Vec<Ten
             let [mut dq, mut dk, mut dv] = [(); 3].map(|()| vec![vec![0.0; d]; span.len()]);
             for (i, q) in q.iter().enumerate() {
                 let row = span.start + i;
-                let columns = h * d..(h + 1) * d;
-                let wide = |x: &[f32]| -> Vec<f64> { x.iter().map(|&x| f64::from(x)).collect() };
-                let (dy, y) = (wide(&gradient.row(row)[columns.clone()]), wide(&o[row * heads * d..][columns]));
-                let inner = dot(&dy, &y);
+                let at = (row * heads + h) * d;
+                let dy = &gradient.data[at..at + d];
+                let inner = dot(dy, &o[at..at + d]);
                 for (j, score) in scores(op.mask, i, q, &k, slope) {
-                    let p = libm::exp(score - f64::from(lse[row * heads + h]));
-                    let ds = p * (dot(&dy, &v[j]) - inner);
-                    add(&mut dv[j], p, &dy);
+                    let p = libm::exp(score - lse[row * heads + h]);
+                    let ds = p * (dot(dy, &v[j]) - inner);
+                    add(&mut dv[j], p, dy);
                     add(&mut dk[j], ds, q);
                     add(&mut dq[i], ds, &k[j]);
                 }
@@ -43,10 +42,6 @@ pub(super) fn eval(op: &AttentionGrad, ins: &mut Operands<'_>) -> Result<Vec<Ten
         }
     }
     Ok(sums.tensors(op, tokens))
-}
-
-fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
 fn add(sum: &mut [f64], factor: f64, x: &[f64]) {
@@ -82,7 +77,7 @@ impl Sums {
         let part = |(first, columns): (usize, usize)| {
             let rows = self.data.chunks(self.columns).take(tokens);
             let data: Vec<f64> = rows.flat_map(|row| &row[first..first + columns]).copied().collect();
-            tensor(&[tokens, columns], &data)
+            Tensor::f64(&[tokens, columns], data)
         };
         match op.qkv {
             Qkv::Fused => vec![part((0, self.columns))],

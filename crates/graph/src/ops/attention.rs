@@ -197,9 +197,7 @@ mod tests {
             rotary: false,
             qkv: Qkv::Separate,
         };
-        let of = |mask, tokens| {
-            Attention { mask, ..full }.products(&bounds, Counts { tokens, sequences: 1 })
-        };
+        let of = |mask, tokens| Attention { mask, ..full }.products(&bounds, Counts { tokens, sequences: 1 });
         assert_eq!(of(Mask::Full, 1000), 1000 * 100 * 32);
         assert_eq!(of(Mask::Full, 10), 10 * 10 * 32);
         assert_eq!(of(Mask::Causal, 1000), 10 * 5050 * 32);
