@@ -44,7 +44,8 @@ pub fn meaning(g: &Graph) -> Meaning {
                 Op::Attention(a) => term(("attention", attention_terms(g, &terms, &node.inputs, a), k)),
                 Op::Add(_) => sum(ins[0], ins[1]),
                 Op::Gelu(_) => term(("gelu", ins[0])),
-                Op::BatchNorm(_)
+                Op::AttentionGrad(_)
+                | Op::BatchNorm(_)
                 | Op::Concat(_)
                 | Op::Embed(_)
                 | Op::GeluGrad(_)
