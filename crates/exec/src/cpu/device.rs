@@ -96,7 +96,9 @@ impl Device for CpuDevice {
             }
             Op::Embed(op) => l.embed(cpu, op)?,
             Op::Gelu(_) => elementwise::gelu(cpu, l.input(0)?, l.output(0)?),
-            Op::Glu(_) => elementwise::glu(cpu, l.input(0)?, l.output(0)?),
+            Op::Glu(op) => {
+                elementwise::glu(cpu, launch::backward::gate(op.activation), l.input(0)?, l.output(0)?)
+            }
             Op::LayerNorm(op) => {
                 let (gamma, beta, y) = (l.vector(1)?, l.vector(2)?, l.output(0)?);
                 let (mean, rstd) = (l.vector_out(1)?, l.vector_out(2)?);
