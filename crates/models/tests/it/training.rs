@@ -123,9 +123,9 @@ fn inputs_and_outputs_have_the_trainers_names() {
 fn dropouts_have_streams_of_their_own() {
     let training = Training { dropout: 0.1, ..Training::default() };
     let check = |graph: Graph, wanted: u32| {
-        let streams = graph.nodes.iter().filter_map(|n| match &n.op {
-            graph::Op::Dropout(op) => Some(op.stream),
-            op => (op.name() == "dropout").then_some(u32::MAX),
+        let streams = graph.nodes.iter().filter_map(|n| {
+            let graph::Op::Dropout(op) = &n.op else { return None };
+            Some(op.stream)
         });
         let streams: Vec<u32> = streams.collect();
         assert_eq!(streams, (0..wanted).collect::<Vec<_>>());
