@@ -13,7 +13,7 @@ pub(super) fn eval(op: &Dropout, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, 
     let p = f64::from(op.p);
     let kept = |i: u64| {
         let words =
-            philox4x32_10([(i / 4) as u32, (i / 4 >> 32) as u32, op.stream, 0], [low as u32, high as u32]);
+            philox4x32_10([(i / 4) as u32, ((i / 4) >> 32) as u32, op.stream, 0], [low as u32, high as u32]);
         f64::from(words[(i % 4) as usize]) >= p * 2.0_f64.powi(32)
     };
     let one = |(i, &x): (usize, &f64)| if kept(i as u64) { x / (1.0 - p) } else { 0.0 };

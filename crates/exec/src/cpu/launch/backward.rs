@@ -6,10 +6,8 @@ use super::super::elementwise::{self, Gate};
 use super::super::operands::Operands;
 use super::super::scatter;
 use super::super::{Cpu, dropout as drop, norm, norm_grad, reduce};
-use crate::device::DeviceError;
+use super::Launched;
 use graph::ops::*;
-
-type Launched = Result<(), DeviceError>;
 
 pub(in super::super) fn batch_norm_grad(l: &Operands<'_>, cpu: &Cpu, op: &BatchNormGrad) -> Launched {
     let (gamma, mean, spread) = (l.vector(2)?, l.vector(3)?, Spread::Running(l.vector(4)?, op.eps));
