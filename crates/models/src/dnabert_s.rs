@@ -3,7 +3,7 @@
 
 use crate::config::{ConfigError, Keys, Output};
 use crate::layers::{Batch, Wanted};
-use graph::ops::{Attention, Bias, Embed, Glu, Mask, Qkv, SegmentMean};
+use graph::ops::{Activation, Attention, Bias, Embed, Glu, Mask, Qkv, SegmentMean};
 use graph::{Bounds, Builder, Graph, Op, ValueId, VerifyError};
 
 /// The sizes of a DNABERT-S model.
@@ -44,6 +44,7 @@ impl DnabertConfig {
         let head_dim = self.hidden_size / self.heads;
         Attention {
             heads: self.heads as u32,
+            kv_heads: self.heads as u32,
             head_dim: head_dim as u32,
             scale: (head_dim as f32).powf(-0.5),
             mask: Mask::Full,
@@ -82,7 +83,7 @@ fn block(g: &mut Builder, c: &DnabertConfig, x: ValueId, batch: &Batch) -> Value
     let x = g.add(x, a);
     let x = g.layer_norm(x, "attention.output.LayerNorm", c.eps);
     let h = g.linear(x, "mlp.gated_layers", 2 * c.intermediate_size, false); // (T, 2F)
-    let h = g.one(Op::Glu(Glu {}), &[h]); // (T, F)
+    let h = g.one(Op::Glu(Glu { activation: Activation::Gelu }), &[h]); // (T, F)
     let h = g.linear(h, "mlp.wo", c.hidden_size, true);
     let x = g.add(x, h);
     g.layer_norm(x, "mlp.layernorm", c.eps)

@@ -73,12 +73,12 @@ impl Fusion {
         }
         let weights: Vec<ValueId> = parts.into_iter().map(|parts| self.stack(parts)).collect();
         // The first of the three becomes the fused one: whatever it reads is there already.
-        let columns = Dim::Fixed(3 * attention.width());
+        attention.qkv = Qkv::Fused;
+        let columns = Dim::Fixed(attention.columns()[0]);
         let spec = TensorSpec { shape: vec![Dim::Tokens(1), columns], ..self.g.spec(inputs[0]).clone() };
         let out = self.push(Value { spec, def: Def::Node(first, 0) });
         self.g.nodes[first.index()].outputs = vec![Some(out)];
         self.set_inputs(first.index(), std::iter::once(x).chain(weights).collect());
-        attention.qkv = Qkv::Fused;
         self.g.nodes[i].op = Op::Attention(attention);
         self.set_inputs(i, std::iter::once(out).chain(inputs[3..].iter().copied()).collect());
     }
@@ -99,7 +99,7 @@ impl Fusion {
     fn stack(&mut self, parts: [ValueId; 3]) -> ValueId {
         let params = parts.iter().filter_map(|&v| match self.g.spec(v).role {
             Role::Param(p) => Some(&self.g.params[p.index()]),
-            Role::Input | Role::Activation | Role::Grad | Role::State | Role::Scratch => None,
+            Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => None,
         });
         let pieces: Vec<Piece> = params.flat_map(|p| p.pieces.iter().cloned()).collect();
         let rows: u64 = pieces.iter().map(|p| p.rows.1 - p.rows.0).sum();
