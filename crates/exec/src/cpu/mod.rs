@@ -25,6 +25,7 @@ mod tile;
 mod view;
 
 pub mod attention;
+pub mod dispatch;
 pub mod elementwise;
 pub mod embed;
 pub mod gemm;
@@ -32,6 +33,8 @@ pub mod norm;
 pub mod peak;
 pub mod reduce;
 pub mod rope;
+pub mod route;
+pub mod router_loss;
 
 #[cfg(test)]
 mod tests;

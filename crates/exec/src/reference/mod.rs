@@ -11,6 +11,7 @@ mod attention;
 mod batch_norm;
 mod concat;
 mod device;
+mod dispatch;
 mod embed;
 mod error;
 mod gelu;
@@ -23,6 +24,8 @@ mod linear_grad;
 mod operands;
 mod relu;
 mod rotary_table;
+mod route;
+mod router_loss;
 mod segment_mean;
 mod select_rows;
 mod softmax;
@@ -85,14 +88,14 @@ pub fn eval(
         Op::SegmentMeanGrad(_) => Err(UNWRITTEN),
         Op::SelectRowsGrad(_) => Err(UNWRITTEN),
         Op::SoftmaxGrad(_) => Err(UNWRITTEN),
-        Op::Combine(_) => Err(UNWRITTEN),
-        Op::CombineGrad(_) => Err(UNWRITTEN),
-        Op::Dispatch(_) => Err(UNWRITTEN),
-        Op::DispatchGrad(_) => Err(UNWRITTEN),
-        Op::Route(_) => Err(UNWRITTEN),
-        Op::RouteGrad(_) => Err(UNWRITTEN),
-        Op::RouterLoss(_) => Err(UNWRITTEN),
-        Op::RouterLossGrad(_) => Err(UNWRITTEN),
+        Op::Combine(op) => dispatch::eval_combine(op, &mut operands),
+        Op::CombineGrad(op) => dispatch::eval_combine_grad(op, &mut operands),
+        Op::Dispatch(op) => dispatch::eval(op, &mut operands),
+        Op::DispatchGrad(op) => dispatch::eval_grad(op, &mut operands),
+        Op::Route(op) => route::eval(op, &mut operands),
+        Op::RouteGrad(op) => route::eval_grad(op, &mut operands),
+        Op::RouterLoss(op) => router_loss::eval(op, &mut operands),
+        Op::RouterLossGrad(op) => router_loss::eval_grad(op, &mut operands),
         Op::GroupedLinear(_) => Err(UNWRITTEN),
         Op::GroupedLinearInputGrad(_) => Err(UNWRITTEN),
         Op::GroupedLinearWeightGrad(_) => Err(UNWRITTEN),
