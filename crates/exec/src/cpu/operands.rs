@@ -1,16 +1,12 @@
 //! The operands of a launch as the kernels take them. Invariant: every view lies inside the arena; token ids,
 //! indices and spans are checked before a kernel sees them.
 
-use super::attention::{self, Rope};
 use super::gemm::{self, Act};
 use super::{Cpu, Rows, RowsMut, embed, launch};
 use crate::arena::Arena;
 use crate::device::{DeviceError, Launch, Operand};
-use graph::ops::{Attention, Bias, Embed, Epilogue, Linear, Qkv, alibi_slopes};
+use graph::ops::{Embed, Epilogue, Linear};
 use graph::{DType, Layout};
-
-/// As many heads as a launch can have without allocating their slopes.
-const MAX_HEADS: usize = 128;
 
 /// The operands of a launch as the kernels take them.
 pub(super) struct Operands<'a> {
@@ -49,6 +45,11 @@ impl<'a> Operands<'a> {
         Ok(unsafe { RowsMut::from_raw(self.start(o)?, rows, columns, columns) })
     }
 
+    /// An output, if it is wanted.
+    pub(super) fn output_if(&self, k: usize) -> Result<Option<RowsMut<'a>>, DeviceError> {
+        self.launch.outs[k].as_ref().map(|_| self.output(k)).transpose()
+    }
+
     /// An input as one run of floats.
     pub(super) fn vector(&self, i: usize) -> Result<&'a [f32], DeviceError> {
         let o = &self.launch.ins[i];
@@ -77,12 +78,17 @@ impl<'a> Operands<'a> {
         Ok(unsafe { std::slice::from_raw_parts_mut(start, bytes.0 as usize / 4) })
     }
 
-    /// Row indices below `rows`.
-    pub(super) fn ids(&self, i: usize, rows: usize) -> Result<&'a [u32], DeviceError> {
+    /// An input as one run of words.
+    pub(super) fn words(&self, i: usize) -> Result<&'a [u32], DeviceError> {
         let o = &self.launch.ins[i];
         let len = o.spec.elements_at(self.launch.counts) as usize;
         // SAFETY: inside the arena; every bit pattern is a u32.
-        let ids: &[u32] = unsafe { std::slice::from_raw_parts(self.start(o)?.cast(), len) };
+        Ok(unsafe { std::slice::from_raw_parts(self.start(o)?.cast(), len) })
+    }
+
+    /// Row indices below `rows`.
+    pub(super) fn ids(&self, i: usize, rows: usize) -> Result<&'a [u32], DeviceError> {
+        let ids = self.words(i)?;
         match ids.iter().find(|&&id| id as usize >= rows) {
             Some(id) => Err(self.refuse(format!("row {} of a table of {rows}", *id as i32))),
             None => Ok(ids),
@@ -150,43 +156,6 @@ impl<'a> Operands<'a> {
         };
         let epilogue = gemm::Epilogue { bias, act, residual };
         gemm::linear(cpu, self.input(0)?, self.vector(1)?, epilogue, self.output(0)?, self.workspace()?);
-        Ok(())
-    }
-
-    pub(super) fn attention(&self, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
-        let width = op.width() as usize;
-        let [q, k, v] = match op.qkv {
-            Qkv::Separate => [self.input(0)?, self.input(1)?, self.input(2)?],
-            Qkv::Fused => {
-                let qkv = self.input(0)?;
-                [0, 1, 2].map(|i| qkv.columns(i * width, width))
-            }
-        };
-        let after = op.operands();
-        let spans = self.spans(after, q.rows())?;
-        let rope = if op.rotary {
-            Some(Rope { cos: self.vector(after + 1)?, sin: self.vector(after + 2)? })
-        } else {
-            None
-        };
-        let mut slopes = [0.0; MAX_HEADS];
-        let heads = op.heads as usize;
-        if heads > MAX_HEADS {
-            return Err(self.refuse(format!("{heads} heads are more than {MAX_HEADS}")));
-        }
-        let slopes = match op.bias {
-            Bias::None => None,
-            Bias::Alibi => {
-                for (slot, slope) in slopes.iter_mut().zip(alibi_slopes(op.heads)) {
-                    *slot = slope;
-                }
-                Some(&slopes[..heads])
-            }
-        };
-        let shape =
-            attention::Attention { heads, head_dim: op.head_dim as usize, scale: op.scale, rope, slopes };
-        let lse = self.launch.outs[1].as_ref().map(|_| self.output(1)).transpose()?;
-        attention::attention(cpu, shape, q, k, v, spans, self.output(0)?, lse, self.workspace()?);
         Ok(())
     }
 }
