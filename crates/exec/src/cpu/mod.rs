@@ -27,6 +27,7 @@ pub mod embed;
 pub mod gemm;
 pub mod norm;
 pub mod peak;
+pub mod product;
 pub mod reduce;
 pub mod rope;
 

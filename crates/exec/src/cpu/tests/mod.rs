@@ -5,6 +5,7 @@ mod gemm;
 mod gemm_amx;
 mod math;
 mod peer;
+mod product;
 mod rows;
 
 use super::{Cpu, Isa};
