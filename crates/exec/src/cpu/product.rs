@@ -28,7 +28,7 @@ const STRIDE: usize = DEPTH + 16;
 /// Most rows of a task: whole tiles of every instruction set.
 const BLOCK: usize = 252;
 /// Most panels of a task where K has several slices.
-const GROUP: usize = 8;
+const GROUP: usize = 16;
 
 /// f32 of packed rows, of a panel's packed slice, of sums.
 const ROWS: usize = BLOCK * STRIDE;

@@ -42,6 +42,9 @@ pub(super) unsafe fn rows<S: Simd>(
                     let columns = rows.len().saturating_sub(r).min(LANES);
                     let at = (k..ks.end.min(k + LANES), rows.start + r);
                     let to = to.wrapping_add(r * STRIDE + k - ks.start);
+                    for next in 0..LANES {
+                        s.prefetch(x.row(k + LANES + next).wrapping_add(rows.start + r));
+                    }
                     // SAFETY: as the caller promises; a row's last vector ends inside of its STRIDE.
                     unsafe { square(s, x, at, columns, to, STRIDE, (height - r).min(LANES)) };
                 }
