@@ -1,6 +1,5 @@
 //! Multi-head attention over packed sequences, as its formula stands: all scores of a query, their softmax,
-//! the weighted sum. Invariant: everything between the inputs and o, lse is in f64, and a sequence sees
-//! nothing but itself.
+//! the weighted sum. Invariant: a sequence sees nothing but itself.
 
 use super::operands::Matrix;
 use super::{Operands, ReferenceError, Tensor, softmax::normalise};
@@ -28,20 +27,20 @@ pub(super) fn eval(op: &Attention, ins: &mut Operands<'_>) -> Result<Vec<Tensor>
                 let row = span.start + i;
                 for c in 0..d {
                     let sum: f64 = weights.iter().zip(&v).map(|(w, v)| w * v[c]).sum();
-                    o[(row * heads + h) * d + c] = sum as f32;
+                    o[(row * heads + h) * d + c] = sum;
                 }
-                lse[row * heads + h] = total as f32;
+                lse[row * heads + h] = total;
             }
         }
     }
-    Ok(vec![Tensor::f32(&[tokens, heads * d], o), Tensor::f32(&[tokens, heads], lse)])
+    Ok(vec![Tensor::f64(&[tokens, heads * d], o), Tensor::f64(&[tokens, heads], lse)])
 }
 
 /// The inputs: q, k and v as (matrix, first column), the sequences, and cos and sin.
 struct Inputs<'a> {
     qkv: [(Matrix<'a>, usize); 3],
     spans: Vec<Range<usize>>,
-    tables: Option<(Matrix<'a>, &'a [f32])>,
+    tables: Option<(Matrix<'a>, &'a [f64])>,
 }
 
 fn take<'a>(op: &Attention, ins: &mut Operands<'a>) -> Result<Inputs<'a>, ReferenceError> {
@@ -75,12 +74,12 @@ fn take<'a>(op: &Attention, ins: &mut Operands<'a>) -> Result<Inputs<'a>, Refere
 }
 
 impl Inputs<'_> {
-    /// q, k and v of one head of one sequence in f64; q scaled, then q and k rotated.
+    /// q, k and v of one head of one sequence; q scaled, then q and k rotated.
     fn head(&self, op: &Attention, span: &Range<usize>, head: usize) -> [Vec<Vec<f64>>; 3] {
         let d = op.head_dim as usize;
         let rows = |(x, first): (Matrix<'_>, usize), factor: f64| -> Vec<Vec<f64>> {
             let columns = first + head * d..first + (head + 1) * d;
-            let wide = |r: usize| x.row(r)[columns.clone()].iter().map(|&x| factor * f64::from(x)).collect();
+            let wide = |r: usize| x.row(r)[columns.clone()].iter().map(|&x| factor * x).collect();
             span.clone().map(wide).collect()
         };
         let [q, k, v] = self.qkv;
@@ -99,7 +98,7 @@ impl Inputs<'_> {
         let half = cos.columns;
         let (a, b) = x.split_at_mut(half);
         for j in 0..half {
-            let (cos, sin) = (f64::from(cos.row(position)[j]), f64::from(sin[position * half + j]));
+            let (cos, sin) = (cos.row(position)[j], sin[position * half + j]);
             (a[j], b[j]) = (a[j] * cos - b[j] * sin, b[j] * cos + a[j] * sin);
         }
     }

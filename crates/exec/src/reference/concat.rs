@@ -1,4 +1,4 @@
-//! `y[r] = x0[r] ++ x1[r] ++ ...`. Invariant: bits are copied.
+//! `y[r] = x0[r] ++ x1[r] ++ ...`. Invariant: numbers are copied.
 
 use super::{Operands, ReferenceError, Tensor};
 
@@ -15,7 +15,7 @@ pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError
     }
     let columns = parts.iter().map(|p| p.columns).sum();
     let y = (0..rows).flat_map(|r| parts.iter().flat_map(move |p| p.row(r))).copied().collect();
-    Ok(vec![Tensor::f32(&[rows, columns], y)])
+    Ok(vec![Tensor::f64(&[rows, columns], y)])
 }
 
 #[cfg(test)]

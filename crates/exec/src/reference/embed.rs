@@ -21,18 +21,18 @@ pub(super) fn eval(op: &Embed, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, Re
             x.push(if scale == 0.0 { 0.0 } else { e * scale });
         }
     }
-    Ok(vec![Tensor::f32(&[ids.len(), table.columns], x)])
+    Ok(vec![Tensor::f64(&[ids.len(), table.columns], x)])
 }
 
 /// The factor of every token: 0 for `<mask>` and for rows of no sequence.
-fn scales(dropout: &TokenDropout, ids: &[i32], ins: &mut Operands<'_>) -> Result<Vec<f32>, ReferenceError> {
+fn scales(dropout: &TokenDropout, ids: &[i32], ins: &mut Operands<'_>) -> Result<Vec<f64>, ReferenceError> {
     let mut scales = vec![0.0; ids.len()];
     for span in ins.spans(ids.len())? {
         let masked = ids[span.clone()].iter().filter(|&&id| id == dropout.mask_id).count();
         let scale = dropout.keep / (1.0 - masked as f32 / span.len() as f32);
         for t in span {
             if ids[t] != dropout.mask_id {
-                scales[t] = scale;
+                scales[t] = f64::from(scale);
             }
         }
     }

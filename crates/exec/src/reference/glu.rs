@@ -1,4 +1,4 @@
-//! `y[:, j] = gelu(x[:, j]) * x[:, F + j]`. Invariant: computed in f64 and rounded once.
+//! `y[:, j] = gelu(x[:, j]) * x[:, F + j]`. Invariant: the first half is the gate.
 
 use super::{Operands, ReferenceError, Tensor, gelu::gelu};
 
@@ -11,9 +11,9 @@ pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError
     let mut y = Vec::with_capacity(x.rows * half);
     for row in x.iter_rows() {
         let (gate, value) = row.split_at(half);
-        y.extend(gate.iter().zip(value).map(|(&g, &v)| (gelu(f64::from(g)) * f64::from(v)) as f32));
+        y.extend(gate.iter().zip(value).map(|(&g, &v)| gelu(g) * v));
     }
-    Ok(vec![Tensor::f32(&[x.rows, half], y)])
+    Ok(vec![Tensor::f64(&[x.rows, half], y)])
 }
 
 #[cfg(test)]

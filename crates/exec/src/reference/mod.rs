@@ -1,5 +1,6 @@
 //! The reference kernels: the numerical definition of every op. Plain loops, one file per op as in
-//! `graph::ops`; f32 in and out, every sum in f64, weights in C order.
+//! `graph::ops`; everything in f64, weights in C order. They round nothing, except where an op's definition says
+//! f32 (ESM's dropout scale, rotary angles); rounding to an element type is the [`ReferenceDevice`]'s.
 //!
 //! Invariant: bad data is a [`ReferenceError`], never a panic; the same input gives the same bits on every
 //! machine, whatever else is in the batch.
@@ -14,6 +15,7 @@ mod embed;
 mod error;
 mod gelu;
 mod glu;
+mod half;
 mod layer_norm;
 mod layer_norm_grad;
 mod linear;
@@ -36,7 +38,8 @@ use graph::Op;
 use operands::Operands;
 
 /// Runs one op. `outs` says which outputs are wanted and their shapes for this step; `None` is one that
-/// `dce` dropped. Inputs are those of the op's documentation, f32 (or i32 where it says so), in C order.
+/// `dce` dropped. Inputs are those of the op's documentation, floats (or i32, or codes, where it says so), in C
+/// order. What is computed is f64 and not rounded, so central differences of it are good to about 1e-8.
 ///
 /// Rows that no span covers are zero in what `Attention` and `Embed` with token dropout give.
 ///
@@ -90,9 +93,9 @@ fn keep(results: Vec<Tensor>, outs: &[Option<Vec<usize>>]) -> Result<Vec<Option<
     Ok(kept)
 }
 
-/// `sum_i a[i] b[i]` in f64; the shorter one ends it.
-fn dot(a: &[f32], b: &[f32]) -> f64 {
-    a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
+/// `sum_i a[i] b[i]`; the shorter one ends it.
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
 #[cfg(test)]
@@ -134,7 +137,7 @@ mod tests {
                 softmax,
                 vec![Tensor::i32(&[1, 1], vec![0])],
                 one(&[1, 1]),
-                ReferenceError::DType { what: "x", wanted: "f32" },
+                ReferenceError::DType { what: "x", wanted: "floats" },
             ),
             (
                 softmax,

@@ -15,17 +15,17 @@ pub(super) struct Operands<'a> {
 pub(super) struct Matrix<'a> {
     pub rows: usize,
     pub columns: usize,
-    pub data: &'a [f32],
+    pub data: &'a [f64],
 }
 
 impl<'a> Matrix<'a> {
     /// Row `r`, which must exist.
-    pub fn row(&self, r: usize) -> &'a [f32] {
+    pub fn row(&self, r: usize) -> &'a [f64] {
         &self.data[r * self.columns..(r + 1) * self.columns]
     }
 
     /// All rows.
-    pub fn iter_rows(self) -> impl Iterator<Item = &'a [f32]> {
+    pub fn iter_rows(self) -> impl Iterator<Item = &'a [f64]> {
         (0..self.rows).map(move |r| self.row(r))
     }
 }
@@ -57,16 +57,16 @@ impl<'a> Operands<'a> {
     }
 
     /// Floats of any shape.
-    pub fn floats(&mut self, what: &'static str) -> Result<(&'a [usize], &'a [f32]), ReferenceError> {
+    pub fn floats(&mut self, what: &'static str) -> Result<(&'a [usize], &'a [f64]), ReferenceError> {
         let tensor = self.take()?;
         match &tensor.data {
-            Data::F32(data) => Ok((&tensor.shape, data)),
-            Data::I32(_) => Err(ReferenceError::DType { what, wanted: "f32" }),
+            Data::Float(data) => Ok((&tensor.shape, data)),
+            Data::I32(_) | Data::U8(_) => Err(ReferenceError::DType { what, wanted: "floats" }),
         }
     }
 
     /// Floats of this shape.
-    pub fn shaped(&mut self, what: &'static str, wanted: &[usize]) -> Result<&'a [f32], ReferenceError> {
+    pub fn shaped(&mut self, what: &'static str, wanted: &[usize]) -> Result<&'a [f64], ReferenceError> {
         let (shape, data) = self.floats(what)?;
         if shape == wanted {
             return Ok(data);
@@ -99,7 +99,7 @@ impl<'a> Operands<'a> {
         match (&tensor.data, tensor.shape.len()) {
             (Data::I32(data), 1) => Ok(data),
             (Data::I32(_), _) => Err(ReferenceError::Rank { what, wanted: 1, found: tensor.shape.clone() }),
-            (Data::F32(_), _) => Err(ReferenceError::DType { what, wanted: "i32" }),
+            (Data::Float(_) | Data::U8(_), _) => Err(ReferenceError::DType { what, wanted: "i32" }),
         }
     }
 

@@ -4,8 +4,8 @@ use super::{Operands, ReferenceError, Tensor};
 
 pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let (shape, x) = ins.floats("x")?;
-    let relu = |&x: &f32| if x > 0.0 || x.is_nan() { x } else { 0.0 };
-    Ok(vec![Tensor::f32(shape, x.iter().map(relu).collect())])
+    let relu = |&x: &f64| if x > 0.0 || x.is_nan() { x } else { 0.0 };
+    Ok(vec![Tensor::f64(shape, x.iter().map(relu).collect())])
 }
 
 #[cfg(test)]

@@ -13,13 +13,13 @@ pub(super) fn eval(op: &SegmentMean, ins: &mut Operands<'_>) -> Result<Vec<Tenso
         let mut sums = vec![0.0_f64; x.columns];
         for r in first..end {
             for (sum, &x) in sums.iter_mut().zip(x.row(r)) {
-                *sum += f64::from(x);
+                *sum += x;
             }
         }
         let rows = end.saturating_sub(first).max(1) as f64;
-        y.extend(sums.iter().map(|&s| (s / rows) as f32));
+        y.extend(sums.iter().map(|s| s / rows));
     }
-    Ok(vec![Tensor::f32(&[spans.len(), x.columns], y)])
+    Ok(vec![Tensor::f64(&[spans.len(), x.columns], y)])
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `y[i] = x[rows[i]]`. Invariant: bits are copied.
+//! `y[i] = x[rows[i]]`. Invariant: numbers are copied.
 
 use super::{Operands, ReferenceError, Tensor, operands::rows_of};
 
@@ -6,7 +6,7 @@ pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError
     let x = ins.matrix("x")?;
     let rows = rows_of("rows", ins.integers("rows")?, x.rows)?;
     let y = rows.iter().flat_map(|&r| x.row(r)).copied().collect();
-    Ok(vec![Tensor::f32(&[rows.len(), x.columns], y)])
+    Ok(vec![Tensor::f64(&[rows.len(), x.columns], y)])
 }
 
 #[cfg(test)]

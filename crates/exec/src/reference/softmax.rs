@@ -6,11 +6,9 @@ pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError
     let x = ins.matrix("x")?;
     let mut y = Vec::with_capacity(x.data.len());
     for row in x.iter_rows() {
-        let scores: Vec<f64> = row.iter().map(|&x| f64::from(x)).collect();
-        let (weights, _) = normalise(&scores);
-        y.extend(weights.iter().map(|&w| w as f32));
+        y.extend(normalise(row).0);
     }
-    Ok(vec![Tensor::f32(&[x.rows, x.columns], y)])
+    Ok(vec![Tensor::f64(&[x.rows, x.columns], y)])
 }
 
 /// The softmax of `scores`, and `ln sum exp(score)`.

@@ -11,8 +11,8 @@ use plimsoll_exec::reference::Data;
 /// The outputs of a case; `None` where the target has no kernel.
 fn results(on: On, case: &Case) -> Option<Vec<Vec<f32>>> {
     let weight = |name: &str| match &case.ins[name[2..].parse::<usize>().expect("in{i}")].data {
-        Data::F32(data) => data.clone(),
-        Data::I32(_) => panic!("{}: weights are floats", case.name),
+        Data::Float(data) => rounded(data),
+        Data::I32(_) | Data::U8(_) => panic!("{}: weights are floats", case.name),
     };
     let executor = load(on, &case.graph(), false, |param, range, out| {
         out.copy_from_slice(&weight(&param.name)[range.start as usize..range.end as usize]);
@@ -29,12 +29,17 @@ fn results(on: On, case: &Case) -> Option<Vec<Vec<f32>>> {
     Some(outs.collect())
 }
 
+fn rounded(data: &[f64]) -> Vec<f32> {
+    data.iter().map(|&x| x as f32).collect()
+}
+
 fn give(executor: &mut Executor, case: &Case) {
     for (i, operand) in case.ins.iter().enumerate().filter(|(_, o)| !o.weight) {
         let name = format!("in{i}");
         let given = match &operand.data {
-            Data::F32(data) => executor.input_f32(0, &name, data),
+            Data::Float(data) => executor.input_f32(0, &name, &rounded(data)),
             Data::I32(data) => executor.input_i32(0, &name, data),
+            Data::U8(_) => panic!("{}: codes are no inputs", case.name),
         };
         given.unwrap_or_else(|e| panic!("{}: {e}", case.name));
     }
@@ -46,7 +51,7 @@ fn compare(on: On, case: &Case) {
         return;
     };
     for (i, (found, wanted)) in found.iter().zip(case.reference()).enumerate() {
-        let wanted = wanted.floats().expect("outputs are floats").to_vec();
+        let wanted = wanted.rounded().expect("outputs are floats");
         let limit = case.tolerance.limit(&wanted);
         for (at, (f, w)) in found.iter().zip(&wanted).enumerate() {
             let close = (f - w).abs() <= limit;

@@ -78,7 +78,7 @@ fn attention((heads, head_dim): (u32, u32), lengths: &[u64], form: Form, amplitu
 fn with_table(case: Case, head_dim: u32, of: fn(f64) -> f64) -> Case {
     let (longest, half) = (case.bounds.longest, head_dim / 2);
     let frequency = |j: u32| 10_000_f64.powf(-f64::from(j) / f64::from(half)) as f32;
-    let row = |p: u64| (0..half).map(move |j| of(f64::from(p as f32 * frequency(j))) as f32);
+    let row = |p: u64| (0..half).map(move |j| f64::from(of(f64::from(p as f32 * frequency(j))) as f32));
     let data = (0..longest).flat_map(row).collect();
-    case.operand(&[Dim::Fixed(longest), Dim::Fixed(u64::from(half))], Data::F32(data), false)
+    case.operand(&[Dim::Fixed(longest), Dim::Fixed(u64::from(half))], Data::Float(data), false)
 }

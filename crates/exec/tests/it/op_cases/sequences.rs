@@ -103,5 +103,6 @@ fn rotary_table(half: u32, longest: u64) -> Case {
     let name = format!("rotary_table {longest} x {half}");
     let case = Case::new(name, op, &[longest], 0, Tolerance::sum(2.0, 1));
     let frequency = |j: u32| 10_000_f64.powf(-f64::from(j) / f64::from(half)) as f32;
-    case.operand(&[Dim::Fixed(u64::from(half))], Data::F32((0..half).map(frequency).collect()), true)
+    let data = (0..half).map(|j| f64::from(frequency(j))).collect();
+    case.operand(&[Dim::Fixed(u64::from(half))], Data::Float(data), true)
 }
