@@ -22,9 +22,11 @@ mod tile;
 mod view;
 
 pub mod attention;
+pub mod cross_entropy;
 pub mod elementwise;
 pub mod embed;
 pub mod gemm;
+pub mod grouped;
 pub mod norm;
 pub mod peak;
 pub mod product;

@@ -11,6 +11,7 @@
 //! Every element of B is packed once for a block of rows, every one of A once for a group.
 
 mod pack;
+mod sums;
 
 use super::Cpu;
 use super::gemm::{Epilogue, Split, finish};
@@ -21,6 +22,8 @@ use super::view::{Rows, RowsMut};
 use core::ops::Range;
 use graph::Bytes;
 use plan::Workspace;
+
+pub use sums::column_sums;
 
 /// Most k of a slice, whole vectors, and the stride of the packed rows: not a multiple of a page.
 const DEPTH: usize = 384;
@@ -89,6 +92,13 @@ pub fn product(
         let scratch = (scratch as *mut f32).wrapping_add(worker * EACH);
         cpu.isa().run(Task { job, rows, panels, scratch });
     });
+}
+
+/// y += a b: adds to what stands in y. `workspace` as for [`product`].
+pub fn add_product(cpu: &Cpu, a: Factor<'_>, b: Factor<'_>, y: RowsMut<'_>, workspace: &mut [f32]) {
+    // SAFETY: y's own rows, which `product` reads where it is about to write.
+    let residual = unsafe { Rows::from_raw(y.row(0), y.rows(), y.cols(), y.ld()) };
+    product(cpu, a, b, Epilogue { residual: Some(residual), ..Default::default() }, y, workspace);
 }
 
 /// Blocks of rows where there are several; otherwise the threads share the panels, so that each is packed once.
