@@ -203,10 +203,10 @@ fn same_kernels(program: &Program, device: &dyn Device) -> Result<(), DeviceErro
         });
     }
     let reported = device.kernels();
-    for node in program.plans().iter().flat_map(|(_, p)| &p.graph.nodes) {
-        let has = |rows: &[KernelRow]| rows.iter().find(|r| r.op == node.op.name()).cloned();
-        let (planned, found) = (has(&target.kernels), has(&reported));
-        if planned != found || planned.is_none() {
+    for (graph, node) in program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().map(|n| (&p.graph, n))) {
+        let planned = target.kernel_of(graph, node).ok();
+        if planned.is_none_or(|row| !reported.contains(row)) {
+            let found: Vec<&KernelRow> = reported.iter().filter(|r| r.op == node.op.name()).collect();
             return Err(DeviceError::KernelTable {
                 op: node.op.name().to_owned(),
                 planned: format!("{planned:?}"),

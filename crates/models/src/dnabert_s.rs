@@ -3,7 +3,7 @@
 
 use crate::config::{ConfigError, Keys, Output};
 use crate::layers::{Batch, Wanted};
-use graph::ops::{Attention, Bias, Embed, Glu, Mask, Qkv, SegmentMean};
+use graph::ops::{Activation, Attention, Bias, Embed, Glu, Mask, Qkv, SegmentMean};
 use graph::{Bounds, Builder, Graph, Op, ValueId, VerifyError};
 
 /// The sizes of a DNABERT-S model.
@@ -82,7 +82,7 @@ fn block(g: &mut Builder, c: &DnabertConfig, x: ValueId, batch: &Batch) -> Value
     let x = g.add(x, a);
     let x = g.layer_norm(x, "attention.output.LayerNorm", c.eps);
     let h = g.linear(x, "mlp.gated_layers", 2 * c.intermediate_size, false); // (T, 2F)
-    let h = g.one(Op::Glu(Glu {}), &[h]); // (T, F)
+    let h = g.one(Op::Glu(Glu { activation: Activation::Gelu }), &[h]); // (T, F)
     let h = g.linear(h, "mlp.wo", c.hidden_size, true);
     let x = g.add(x, h);
     g.layer_norm(x, "mlp.layernorm", c.eps)

@@ -155,7 +155,7 @@ impl Replay<'_> {
         for &v in &sources {
             let slice = self.slice(v).map_err(fail)?;
             let region = match self.graph.spec(v).role {
-                Role::Param(_) | Role::State => Region::Persistent,
+                Role::Param(_) | Role::State(_) => Region::Persistent,
                 Role::Input | Role::Activation | Role::Grad | Role::Scratch => Region::Transient,
             };
             if slice.region != region {
@@ -215,7 +215,7 @@ impl Replay<'_> {
                 Ok(())
             }
             Role::Param(_) => Err(format!("{v} at {slice:?} survives the step and cannot be loaded in it")),
-            Role::Input | Role::Activation | Role::Grad | Role::State | Role::Scratch => {
+            Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => {
                 Err(format!("{v} is no parameter, so there is nothing to load"))
             }
         }
@@ -242,7 +242,7 @@ impl Replay<'_> {
         for (v, value) in self.graph.values() {
             let survives = match value.spec.role {
                 Role::Param(_) => !self.loaded[v.index()],
-                Role::State => true,
+                Role::State(_) => true,
                 Role::Input | Role::Activation | Role::Grad | Role::Scratch => false,
             };
             let update = self.graph.updates.iter().find(|(state, _)| *state == v);

@@ -56,9 +56,13 @@ pub fn compile_with(
         graph = verified("fuse", passes::fuse(&graph))?;
     }
     graph = verified("dce", passes::dce(&graph))?;
-    graph = verified("layout", passes::layout(&graph, target)?)?;
-    if policy.weights == Weights::Streamed {
-        graph = verified("stream", passes::stream(&graph))?;
+    match policy.weights {
+        Weights::Trained => {}
+        Weights::Resident => graph = verified("layout", passes::layout(&graph, target)?)?,
+        Weights::Streamed => {
+            graph = verified("layout", passes::layout(&graph, target)?)?;
+            graph = verified("stream", passes::stream(&graph))?;
+        }
     }
     let schedule = schedule(&graph, policy.weights);
     let memory = place(&graph, &schedule, target)?;
@@ -115,7 +119,7 @@ fn place_persistent(
     let mut end = Bytes::ZERO;
     for (id, value) in graph.values().filter(|(_, v)| v.def == Def::Source) {
         let persistent = match value.spec.role {
-            Role::Param(_) | Role::State => true,
+            Role::Param(_) | Role::State(_) => true,
             Role::Input | Role::Activation | Role::Grad | Role::Scratch => false,
         };
         if persistent && !loaded[id.index()] {

@@ -112,7 +112,7 @@ fn reusable(
     allowed.iter().map(|&j| node.inputs[j]).find(|old| {
         let computed = match graph.spec(*old).role {
             Role::Activation | Role::Grad => true,
-            Role::Param(_) | Role::Input | Role::State | Role::Scratch => false,
+            Role::Param(_) | Role::Input | Role::State(_) | Role::Scratch => false,
         };
         // Read through another operand too, it may still be needed when its place is written.
         let elsewhere = (0..node.inputs.len()).any(|j| node.inputs[j] == *old && !allowed.contains(&j));

@@ -17,6 +17,8 @@ pub enum Weights {
     /// In the arena, read once before the first step.
     #[default]
     Resident,
+    /// In the arena and changed by training: rows as in their file, in no kernel's order.
+    Trained,
     /// In their file, read in every step right before their use: less memory, and the time to read them.
     Streamed,
 }

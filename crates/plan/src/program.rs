@@ -221,7 +221,7 @@ impl Program {
             }
             let label = match value.spec.role {
                 Role::Param(_) => "params",
-                Role::State => "states",
+                Role::State(_) => "states",
                 Role::Input | Role::Activation | Role::Grad | Role::Scratch => continue,
             };
             let bytes = value.spec.bytes(&plan.graph.bounds);
@@ -277,7 +277,7 @@ fn add_transient(plan: &Plan, ledger: &mut Ledger) -> Bytes {
             Role::Activation | Role::Scratch => "activations",
             Role::Grad => "gradients",
             Role::Param(_) => STREAMED,
-            Role::State => "states",
+            Role::State(_) => "states",
         };
         add(label, graph.spec(v).bytes(&graph.bounds));
     }

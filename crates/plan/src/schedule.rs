@@ -33,7 +33,7 @@ pub struct Schedule {
 /// reads the old state after them.
 pub(crate) fn schedule(graph: &Graph, weights: Weights) -> Schedule {
     let streamed = match weights {
-        Weights::Resident => vec![false; graph.values.len()],
+        Weights::Resident | Weights::Trained => vec![false; graph.values.len()],
         Weights::Streamed => streamed(graph),
     };
     let mut instrs = vec![];

@@ -36,7 +36,8 @@ const BLOCK: usize = 168;
 const GROUP: usize = 8;
 
 /// Bytes of workspace per thread, as the planner's table has them: one figure for all instruction sets.
-pub const WORKSPACE: Workspace = Workspace { per_unit: Bytes(4 * EACH as u64), per_column: Bytes(0) };
+pub const WORKSPACE: Workspace =
+    Workspace { per_unit: Bytes(4 * EACH as u64), per_column: Bytes(0), per_item: Bytes(0) };
 
 /// f32 of workspace per thread, whole cache lines: what the tiles need, the most of all.
 const EACH: usize = 374_784;

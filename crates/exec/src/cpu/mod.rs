@@ -11,7 +11,10 @@ mod device;
 #[cfg(target_arch = "x86_64")]
 mod gemm_amx;
 mod isa;
+mod kernels;
+mod launch;
 mod math;
+mod operands;
 #[cfg(target_arch = "x86_64")]
 mod parts;
 mod pool;

@@ -35,6 +35,7 @@ impl ReferenceDevice {
             DType::Bf16 => Data::Float(halves.map(|b| BF16.widen(b)).collect()),
             DType::F16 => Data::Float(halves.map(|b| F16.widen(b)).collect()),
             DType::I32 => Data::I32(words.map(i32::from_le_bytes).collect()),
+            DType::U8 => Data::U8(bytes.to_vec()),
         };
         Ok(Tensor { shape: shape(&operand.spec, counts), data })
     }
@@ -47,8 +48,10 @@ fn bytes_of(data: &Data, dtype: DType) -> Option<Vec<u8>> {
         (Data::Float(data), DType::Bf16) => data.iter().flat_map(|&x| BF16.round(x).to_le_bytes()).collect(),
         (Data::Float(data), DType::F16) => data.iter().flat_map(|&x| F16.round(x).to_le_bytes()).collect(),
         (Data::I32(data), DType::I32) => data.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        (Data::Float(_), DType::I32)
+        (Data::U8(data), DType::U8) => data.clone(),
+        (Data::Float(_), DType::I32 | DType::U8)
         | (Data::I32(_) | Data::U8(_), DType::F32 | DType::Bf16 | DType::F16)
+        | (Data::I32(_), DType::U8)
         | (Data::U8(_), DType::I32) => return None,
     })
 }

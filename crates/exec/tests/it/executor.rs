@@ -54,7 +54,7 @@ fn a_step_allocates_nothing() {
         let graph = small(model).expect("verified");
         let on = On::Cpu(Isa::detect(), 2);
         let mut executor = match weights {
-            Resident => load(on, &graph, true, |_, _, out| out.fill(0.01)),
+            Resident | Weights::Trained => load(on, &graph, true, |_, _, out| out.fill(0.01)),
             Streamed => stream(on, &graph, true, constant(0.01)),
         }
         .expect("planned");
@@ -102,7 +102,7 @@ fn a_step_reads_each_parameter_once() {
         executor.attach(0, Box::new(source)).expect("attached");
         let params = 4 * graph_params(&executor);
         let (once, each) = match weights {
-            Weights::Resident => (params, 0),
+            Weights::Resident | Weights::Trained => (params, 0),
             Weights::Streamed => (0, params),
         };
         assert_eq!(counter.swap(0, Ordering::Relaxed), once, "{weights:?}");

@@ -75,9 +75,8 @@ fn a_value_that_is_added_to_itself_has_twice_the_gradient() {
 
 #[test]
 fn gradients_are_planned() {
-    let plan = compile(&mlp(bounds(64)), &gradients(), &target("null")).expect("planned");
-    assert_eq!(plan.graph.outputs.len(), 1 + 6);
-    // The CPU has no backward kernels yet, and says so.
-    let error = compile(&mlp(bounds(64)), &gradients(), &target("cpu")).expect_err("no kernels");
-    assert!(matches!(error, PlanError::Unsupported { .. }), "{error}");
+    for name in ["null", "cpu"] {
+        let plan = compile(&mlp(bounds(64)), &gradients(), &target(name)).expect("planned");
+        assert_eq!(plan.graph.outputs.len(), 1 + 6, "{name}");
+    }
 }

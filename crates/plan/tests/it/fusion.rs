@@ -1,6 +1,6 @@
 //! Fusion: the interface stays, the meaning stays, and what anybody else reads stays.
 
-use crate::cases::{MEAN, attention_block, bounds, count, encoder, target};
+use crate::cases::{MEAN, attention_block, bounds, count, encoder, state, target};
 use crate::symbolic::meaning;
 use graph::ops::Epilogue;
 use graph::{Builder, DType, Dim, Graph, Op, ValueId};
@@ -74,7 +74,7 @@ fn a_linear_with_two_readers_stays() {
 fn the_new_value_of_an_update_stays() {
     let g = fused(|g, _| {
         let shape = [Dim::Fixed(2), Dim::Fixed(8)];
-        let state = g.state(&shape, DType::F32);
+        let state = state(g, "s3", &shape);
         let h = g.linear(state, "fc", 8, true);
         let y = g.gelu(h);
         g.output("y", y);

@@ -1,6 +1,6 @@
 //! Each pass before and after, as text. With PLIMSOLL_BLESS=1 the goldens are written instead of compared.
 
-use crate::cases::{MEAN, bounds, gradients, mlp, narrow, target};
+use crate::cases::{MEAN, bounds, gradients, mlp, narrow, state, target};
 use graph::ops::SelectRows;
 use graph::{Builder, DType, Dim, Graph, Op};
 use models::Output;
@@ -48,7 +48,7 @@ fn dce() {
     g.input("unread", &[Dim::Sequences(1)], DType::I32);
     let rows = g.input("rows", &[Dim::Sequences(1)], DType::I32);
     let shape = [Dim::Fixed(2), Dim::Fixed(8)];
-    let (kept, _dropped) = (g.state(&shape, DType::F32), g.state(&shape, DType::F32));
+    let (kept, _dropped) = (state(&mut g, "s4", &shape), state(&mut g, "s5", &shape));
     let dead = g.linear(x, "dead", 16, true);
     g.gelu(dead);
     let y = g.layer_norm(x, "norm", 1e-5);

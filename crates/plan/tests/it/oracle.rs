@@ -25,7 +25,7 @@ pub fn fault(p: &Plan) -> Option<String> {
         if loaded && p.graph.updates.iter().any(|(state, _)| *state == v) {
             return Some(format!("{v} is loaded and updated"));
         }
-        let survives = matches!(value.spec.role, Role::Param(_) | Role::State) && !loaded;
+        let survives = matches!(value.spec.role, Role::Param(_) | Role::State(_)) && !loaded;
         let region = if survives { Region::Persistent } else { Region::Transient };
         let room = if survives { p.memory.persistent } else { p.memory.transient };
         if slice.region != region || slice.end() > room.0 || slice.bytes != value.spec.bytes(&p.graph.bounds) {

@@ -51,7 +51,7 @@ fn elementwise(rows: u64, columns: u64) -> [Case; 5] {
         of(Op::Relu(Relu {}), 0.0).noise(&x, UNIT),
         of(Op::Gelu(Gelu {}), 4.0).noise(&x, wide),
         of(Op::GeluGrad(GeluGrad {}), 4.0).noise(&x, UNIT).noise(&x, wide),
-        of(Op::Glu(Glu {}), 4.0).noise(&halves, wide),
+        of(Op::Glu(Glu { activation: Activation::Gelu }), 4.0).noise(&halves, wide),
     ]
 }
 
