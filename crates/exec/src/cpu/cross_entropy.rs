@@ -50,18 +50,16 @@ pub struct Gradients<'a> {
 /// gets ln sum exp(logit), 0 for the other rows. `workspace` holds `WORKSPACE`. Panics, as all here, on sizes
 /// that do not fit together and on targets past V.
 pub fn loss(cpu: &Cpu, head: Head<'_>, mut lse: Option<&mut [f32]>, workspace: &mut [f32]) -> f32 {
-    let mut total = 0.0;
+    let (v, mut total) = (head.w.rows(), 0.0);
     if let Some(lse) = lse.as_deref_mut() {
         lse.fill(0.0);
     }
     let mut room = Room::new(cpu, head, workspace);
     while let Some(chunk) = room.next(cpu) {
-        let sums = RowsMut::new(room.sums, chunk, 1, 1);
-        cpu.by_rows(chunk, head.w.rows(), &|range| {
-            cpu.isa().run(LogSumExp { logits: room.logits(chunk), sums: &sums, range });
-        });
+        let (logits, sums) = (Rows::new(room.logits, chunk, v, v), RowsMut::new(room.sums, chunk, 1, 1));
+        cpu.by_rows(chunk, v, &|range| cpu.isa().run(LogSumExp { logits, sums: &sums, range }));
         for (i, &r) in room.index[..chunk].iter().enumerate() {
-            let at_target = room.logits[i * head.w.rows() + head.targets[r as usize] as usize];
+            let at_target = room.logits[i * v + head.targets[r as usize] as usize];
             let sum = f64::from(room.sums[i]);
             total += sum - f64::from(at_target) + f64::from(head.z_loss) * sum * sum;
             if let Some(lse) = lse.as_deref_mut() {
@@ -83,15 +81,15 @@ pub fn gradients(
     workspace: &mut [f32],
 ) {
     assert_eq!(lse.len(), head.x.rows(), "an lse for each row");
+    let (v, k) = (head.w.rows(), head.x.cols());
     clear(cpu, &head, &mut to);
     let mut room = Room::new(cpu, head, workspace);
     while let Some(chunk) = room.next(cpu) {
-        let (v, k) = (head.w.rows(), head.x.cols());
         let g = RowsMut::new(room.logits, chunk, v, v);
         cpu.by_rows(chunk, v, &|range| {
             cpu.isa().run(Softmax { head: &head, dloss, lse, index: room.index, g: &g, range });
         });
-        let (g, x) = (room.logits(chunk), Rows::new(room.rows, chunk, k, k));
+        let (g, x) = (Rows::new(room.logits, chunk, v, v), Rows::new(room.rows, chunk, k, k));
         if let Some(dw) = &mut to.dw {
             add_product(cpu, Factor::Transposed(g), Factor::Stored(x), dw.part(0, v), room.units);
         }
@@ -180,11 +178,6 @@ impl<'a> Room<'a> {
         let epilogue = Epilogue { bias: head.bias, ..Default::default() };
         product(cpu, x, w, epilogue, RowsMut::new(self.logits, count, v, v), self.units);
         Some(count)
-    }
-
-    /// What stands in `logits`.
-    fn logits(&self, chunk: usize) -> Rows<'_> {
-        Rows::new(self.logits, chunk, self.head.w.rows(), self.head.w.rows())
     }
 
     /// Copies what stands in `rows` to where those rows of x are.

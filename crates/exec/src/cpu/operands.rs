@@ -77,6 +77,14 @@ impl<'a> Operands<'a> {
         Ok(unsafe { std::slice::from_raw_parts_mut(start, bytes.0 as usize / 4) })
     }
 
+    /// An input of integers as one run; what they mean is the caller's to check.
+    pub(super) fn integers(&self, i: usize) -> Result<&'a [i32], DeviceError> {
+        let o = &self.launch.ins[i];
+        let len = o.spec.elements_at(self.launch.counts) as usize;
+        // SAFETY: inside the arena; every bit pattern is an i32.
+        Ok(unsafe { std::slice::from_raw_parts(self.start(o)?.cast(), len) })
+    }
+
     /// Row indices below `rows`.
     pub(super) fn ids(&self, i: usize, rows: usize) -> Result<&'a [u32], DeviceError> {
         let o = &self.launch.ins[i];
@@ -121,9 +129,6 @@ impl<'a> Operands<'a> {
     }
 
     pub(super) fn linear(&self, cpu: &Cpu, op: &Linear) -> Result<(), DeviceError> {
-        if self.launch.ins[1].spec.layout == Layout::RowMajor {
-            return launch::product::linear(self, cpu, op);
-        }
         let bias = op.bias.then(|| self.vector(2)).transpose()?;
         let after = 2 + usize::from(op.bias);
         let (act, residual) = match op.epilogue {
@@ -132,7 +137,12 @@ impl<'a> Operands<'a> {
             Epilogue::Residual => (Act::None, Some(self.input(after)?)),
         };
         let epilogue = gemm::Epilogue { bias, act, residual };
-        gemm::linear(cpu, self.input(0)?, self.vector(1)?, epilogue, self.output(0)?, self.workspace()?);
+        match self.launch.ins[1].spec.layout {
+            Layout::RowMajor => launch::product::linear(self, cpu, epilogue)?,
+            Layout::Panels { .. } => {
+                gemm::linear(cpu, self.input(0)?, self.vector(1)?, epilogue, self.output(0)?, self.workspace()?)
+            }
+        }
         Ok(())
     }
 

@@ -41,7 +41,8 @@ const SUMS: usize = BLOCK * GROUP * PANEL;
 const EACH: usize = ROWS + SLICE + SUMS;
 
 /// Bytes of workspace per thread, as the planner's table has them.
-pub const WORKSPACE: Workspace = Workspace { per_unit: Bytes(4 * EACH as u64), per_column: Bytes(0) };
+pub const WORKSPACE: Workspace =
+    Workspace { per_unit: Bytes(4 * EACH as u64), per_column: Bytes(0), per_item: Bytes(0) };
 
 /// Multiply-adds below which a product takes less time than waking a thread: some microseconds.
 const ALONE: usize = 64 * 1024;

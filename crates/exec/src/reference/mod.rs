@@ -10,11 +10,13 @@ mod add;
 mod attention;
 mod batch_norm;
 mod concat;
+mod cross_entropy;
 mod device;
 mod embed;
 mod error;
 mod gelu;
 mod glu;
+mod grouped_linear;
 mod half;
 mod layer_norm;
 mod layer_norm_grad;
@@ -93,11 +95,11 @@ pub fn eval(
         Op::RouteGrad(_) => Err(UNWRITTEN),
         Op::RouterLoss(_) => Err(UNWRITTEN),
         Op::RouterLossGrad(_) => Err(UNWRITTEN),
-        Op::GroupedLinear(_) => Err(UNWRITTEN),
-        Op::GroupedLinearInputGrad(_) => Err(UNWRITTEN),
-        Op::GroupedLinearWeightGrad(_) => Err(UNWRITTEN),
-        Op::LinearCrossEntropy(_) => Err(UNWRITTEN),
-        Op::LinearCrossEntropyGrad(_) => Err(UNWRITTEN),
+        Op::GroupedLinear(op) => grouped_linear::eval(op, &mut operands),
+        Op::GroupedLinearInputGrad(op) => grouped_linear::eval_input_grad(op, &mut operands),
+        Op::GroupedLinearWeightGrad(op) => grouped_linear::eval_weight_grad(op, &mut operands),
+        Op::LinearCrossEntropy(op) => cross_entropy::eval(op, &mut operands),
+        Op::LinearCrossEntropyGrad(op) => cross_entropy::eval_grad(op, &mut operands),
         Op::Accumulate(_) => Err(UNWRITTEN),
         Op::Adafactor(_) => Err(UNWRITTEN),
         Op::AdamW(_) => Err(UNWRITTEN),
