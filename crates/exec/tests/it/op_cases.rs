@@ -7,6 +7,7 @@
 
 mod attention;
 mod linear;
+mod products;
 mod rows;
 mod sequences;
 
@@ -72,7 +73,7 @@ pub const UNIT: Noise = Noise { offset: 0.0, amplitude: 1.0 };
 
 /// All cases, in a fixed order.
 pub fn cases() -> Vec<Case> {
-    [rows::cases(), linear::cases(), attention::cases(), sequences::cases()].concat()
+    [rows::cases(), linear::cases(), products::cases(), attention::cases(), sequences::cases()].concat()
 }
 
 impl Tolerance {

@@ -13,13 +13,7 @@ use core::ops::Range;
 /// # Safety
 /// The rows and `ks` lie in `a`; at `to` is room for the rows in whole tiles, and for `ks` in whole vectors.
 #[inline(always)]
-pub(super) unsafe fn rows<S: Simd>(
-    s: S,
-    a: Factor<'_>,
-    rows: &Range<usize>,
-    ks: &Range<usize>,
-    to: *mut f32,
-) {
+pub(super) unsafe fn rows<S: Simd>(s: S, a: Factor<'_>, rows: &Range<usize>, ks: &Range<usize>, to: *mut f32) {
     let height = rows.len().next_multiple_of(S::ROWS);
     match a {
         Factor::Stored(x) => {

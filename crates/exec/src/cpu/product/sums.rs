@@ -35,7 +35,8 @@ impl Kernel for Sums<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         const VECS: usize = COLUMNS / LANES;
-        let width: [usize; VECS] = core::array::from_fn(|v| self.columns.len().saturating_sub(v * LANES).min(LANES));
+        let width: [usize; VECS] =
+            core::array::from_fn(|v| self.columns.len().saturating_sub(v * LANES).min(LANES));
         let mut totals = [s.splat(0.0); VECS];
         // SAFETY: these rows and columns lie in x, and the columns in y.
         unsafe {

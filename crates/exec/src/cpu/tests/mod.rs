@@ -7,6 +7,7 @@ mod math;
 mod peer;
 mod product;
 mod rows;
+mod training;
 
 use super::{Cpu, Isa};
 

@@ -121,7 +121,8 @@ fn it_adds_to_what_stands_in_y() {
     let (x, w, r) = (numbers(1, m * k), numbers(2, n * k), numbers(3, m * n));
     let (a, b) = (Held::new(&x, (m, k), false), Held::new(&w, (k, n), false));
     for cpu in machines() {
-        let want = run(&cpu, [&a, &b], Epilogue { residual: Some(Rows::new(&r, m, n, n)), ..Default::default() });
+        let want =
+            run(&cpu, [&a, &b], Epilogue { residual: Some(Rows::new(&r, m, n, n)), ..Default::default() });
         let mut y = r.clone();
         let at = y.as_mut_ptr();
         let mut scratch = workspace(&cpu, WORKSPACE.per_unit.0 as usize);

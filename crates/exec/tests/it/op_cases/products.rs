@@ -92,7 +92,8 @@ fn targets(case: Case, rows: Dim, v: u64) -> Case {
 }
 
 fn loss(rows: u64, dim: Dim, (v, k, chunk): (u64, u64, u32), bias: bool, z_loss: f32) -> Case {
-    let name = format!("linear_cross_entropy {rows} of {dim}, {v} x {k}, chunk {chunk}, bias {bias}, z {z_loss}");
+    let name =
+        format!("linear_cross_entropy {rows} of {dim}, {v} x {k}, chunk {chunk}, bias {bias}, z {z_loss}");
     let op = Op::LinearCrossEntropy(LinearCrossEntropy { bias, chunk, z_loss });
     let lengths = match dim {
         Dim::Sequences(_) => vec![2; rows as usize],
@@ -107,7 +108,8 @@ fn loss(rows: u64, dim: Dim, (v, k, chunk): (u64, u64, u32), bias: bool, z_loss:
 }
 
 fn loss_grad(rows: u64, (v, k, chunk): (u64, u64, u32), bias: bool, z_loss: f32) -> Case {
-    let name = format!("linear_cross_entropy_grad {rows} rows, {v} x {k}, chunk {chunk}, bias {bias}, z {z_loss}");
+    let name =
+        format!("linear_cross_entropy_grad {rows} rows, {v} x {k}, chunk {chunk}, bias {bias}, z {z_loss}");
     let forward = LinearCrossEntropy { bias, chunk, z_loss };
     let op = Op::LinearCrossEntropyGrad(LinearCrossEntropyGrad { forward });
     let case = case(name, op, rows, Tolerance::sum(EXPONENT, v.max(k).max(rows)));
