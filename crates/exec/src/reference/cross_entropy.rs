@@ -133,7 +133,7 @@ mod tests {
             ins.push(targets.clone());
             let shapes: [&[usize]; 2] = [&[1], &[r]];
             let lse = run(Op::LinearCrossEntropy(forward), &ins, &shapes).remove(1);
-            let inputs = [&[dloss.clone()], &ins[..], &[lse]].concat();
+            let inputs = [std::slice::from_ref(&dloss), &ins, &[lse]].concat();
             let outs: [&[usize]; 3] = [&[r, k], &[v, k], &[v]];
             let grad = Op::LinearCrossEntropyGrad(LinearCrossEntropyGrad { forward });
             let grads = run(grad, &inputs, &outs[..2 + usize::from(bias)]);

@@ -86,7 +86,7 @@ fn weight_grad(rows: u64, (experts, n, k): (u32, u64, u64), bias: bool) -> Case 
 /// Two rows of three count.
 fn targets(case: Case, rows: Dim, v: u64) -> Case {
     let count = rows.at(case.counts);
-    let target = |x: u64| if x % 3 == 0 { -100 } else { (x / 3 % v) as i32 };
+    let target = |x: u64| if x.is_multiple_of(3) { -100 } else { (x / 3 % v) as i32 };
     let targets = case.random(count).map(target).collect();
     case.integers(&[rows], targets)
 }
