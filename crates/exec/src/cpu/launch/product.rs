@@ -112,7 +112,7 @@ pub(in super::super) fn linear_weight_grad(
 fn head<'a>(l: &Operands<'a>, op: &LinearCrossEntropy, x: usize) -> Result<Head<'a>, DeviceError> {
     let w = l.input(x + 1)?;
     let bias = op.bias.then(|| l.vector(x + 2)).transpose()?;
-    let targets = l.integers(x + 2 + usize::from(op.bias))?;
+    let targets: &[i32] = bytemuck::cast_slice(l.words(x + 2 + usize::from(op.bias))?);
     match targets.iter().find(|&&t| t >= 0 && t as usize >= w.rows()) {
         Some(target) => Err(l.refuse(format!("target {target} of {} classes", w.rows()))),
         None => Ok(Head { x: l.input(x)?, w, bias, targets, chunk: op.chunk as usize, z_loss: op.z_loss }),
@@ -121,10 +121,10 @@ fn head<'a>(l: &Operands<'a>, op: &LinearCrossEntropy, x: usize) -> Result<Head<
 
 /// Where each expert's rows start, and where the last one's end.
 fn offsets<'a>(l: &Operands<'a>, i: usize, rows: usize) -> Result<&'a [u32], DeviceError> {
-    let offsets = l.integers(i)?;
+    let offsets = l.words(i)?;
     let ascending = offsets.first() == Some(&0) && offsets.is_sorted();
     match offsets.last().is_some_and(|&end| ascending && end as usize <= rows) {
-        true => Ok(bytemuck::cast_slice(offsets)),
+        true => Ok(offsets),
         false => Err(l.refuse(format!("offsets {offsets:?} of {rows} rows"))),
     }
 }
