@@ -5,6 +5,7 @@
 use super::{Choice, Optimizer, Training, frontier};
 use crate::{Bill, PlanError, Program, Remat, Remedy, Target, passes, step_seconds};
 use graph::{Bytes, Graph, Node, Phase};
+use std::collections::BTreeSet;
 
 /// What is searched, and inside which line.
 pub struct TrainingSearch<'a> {
@@ -262,10 +263,12 @@ impl Tried {
 const CHOICES: usize = 32;
 
 fn thinned(choices: Vec<Choice>) -> Vec<Choice> {
-    let (n, last) = (choices.len(), choices.len().saturating_sub(1));
-    let keep =
-        |k: usize| n <= CHOICES || k == last || k * CHOICES / n != k.wrapping_sub(1) * CHOICES / n || k == 0;
-    choices.into_iter().enumerate().filter(|(k, _)| keep(*k)).map(|(_, choice)| choice).collect()
+    let n = choices.len();
+    if n <= CHOICES {
+        return choices;
+    }
+    let kept: BTreeSet<usize> = (0..CHOICES).map(|i| i * (n - 1) / (CHOICES - 1)).collect();
+    choices.into_iter().enumerate().filter(|(k, _)| kept.contains(k)).map(|(_, choice)| choice).collect()
 }
 
 impl Found {

@@ -261,7 +261,7 @@ fn search(budget: Bytes, remat: RematChoice) -> TrainingSearch<'static> {
         training: training(Optimizer::AdamW(ADAM)),
         budget,
         step_tokens: 2048,
-        tokens: vec![256, 512, 1024, 2048],
+        tokens: vec![256, 1024, 2048],
         chunks: vec![64, 256],
         optimizers: vec![Optimizer::AdamW(ADAM), Optimizer::AdamW8bit(ADAM)],
         remat,
@@ -273,7 +273,7 @@ fn search(budget: Bytes, remat: RematChoice) -> TrainingSearch<'static> {
 fn the_search_is_monotone_in_the_budget() {
     let target = target("4090");
     let build = |tokens, _| {
-        let graph = language_model(6, 64, 512, tokens);
+        let graph = language_model(4, 64, 512, tokens);
         Ok((graph.clone(), graph))
     };
     let whole = search(Bytes(u64::MAX), RematChoice::Auto).run(&target, &build).expect("any fits");
@@ -283,8 +283,8 @@ fn the_search_is_monotone_in_the_budget() {
     let (least, most) = (bill.ledger.total().0, whole.program.peak().0);
     let mut before = 0.0;
     let mut recomputing = 0;
-    for k in 0..=24 {
-        let budget = Bytes(least + (most - least) * k / 24);
+    for k in 0..=12 {
+        let budget = Bytes(least + (most - least) * k / 12);
         let found = search(budget, RematChoice::Auto).run(&target, &build).unwrap_or_else(|e| panic!("{e}"));
         assert!(found.program.peak() <= budget, "{budget}");
         assert!(found.tokens_per_second >= before, "{budget}: {} after {before}", found.tokens_per_second);
@@ -295,7 +295,7 @@ fn the_search_is_monotone_in_the_budget() {
             assert!(found.tokens_per_second >= full.tokens_per_second, "{budget}");
         }
     }
-    assert!((4..24).contains(&recomputing), "{recomputing} of 25 budgets recompute");
+    assert!((2..13).contains(&recomputing), "{recomputing} of 13 budgets recompute");
     assert!((before - whole.tokens_per_second).abs() < 1e-9 * before);
     let below = search(Bytes(least - 1), RematChoice::Auto).run(&target, &build);
     assert!(matches!(below, Err(PlanError::OverBudget(_))));
