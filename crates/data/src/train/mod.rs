@@ -18,6 +18,7 @@ mod pieces;
 mod pipeline;
 mod position;
 mod random;
+pub mod rows;
 
 mod settings;
 mod source;

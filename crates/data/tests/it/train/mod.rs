@@ -4,6 +4,7 @@ mod batches;
 mod memory;
 mod refused;
 mod resume;
+mod rows;
 mod sides;
 
 use std::fs;
