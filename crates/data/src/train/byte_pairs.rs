@@ -23,7 +23,7 @@ const PART: usize = 16 << 10;
 /// may be others than those of the whole.
 const LONGEST_PART: usize = 64 << 10;
 /// What the crate holds for a byte of a part, measured with room to spare (`tests/it/train/memory.rs`).
-const SCRATCH: u64 = 512;
+const SCRATCH: u64 = 256;
 /// Words whose tokens the crate keeps, each of less than 256 bytes, and the bytes that one takes.
 const CACHED: usize = 10_000;
 const CACHED_BYTES: u64 = 1024;

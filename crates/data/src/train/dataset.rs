@@ -36,6 +36,9 @@ pub(super) struct Inner {
     /// Empty where the training files hold what is validated on.
     pub validation: Files,
     pub census: Census,
+    /// Bytes that the buffers of a reader grew to, and of these the document's.
+    pub reader: [usize; 2],
+    pub compressed: bool,
     /// Of the documents and of what orders them, in hexadecimal.
     pub digest: String,
 }
@@ -84,19 +87,23 @@ impl Dataset {
             Task::Classify { labels: LabelsFrom::Table(path), classes, .. } => Labels::read(path, classes)?,
             Task::Classify { .. } | Task::Causal | Task::Masked(_) => Labels::default(),
         };
-        let splitter = Splitter::new(&settings.validation, &settings.format);
-        let mut scan = Scan {
-            settings: &settings,
-            labels: &labels,
-            splitter,
-            census: Census::default(),
-            hash: Sha256::new(),
-        };
+        let mut scan = Scan::new(&settings, &labels);
         let (train, validation) = scan.both()?;
-        let Scan { splitter, census, hash, .. } = scan;
+        let Scan { splitter, census, hash, reader, compressed, .. } = scan;
         census.check(&settings, train.paths.len() + validation.paths.len())?;
         let digest = digest(hash, &settings)?;
-        let inner = Inner { settings, vocabulary, labels, splitter, train, validation, census, digest };
+        let inner = Inner {
+            settings,
+            vocabulary,
+            labels,
+            splitter,
+            train,
+            validation,
+            census,
+            reader,
+            compressed,
+            digest,
+        };
         Ok(Dataset { inner: Arc::new(inner) })
     }
 
@@ -124,8 +131,8 @@ impl Dataset {
     /// before the data was read, for the longest documents that are allowed.
     pub fn host_bytes(&self) -> Vec<Held> {
         let inner = &self.inner;
-        let longest = inner.census.longest;
-        let mut held = ledger::held(&inner.settings, &inner.vocabulary, longest);
+        let (longest, [reader, _]) = (inner.census.longest, inner.reader);
+        let mut held = ledger::held(&inner.settings, &inner.vocabulary, longest, reader, inner.compressed);
         held.push(Held { what: "labels", bytes: inner.labels.bytes() });
         held.push(Held { what: "hashes of dropped documents", bytes: inner.splitter.bytes() });
         held
@@ -210,9 +217,17 @@ struct Scan<'a> {
     census: Census,
     /// Over the hashes of all documents, in order.
     hash: Sha256,
+    reader: [usize; 2],
+    compressed: bool,
 }
 
-impl Scan<'_> {
+impl<'a> Scan<'a> {
+    fn new(settings: &'a Settings, labels: &'a Labels) -> Self {
+        let splitter = Splitter::new(&settings.validation, &settings.format);
+        let (census, hash) = (Census::default(), Sha256::new());
+        Scan { settings, labels, splitter, census, hash, reader: [0; 2], compressed: false }
+    }
+
     /// The training files and the validation files.
     fn both(&mut self) -> Result<(Files, Files), DataError> {
         let Settings { train, format, validation, .. } = self.settings;
@@ -267,6 +282,9 @@ impl Scan<'_> {
                 }
             }
             self.hash.update(u64::MAX.to_le_bytes());
+            let document = document.bytes.capacity();
+            self.reader = [self.reader[0].max(documents.held() + document), self.reader[1].max(document)];
+            self.compressed |= files::is_compressed(path, &self.settings.format)?;
             files.documents.push(count);
         }
         Ok(files)

@@ -1,10 +1,12 @@
 //! The files of a data set. Invariant: the same names give the same files in the same order, whatever the order
 //! in which a folder lists them.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::settings::Format;
+use crate::sequence::Compression;
 use crate::{DataError, DataErrorKind};
 
 /// What names of compressed files end with, behind the format's own ending.
@@ -36,6 +38,14 @@ pub(super) fn list(paths: &[PathBuf], format: &Format) -> Result<Vec<PathBuf>, D
         }
     }
     Ok(files)
+}
+
+/// Whether reading the file takes a decoder.
+pub(super) fn is_compressed(path: &Path, format: &Format) -> Result<bool, DataError> {
+    let mut start = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(6).read_to_end(&mut start));
+    read.map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
+    Ok(!matches!(format, Format::Ids { .. }) && Compression::of(&start).is_some())
 }
 
 fn folder(path: &Path, format: &Format) -> Result<Vec<PathBuf>, DataError> {

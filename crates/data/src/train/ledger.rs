@@ -26,7 +26,8 @@ impl Settings {
     /// What a stream holds on the host at most, beside batches: before the data was read, for the longest
     /// documents that are allowed.
     pub fn host_bytes(&self, vocabulary: &Vocabulary) -> Vec<Held> {
-        held(self, vocabulary, self.longest_document)
+        let reader = document(&self.format, self.longest_document);
+        held(self, vocabulary, self.longest_document, reader, !matches!(self.format, Format::Ids { .. }))
     }
 }
 
@@ -44,16 +45,22 @@ impl Batch {
     }
 }
 
-pub(super) fn held(settings: &Settings, vocabulary: &Vocabulary, longest: usize) -> Vec<Held> {
-    let Settings { format, shuffle, workers, prefetch, .. } = settings;
+/// Of documents of at most `longest` bytes, for which a reader's buffers grow to `reader`.
+pub(super) fn held(
+    settings: &Settings,
+    vocabulary: &Vocabulary,
+    longest: usize,
+    reader: usize,
+    compressed: bool,
+) -> Vec<Held> {
+    let Settings { shuffle, workers, prefetch, .. } = settings;
     let (bytes, documents) = windows::most(shuffle);
-    let decoder = if matches!(format, Format::Ids { .. }) { 0 } else { DECODER };
     let count = pipeline::parcels(*workers, *prefetch) as u64;
     let text = pipeline::PARCEL + longest;
     let one = parcel(text, vocabulary.most_tokens(text), pipeline::DOCUMENTS);
     vec![
-        Held { what: "reader", bytes: READER + document(format, longest) },
-        Held { what: "decompression", bytes: decoder },
+        Held { what: "reader", bytes: READER + reader as u64 },
+        Held { what: "decompression", bytes: if compressed { DECODER } else { 0 } },
         Held { what: "shuffle window", bytes: (bytes + longest + documents * size_of::<Entry>()) as u64 },
         Held { what: "parcels", bytes: count * one },
         Held { what: "tokenizers", bytes: *workers as u64 * vocabulary.scratch(longest) },
@@ -65,16 +72,15 @@ pub(super) fn parcel(text: usize, tokens: usize, documents: usize) -> u64 {
     (text + tokens * size_of::<i32>() + documents * size_of::<Carried>()) as u64
 }
 
-/// What a reader holds of the document that it reads, and of the line.
-fn document(format: &Format, longest: usize) -> u64 {
-    let longest = longest as u64;
+/// Bytes that the buffers of a reader grow to: a buffer that grows is doubled.
+fn document(format: &Format, most: usize) -> usize {
     match format {
-        // A line's buffer grows by doubling.
-        Format::Text(_) => 2 * longest + longest,
-        // A line of twice the text, doubled; the text itself, once as parsed.
-        Format::JsonLines { .. } => 4 * longest + 2 * longest + longest,
-        Format::Ids { .. } => longest,
-        // A record grows by an eighth, and is two buffers while it does.
-        Format::Sequences => longest * 3 + longest,
+        // A line and the document.
+        Format::Text(_) => 4 * most,
+        // A line of twice the document; the document as the parser makes it, and as it is handed on.
+        Format::JsonLines { .. } => 4 * most + 3 * most + 2 * most,
+        Format::Ids { .. } => 2 * most,
+        // A record grows by an eighth.
+        Format::Sequences => 4 * most,
     }
 }

@@ -69,6 +69,17 @@ impl Stream {
         filled
     }
 
+    /// Fills the batches of one accumulated step; how many were. Fewer come at the end of an epoch, none where it
+    /// ended with the group before.
+    pub fn fill_group(&mut self, batches: &mut [Batch]) -> Result<usize, DataError> {
+        for (filled, batch) in batches.iter_mut().enumerate() {
+            if !self.fill(batch)? {
+                return Ok(filled);
+            }
+        }
+        Ok(batches.len())
+    }
+
     /// Where the next batch begins.
     pub fn position(&self) -> &Position {
         &self.at

@@ -64,7 +64,7 @@ impl Windows {
             file: from.window.file as usize,
             read: 0,
             open: None,
-            document: Document { bytes: Vec::with_capacity(inner.census.longest), class: 0 },
+            document: Document { bytes: Vec::with_capacity(inner.reader[1]), class: 0 },
             // The next one is that of the position.
             window: Window { number: from.window.number.wrapping_sub(1), ..from.window },
             text: Vec::with_capacity(room),

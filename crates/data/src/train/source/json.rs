@@ -20,13 +20,15 @@ pub(crate) struct JsonLines {
     label: Label,
     most: usize,
     line: Vec<u8>,
+    /// Bytes of the longest text.
+    longest: usize,
 }
 
 impl JsonLines {
     pub(super) fn open(path: &Path, field: String, label: Label, most: usize) -> Result<Self, DataError> {
         let mut source = Source::open(path)?;
         source.skip_byte_order_mark()?;
-        Ok(JsonLines { source, field, label, most, line: Vec::new() })
+        Ok(JsonLines { source, field, label, most, line: Vec::new(), longest: 0 })
     }
 
     pub(super) fn read(&mut self, document: &mut Document) -> Result<bool, DataError> {
@@ -47,12 +49,18 @@ impl JsonLines {
                 let error = DataError { path: Some(self.source.path().into()), ..super::too_long(self.most) };
                 return Err(error.with_line(line));
             }
+            self.longest = self.longest.max(parsed.text.len());
             document.bytes.extend_from_slice(parsed.text.as_bytes());
             if let Some((_, classes)) = &self.label {
                 document.class = classes.of_json(&parsed.label).map_err(at)?;
             }
             return Ok(true);
         }
+    }
+
+    /// The line, and the text as the parser makes it: unescaped in a buffer that doubles, then as a string.
+    pub(super) fn held(&self) -> usize {
+        self.line.capacity() + 3 * self.longest
     }
 
     fn parse(&self) -> serde_json::Result<Line> {
@@ -122,7 +130,8 @@ mod tests {
 
     fn read(text: &'static str, label: Label) -> Result<Vec<(String, i32)>, String> {
         let source = Source::new(Path::new("t"), Box::new(text.as_bytes())).unwrap();
-        let mut lines = JsonLines { source, field: "text".into(), label, most: 30, line: Vec::new() };
+        let mut lines =
+            JsonLines { source, field: "text".into(), label, most: 30, line: Vec::new(), longest: 0 };
         let (mut document, mut found) = (Document::default(), Vec::new());
         while lines.read(&mut document).map_err(|e| e.to_string())? {
             found.push((String::from_utf8(std::mem::take(&mut document.bytes)).unwrap(), document.class));

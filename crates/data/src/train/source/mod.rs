@@ -61,6 +61,16 @@ impl Documents {
             Self::Sequences(sequences) => sequences.read(document),
         }
     }
+
+    /// Bytes of the buffers that grow with what was read, beside the document.
+    pub(super) fn held(&self) -> usize {
+        match self {
+            Self::Text(text) => text.line.capacity(),
+            Self::JsonLines(lines) => lines.held(),
+            Self::Ids(_) => 0,
+            Self::Sequences(sequences) => sequences.record.seq.capacity(),
+        }
+    }
 }
 
 /// Records of FASTA or FASTQ: a document is a sequence.

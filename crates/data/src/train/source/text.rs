@@ -13,7 +13,7 @@ pub(crate) struct Text {
     source: Source,
     how: TextDocuments,
     most: usize,
-    line: Vec<u8>,
+    pub(super) line: Vec<u8>,
     ended: bool,
 }
 

@@ -1,7 +1,5 @@
 //! What is in batches: everything once, in its bounds, with its own targets.
 
-use std::collections::HashMap;
-
 use plimsoll_data::train::{
     Batch, Bounds, Classes, Dataset, Format, IdWidth, LabelsFrom, MaskRates, Settings, Shuffle, Split, Task,
     TextDocuments, Tokens, Validation,
@@ -242,8 +240,6 @@ fn the_validation_side_comes_in_the_order_of_the_data() {
     let validation = Validation::Fraction { fraction: 0.2, seed: 0 };
     let data = Dataset::open(Settings { validation, ..settings(&[&path]) }).unwrap();
     let whole: String = texts(&epoch(&data, Split::Validation)).concat();
-    let numbers: HashMap<&str, usize> = HashMap::new();
-    drop(numbers);
     let starts: Vec<usize> =
         whole.split_terminator('$').map(|line| line.split(' ').next().unwrap().parse().unwrap()).collect();
     assert_eq!(starts.len() as u64, data.census().validation.documents);
@@ -252,4 +248,26 @@ fn the_validation_side_comes_in_the_order_of_the_data() {
     let mut batch = Batch::default();
     while stream.fill(&mut batch).unwrap() {}
     assert!(!stream.fill(&mut batch).unwrap(), "validation ends");
+}
+
+#[test]
+fn the_last_group_of_an_epoch_is_what_is_left() {
+    let folder = folder("train_groups");
+    let path = file(&folder, "a.txt", lines(40));
+    let data = Dataset::open(settings(&[&path])).unwrap();
+    let count = epoch(&data, Split::Train).len();
+    assert!(count > 9, "{count}");
+    for size in [3, count, count + 1] {
+        let mut stream = data.stream(Split::Train, &data.start()).unwrap();
+        let mut batches = vec![Batch::default(); size];
+        let mut groups = Vec::new();
+        while stream.position().epoch == 0 {
+            groups.push(stream.fill_group(&mut batches).unwrap());
+        }
+        let mut expected = vec![size; count / size];
+        expected.push(count % size);
+        assert_eq!(groups, expected);
+        // The next epoch follows.
+        assert_eq!(stream.fill_group(&mut batches[..1]).unwrap(), 1);
+    }
 }
