@@ -117,11 +117,11 @@ impl Stream {
     /// Puts the documents of a parcel into the batch; whether it is full.
     fn take_from(&mut self, parcel: &Parcel, batch: &mut Batch) -> Result<bool, DataError> {
         let Position { epoch, window, place, .. } = &mut self.at;
-        if !parcel.documents.is_empty() || parcel.ends_epoch {
-            if *epoch != parcel.epoch || *window != parcel.window {
-                (*epoch, *window, *place) = (parcel.epoch, parcel.window, 0);
-                self.at.token = 0;
-            }
+        // A parcel with an error alone is nowhere.
+        let placed = !parcel.documents.is_empty() || parcel.ends_epoch;
+        if placed && (*epoch != parcel.epoch || *window != parcel.window) {
+            (*epoch, *window, *place) = (parcel.epoch, parcel.window, 0);
+            self.at.token = 0;
         }
         let key = Key::new(self.inner.settings.seed).with(MASKED).with(parcel.epoch).with(parcel.window.number);
         while let Some(document) = parcel.documents.get(self.next) {
