@@ -120,6 +120,12 @@ impl Executor {
         self.device.download(at, bytemuck::cast_slice_mut(out))
     }
 
+    /// The same of integers.
+    pub fn output_i32(&mut self, plan: usize, name: &str, out: &mut [i32]) -> Result<(), DeviceError> {
+        let at = self.output_address(plan, name)?;
+        self.device.download(at, bytemuck::cast_slice_mut(out))
+    }
+
     /// Where an input lies in the arena.
     pub fn input_address(&self, plan: usize, name: &str) -> Result<u64, DeviceError> {
         let value = self.program.plans()[plan].1.graph.input(name);
@@ -149,7 +155,7 @@ impl Executor {
 
     /// Sets everything but weights to NaN: a run after it can only be right if it reads what it wrote.
     pub fn poison(&mut self) -> Result<(), DeviceError> {
-        let weights: u64 = self.program.plans().iter().map(|(_, p)| p.memory.persistent.0).sum();
+        let weights = self.program.persistent().0;
         let rest = self.program.arena_bytes() - Bytes(weights);
         self.device.fill(weights, rest, POISON)
     }
@@ -203,10 +209,10 @@ fn same_kernels(program: &Program, device: &dyn Device) -> Result<(), DeviceErro
         });
     }
     let reported = device.kernels();
-    for node in program.plans().iter().flat_map(|(_, p)| &p.graph.nodes) {
-        let has = |rows: &[KernelRow]| rows.iter().find(|r| r.op == node.op.name()).cloned();
-        let (planned, found) = (has(&target.kernels), has(&reported));
-        if planned != found || planned.is_none() {
+    for (graph, node) in program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().map(|n| (&p.graph, n))) {
+        let planned = target.kernel_of(graph, node).ok();
+        if planned.is_none_or(|row| !reported.contains(row)) {
+            let found: Vec<&KernelRow> = reported.iter().filter(|r| r.op == node.op.name()).collect();
             return Err(DeviceError::KernelTable {
                 op: node.op.name().to_owned(),
                 planned: format!("{planned:?}"),

@@ -4,7 +4,7 @@
 use crate::ops::*;
 use crate::{
     Bounds, DType, Def, Dim, Graph, Layout, Node, NodeId, Op, Param, ParamId, Phase, Piece, Placement, Role,
-    TensorSpec, Value, ValueId, VerifyError,
+    State, StateId, TensorSpec, Value, ValueId, VerifyError,
 };
 use std::collections::BTreeMap;
 
@@ -53,9 +53,14 @@ impl Builder {
         v
     }
 
-    /// Something that survives the step.
-    pub fn state(&mut self, shape: &[Dim], dtype: DType) -> ValueId {
-        self.source(TensorSpec::activation(shape, dtype).with_role(Role::State))
+    /// Something that survives the step. Asked for twice by one name it is the same value.
+    pub fn state(&mut self, state: State, shape: &[Dim], dtype: DType) -> ValueId {
+        let known = self.graph.state_values().find(|(.., s)| s.name == state.name).map(|(v, ..)| v);
+        known.unwrap_or_else(|| {
+            let id = StateId::at(self.graph.states.len());
+            self.graph.states.push(state);
+            self.source(TensorSpec::activation(shape, dtype).with_role(Role::State(id)))
+        })
     }
 
     /// The whole tensor `name` of the weight file, in the current scope. Asked for twice it is the same
@@ -78,7 +83,7 @@ impl Builder {
             Role::Param(p) => {
                 self.graph.params[p.index()].pieces == param.pieces && self.graph.spec(**v).dtype == dtype
             }
-            Role::Input | Role::Activation | Role::Grad | Role::State | Role::Scratch => false,
+            Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => false,
         };
         if let Some(&known) = self.params.get(&first).and_then(|values| values.iter().find(same)) {
             return known;
@@ -114,7 +119,7 @@ impl Builder {
             vec![TensorSpec::activation([Dim::Fixed(0), Dim::Fixed(0)], DType::F32); 3]
         });
         let role = match self.phase {
-            Phase::Forward | Phase::Update => Role::Activation,
+            Phase::Forward | Phase::Update | Phase::Recompute => Role::Activation,
             Phase::Backward => Role::Grad,
         };
         let mut values = Vec::with_capacity(outs.len());
@@ -135,6 +140,11 @@ impl Builder {
     /// Sets the layer of the nodes that follow, where the scope of parameters does not matter.
     pub fn in_layer(&mut self, layer: Option<u32>) {
         self.layer = layer;
+    }
+
+    /// Sets the phase of the nodes that follow.
+    pub fn in_phase(&mut self, phase: Phase) {
+        self.phase = phase;
     }
 
     /// `Linear` with `{name}.weight` of (`n`, K) and, with `bias`, `{name}.bias`.
@@ -158,6 +168,13 @@ impl Builder {
     /// `a + b`.
     pub fn add(&mut self, a: ValueId, b: ValueId) -> ValueId {
         self.one(Op::Add(Add {}), &[a, b])
+    }
+
+    /// `RmsNorm` with `{name}.weight`.
+    pub fn rms_norm(&mut self, x: ValueId, name: &str, eps: f32) -> ValueId {
+        let d = self.graph.spec(x).row_elements();
+        let gamma = self.param(&format!("{name}.weight"), &[d]);
+        self.one(Op::RmsNorm(RmsNorm { eps }), &[x, gamma])
     }
 
     /// The exact GELU.

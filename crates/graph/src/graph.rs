@@ -1,7 +1,7 @@
 //! The graph: index tables of nodes and values. Invariant: nodes stand in topological order, and a value
 //! is defined once, by a node or as a source (input, parameter, state).
 
-use crate::{Bounds, NodeId, Op, ParamId, Role, TensorSpec, ValueId};
+use crate::{Bounds, NodeId, Op, ParamId, Role, StateId, TensorSpec, ValueId};
 use serde::{Deserialize, Serialize};
 
 /// A computation for at most [`Bounds`], in SSA form.
@@ -15,6 +15,8 @@ pub struct Graph {
     pub values: Vec<Value>,
     /// Where each parameter comes from.
     pub params: Vec<Param>,
+    /// What each state is.
+    pub states: Vec<State>,
     /// Given with every step, by name.
     pub inputs: Vec<(String, ValueId)>,
     /// Asked for after every step, by name.
@@ -46,6 +48,8 @@ pub enum Phase {
     Forward,
     /// Gradients.
     Backward,
+    /// Forward ops once more, in place of keeping what they gave.
+    Recompute,
     /// New parameters and states.
     Update,
 }
@@ -89,6 +93,43 @@ pub struct Piece {
     pub rows: (u64, u64),
 }
 
+/// A tensor that survives the step and is in no weight file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    /// Unique in a graph; graphs of one program that name the same state share its storage.
+    pub name: String,
+    /// What it is for: its line in the ledger.
+    pub kind: StateKind,
+    /// Every element before the first step.
+    pub init: f32,
+}
+
+/// What a state is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StateKind {
+    /// Gradients of the micro-batches of a step, added up.
+    Gradient,
+    /// Moments and their scales.
+    Optimizer,
+    /// The f32 copy of a parameter of 16 bits.
+    Master,
+    /// Running statistics.
+    Buffer,
+}
+
+impl StateKind {
+    /// Its line in the ledger.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Gradient => "gradients",
+            Self::Optimizer => "optimizer",
+            Self::Master => "master weights",
+            Self::Buffer => "buffers",
+        }
+    }
+}
+
 impl Graph {
     /// An empty graph for at most `bounds`.
     pub fn new(bounds: Bounds) -> Self {
@@ -97,6 +138,7 @@ impl Graph {
             nodes: vec![],
             values: vec![],
             params: vec![],
+            states: vec![],
             inputs: vec![],
             outputs: vec![],
             updates: vec![],
@@ -142,7 +184,15 @@ impl Graph {
     pub fn param_values(&self) -> impl Iterator<Item = (ValueId, ParamId, &Param)> {
         self.values().filter_map(|(id, v)| match v.spec.role {
             Role::Param(p) => Some((id, p, &self.params[p.index()])),
-            Role::Input | Role::Activation | Role::Grad | Role::State | Role::Scratch => None,
+            Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => None,
+        })
+    }
+
+    /// State values, in order of the values.
+    pub fn state_values(&self) -> impl Iterator<Item = (ValueId, StateId, &State)> {
+        self.values().filter_map(|(id, v)| match v.spec.role {
+            Role::State(s) => Some((id, s, &self.states[s.index()])),
+            Role::Input | Role::Activation | Role::Grad | Role::Param(_) | Role::Scratch => None,
         })
     }
 

@@ -46,4 +46,6 @@ ids! {
     ValueId "%"
     /// A parameter: a tensor read from the weight file.
     ParamId "p"
+    /// A state: a tensor that survives the step and is in no weight file.
+    StateId "s"
 }

@@ -15,8 +15,8 @@ mod text;
 mod verify;
 
 pub use builder::Builder;
-pub use graph::{Def, Graph, Node, Param, Phase, Piece, Value};
-pub use id::{NodeId, ParamId, ValueId};
+pub use graph::{Def, Graph, Node, Param, Phase, Piece, State, StateKind, Value};
+pub use id::{NodeId, ParamId, StateId, ValueId};
 pub use op::Op;
 pub use ops::{Cost, NotDifferentiable, OpRules, PrecisionClass, RuleError, ShardError, Vjp};
 pub use spec::{Bounds, Bytes, Counts, DType, Dim, Layout, Placement, Role, TensorSpec};

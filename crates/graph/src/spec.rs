@@ -1,7 +1,7 @@
 //! What a tensor is: shape, dtype, layout, role, placement; and how many bytes that takes.
 //! Invariant: only dimension 0 may be dynamic, so that a tensor for fewer rows is a prefix of its slice.
 
-use crate::id::ParamId;
+use crate::id::{ParamId, StateId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::iter::Sum;
@@ -81,6 +81,8 @@ pub enum DType {
     F16,
     /// Token ids, row indices and spans.
     I32,
+    /// Codes of quantised optimizer states.
+    U8,
 }
 
 impl DType {
@@ -89,6 +91,15 @@ impl DType {
         match self {
             Self::F32 | Self::I32 => 4,
             Self::Bf16 | Self::F16 => 2,
+            Self::U8 => 1,
+        }
+    }
+
+    /// Whether its elements are floating-point numbers.
+    pub fn is_float(self) -> bool {
+        match self {
+            Self::F32 | Self::Bf16 | Self::F16 => true,
+            Self::I32 | Self::U8 => false,
         }
     }
 
@@ -99,6 +110,7 @@ impl DType {
             Self::Bf16 => "bf16",
             Self::F16 => "f16",
             Self::I32 => "i32",
+            Self::U8 => "u8",
         }
     }
 }
@@ -208,8 +220,8 @@ pub enum Role {
     Activation,
     /// A gradient.
     Grad,
-    /// Survives the step: moments, running statistics, counters.
-    State,
+    /// Survives the step: moments, running statistics, gradients that are added up.
+    State(StateId),
     /// Used inside one node only.
     Scratch,
 }

@@ -9,7 +9,7 @@ pub fn node_label(graph: &Graph, id: NodeId) -> String {
     let node = graph.node(id);
     let param = node.inputs.iter().find_map(|&v| match graph.spec(v).role {
         Role::Param(p) => Some(graph.params[p.index()].name.as_str()),
-        Role::Input | Role::Activation | Role::Grad | Role::State | Role::Scratch => None,
+        Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => None,
     });
     match (param, node.layer) {
         (Some(name), _) => format!("{} {}", node.op.name(), name.trim_end_matches(".weight")),
@@ -33,8 +33,8 @@ impl fmt::Display for Graph {
             }
             writeln!(f)?;
         }
-        for (v, value) in self.values().filter(|(_, value)| value.spec.role == Role::State) {
-            writeln!(f, "  {v}: {} = state", value.spec)?;
+        for (v, _, state) in self.state_values() {
+            writeln!(f, "  {v}: {} = state {}", self.spec(v), state.name)?;
         }
         for (id, _) in self.nodes() {
             writeln!(f, "  {}", node_line(self, id)?)?;

@@ -56,7 +56,8 @@ impl Graph {
             let source = value.def == Def::Source;
             let fits = match value.spec.role {
                 Role::Param(p) => source && p.index() < self.params.len(),
-                Role::Input | Role::State => source,
+                Role::State(s) => source && s.index() < self.states.len(),
+                Role::Input => source,
                 Role::Activation | Role::Grad => !source,
                 Role::Scratch => false,
             };
@@ -117,7 +118,7 @@ impl Graph {
                 return Err(VerifyError::graph(format!("the update ({state}, {new}) is not defined")));
             }
             let (s, n) = (self.spec(state), self.spec(new));
-            let kept = matches!(s.role, Role::State | Role::Param(_));
+            let kept = matches!(s.role, Role::State(_) | Role::Param(_));
             if !kept || s.shape != n.shape || s.dtype != n.dtype || targets.contains(&state) {
                 return Err(VerifyError::graph(format!("{new} cannot update {state}")));
             }
@@ -137,7 +138,7 @@ fn malformed(spec: &TensorSpec) -> Option<&'static str> {
     if spec.shape.iter().skip(1).any(|d| d.fixed().is_none()) {
         return Some("only dimension 0 may be dynamic");
     }
-    let survives = matches!(spec.role, Role::Param(_) | Role::State);
+    let survives = matches!(spec.role, Role::Param(_) | Role::State(_));
     if survives && spec.shape.iter().any(|d| d.fixed().is_none()) {
         return Some("what survives the step may not depend on its bounds");
     }

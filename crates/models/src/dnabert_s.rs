@@ -3,7 +3,7 @@
 
 use crate::config::{ConfigError, Keys, Output};
 use crate::layers::{Batch, Wanted};
-use graph::ops::{Attention, Bias, Embed, Glu, Mask, Qkv, SegmentMean};
+use graph::ops::{Activation, Attention, Bias, Embed, Glu, Mask, Qkv, SegmentMean};
 use graph::{Bounds, Builder, Graph, Op, ValueId, VerifyError};
 
 /// The sizes of a DNABERT-S model.
@@ -44,6 +44,7 @@ impl DnabertConfig {
         let head_dim = self.hidden_size / self.heads;
         Attention {
             heads: self.heads as u32,
+            kv_heads: self.heads as u32,
             head_dim: head_dim as u32,
             scale: (head_dim as f32).powf(-0.5),
             mask: Mask::Full,
@@ -54,11 +55,26 @@ impl DnabertConfig {
     }
 }
 
-/// The encoder. It has no masked-language-model head: DNABERT-S is used for its embedding.
+/// The mean of a sequence is over all of its tokens.
+pub(crate) const MEAN: SegmentMean = SegmentMean { skip_first: 0, skip_last: 0 };
+
+/// The encoder. DNABERT-S is used for its embedding, so there are no logits here; training has the head.
 pub fn dnabert_s(c: &DnabertConfig, bounds: Bounds, outputs: &[Output]) -> Result<Graph, VerifyError> {
-    let wanted = Wanted { outputs, mean: SegmentMean { skip_first: 0, skip_last: 0 } };
+    let wanted = Wanted { outputs, mean: MEAN };
     let g = &mut Builder::new(bounds);
     let batch = &mut Batch::inputs(g);
+    let (x, _) = encode(g, c, batch, &wanted);
+    wanted.last(g, batch, x, c.layers);
+    std::mem::replace(g, Builder::new(bounds)).finish()
+}
+
+/// The last hidden state (T, D) and the embedding (V, D).
+pub(crate) fn encode(
+    g: &mut Builder,
+    c: &DnabertConfig,
+    batch: &mut Batch,
+    wanted: &Wanted<'_>,
+) -> (ValueId, ValueId) {
     g.scope("embeddings.", None);
     let table = g.param("word_embeddings.weight", &[c.vocab_size, c.hidden_size]);
     let row = g.param_rows("token_type_embeddings.weight", &[c.type_vocab_size, c.hidden_size], (0, 1));
@@ -70,8 +86,7 @@ pub fn dnabert_s(c: &DnabertConfig, bounds: Bounds, outputs: &[Output]) -> Resul
         x = block(g, c, x, batch);
     }
     g.scope("", None);
-    wanted.last(g, batch, x, c.layers);
-    std::mem::replace(g, Builder::new(bounds)).finish()
+    (x, table)
 }
 
 /// One post-LN block. x: (T, D).
@@ -82,7 +97,7 @@ fn block(g: &mut Builder, c: &DnabertConfig, x: ValueId, batch: &Batch) -> Value
     let x = g.add(x, a);
     let x = g.layer_norm(x, "attention.output.LayerNorm", c.eps);
     let h = g.linear(x, "mlp.gated_layers", 2 * c.intermediate_size, false); // (T, 2F)
-    let h = g.one(Op::Glu(Glu {}), &[h]); // (T, F)
+    let h = g.one(Op::Glu(Glu { activation: Activation::Gelu }), &[h]); // (T, F)
     let h = g.linear(h, "mlp.wo", c.hidden_size, true);
     let x = g.add(x, h);
     g.layer_norm(x, "mlp.layernorm", c.eps)

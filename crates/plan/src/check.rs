@@ -155,7 +155,7 @@ impl Replay<'_> {
         for &v in &sources {
             let slice = self.slice(v).map_err(fail)?;
             let region = match self.graph.spec(v).role {
-                Role::Param(_) | Role::State => Region::Persistent,
+                Role::Param(_) | Role::State(_) => Region::Persistent,
                 Role::Input | Role::Activation | Role::Grad | Role::Scratch => Region::Transient,
             };
             if slice.region != region {
@@ -175,7 +175,7 @@ impl Replay<'_> {
         for (k, out) in node.outputs.iter().enumerate() {
             let Some(v) = *out else { continue };
             let slice = self.slice(v)?;
-            if slice.region != Region::Transient {
+            if slice.region != Region::Transient && !self.is_home(slice, v)? {
                 return Err(format!("{v} is written outside of the transient region"));
             }
             for (j, input) in ins.iter().enumerate() {
@@ -200,9 +200,15 @@ impl Replay<'_> {
         }
         let outputs: Vec<ValueId> = node.outputs.iter().flatten().copied().collect();
         for (v, slice) in outputs.into_iter().zip(written) {
-            self.transient.write(slice, Some(v));
+            self.holders(slice.region).write(slice, Some(v));
         }
         Ok(())
+    }
+
+    /// Whether a slice is the storage of a state whose new value is `v`.
+    fn is_home(&self, slice: Slice, v: ValueId) -> Result<bool, String> {
+        let states = self.graph.updates.iter().filter(|(_, new)| *new == v).map(|(state, _)| *state);
+        Ok(states.map(|state| self.slice(state)).collect::<Result<Vec<_>, _>>()?.contains(&slice))
     }
 
     /// A parameter comes from its file: the same bytes whenever that is, so nothing may ever change it.
@@ -215,7 +221,7 @@ impl Replay<'_> {
                 Ok(())
             }
             Role::Param(_) => Err(format!("{v} at {slice:?} survives the step and cannot be loaded in it")),
-            Role::Input | Role::Activation | Role::Grad | Role::State | Role::Scratch => {
+            Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => {
                 Err(format!("{v} is no parameter, so there is nothing to load"))
             }
         }
@@ -242,7 +248,7 @@ impl Replay<'_> {
         for (v, value) in self.graph.values() {
             let survives = match value.spec.role {
                 Role::Param(_) => !self.loaded[v.index()],
-                Role::State => true,
+                Role::State(_) => true,
                 Role::Input | Role::Activation | Role::Grad | Role::Scratch => false,
             };
             let update = self.graph.updates.iter().find(|(state, _)| *state == v);

@@ -19,7 +19,7 @@ fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: Counts) -> 
     let cost = rules.cost(&ins, &outs, &graph.bounds, counts);
     let rate = match (rules.precision(), outs[0].dtype) {
         (PrecisionClass::Matmul, DType::Bf16 | DType::F16) => target.rates.bf16,
-        (_, DType::F32 | DType::I32 | DType::Bf16 | DType::F16) => target.rates.f32,
+        (_, DType::F32 | DType::I32 | DType::Bf16 | DType::F16 | DType::U8) => target.rates.f32,
     };
     let arithmetic = cost.flops as f64 / rate;
     let traffic = cost.bytes as f64 / target.rates.memory;

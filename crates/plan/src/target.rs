@@ -2,6 +2,7 @@
 //! kernels with these rows when it starts and refuses on any difference.
 
 use crate::PlanError;
+use graph::ops::LinearCrossEntropy;
 use graph::{Bytes, DType, Graph, Layout, Node, Op};
 use serde::{Deserialize, Serialize};
 
@@ -87,10 +88,16 @@ pub struct KernelRow {
     /// Its scratch.
     #[serde(default)]
     pub workspace: Workspace,
+    /// Whether it computes in f32 whatever its operands are: those of 16 bits pass through an f32 copy each, which
+    /// stands before its own scratch.
+    #[serde(default)]
+    pub widen: bool,
 }
 
-/// Scratch of a kernel: for each unit, `per_unit + per_column * columns` bytes, where the columns are those
-/// of x (K) for a linear, of one head for attention, of the first output for every other op.
+/// Scratch of a kernel: for each unit `per_unit + per_column * columns` bytes, where the columns are those
+/// of x (K) for a linear, of one head for attention, of the logits (E) for routing, of the first output for every
+/// other op; and for all units together `per_item * items`, where the items of a linear cross-entropy are, for each
+/// row of a chunk, its logits, its columns of x and two words, and of every other op the rows of its first input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Workspace {
@@ -98,35 +105,137 @@ pub struct Workspace {
     pub per_unit: Bytes,
     /// Bytes for each unit and column.
     pub per_column: Bytes,
+    /// Bytes for each item.
+    pub per_item: Bytes,
 }
 
 impl Workspace {
-    /// Bytes of one unit for a node.
-    pub fn of_unit(&self, graph: &Graph, node: &Node) -> Bytes {
-        let columns = match node.op {
-            Op::Attention(attention) => u64::from(attention.head_dim),
-            Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => {
-                graph.spec(node.inputs[0]).row_elements()
-            }
-            Op::Add(_)
-            | Op::BatchNorm(_)
-            | Op::Concat(_)
-            | Op::Embed(_)
-            | Op::Gelu(_)
-            | Op::GeluGrad(_)
-            | Op::Glu(_)
-            | Op::LayerNorm(_)
-            | Op::LayerNormGrad(_)
-            | Op::Relu(_)
-            | Op::RotaryTable(_)
-            | Op::SegmentMean(_)
-            | Op::SelectRows(_)
-            | Op::Softmax(_) => {
-                node.outputs.iter().flatten().next().map_or(0, |&v| graph.spec(v).row_elements())
-            }
-        };
-        // Units start on cache lines of their own.
-        Bytes(self.per_unit.0 + self.per_column.0 * columns).align_up(64)
+    /// Bytes of a node on `units` units; each starts on a cache line of its own, and the items stand behind them.
+    pub fn of(&self, graph: &Graph, node: &Node, units: u64) -> Bytes {
+        let unit = Bytes(self.per_unit.0 + self.per_column.0 * columns(graph, node)).align_up(64);
+        Bytes(unit.0 * units + self.per_item.0 * items(graph, node))
+    }
+}
+
+fn columns(graph: &Graph, node: &Node) -> u64 {
+    let first_output = || node.outputs.iter().flatten().next().map_or(0, |&v| graph.spec(v).row_elements());
+    match node.op {
+        Op::Attention(attention) => u64::from(attention.head_dim),
+        Op::AttentionGrad(gradient) => u64::from(gradient.forward.head_dim),
+        Op::Route(route) => u64::from(route.experts),
+        Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => {
+            graph.spec(node.inputs[0]).row_elements()
+        }
+        Op::Accumulate(_)
+        | Op::Adafactor(_)
+        | Op::AdamW(_)
+        | Op::AdamW8bit(_)
+        | Op::Add(_)
+        | Op::BatchNorm(_)
+        | Op::BatchNormGrad(_)
+        | Op::BatchNormTrain(_)
+        | Op::BatchNormTrainGrad(_)
+        | Op::Cast(_)
+        | Op::Combine(_)
+        | Op::CombineGrad(_)
+        | Op::Concat(_)
+        | Op::ConcatGrad(_)
+        | Op::Dispatch(_)
+        | Op::DispatchGrad(_)
+        | Op::Dropout(_)
+        | Op::Embed(_)
+        | Op::EmbedGrad(_)
+        | Op::Gelu(_)
+        | Op::GeluGrad(_)
+        | Op::Glu(_)
+        | Op::GluGrad(_)
+        | Op::GradScale(_)
+        | Op::GroupedLinear(_)
+        | Op::GroupedLinearInputGrad(_)
+        | Op::GroupedLinearWeightGrad(_)
+        | Op::LayerNorm(_)
+        | Op::LayerNormGrad(_)
+        | Op::LinearCrossEntropy(_)
+        | Op::LinearCrossEntropyGrad(_)
+        | Op::Relu(_)
+        | Op::ReluGrad(_)
+        | Op::RmsNorm(_)
+        | Op::RmsNormGrad(_)
+        | Op::RotaryTable(_)
+        | Op::RouteGrad(_)
+        | Op::RouterLoss(_)
+        | Op::RouterLossGrad(_)
+        | Op::Scale(_)
+        | Op::SegmentMean(_)
+        | Op::SegmentMeanGrad(_)
+        | Op::SelectRows(_)
+        | Op::SelectRowsGrad(_)
+        | Op::Sgd(_)
+        | Op::Softmax(_)
+        | Op::SoftmaxGrad(_) => first_output(),
+    }
+}
+
+/// Items are counted in a full step.
+fn items(graph: &Graph, node: &Node) -> u64 {
+    let rows = |input: usize| graph.spec(node.inputs[input]).rows(graph.bounds.full());
+    let chunk = |op: LinearCrossEntropy, x: usize| {
+        u64::from(op.chunk).min(rows(x)) * (rows(x + 1) + graph.spec(node.inputs[x]).row_elements() + 2)
+    };
+    match node.op {
+        Op::LinearCrossEntropy(op) => chunk(op, 0),
+        Op::LinearCrossEntropyGrad(op) => chunk(op.forward, 1),
+        Op::Accumulate(_)
+        | Op::Adafactor(_)
+        | Op::AdamW(_)
+        | Op::AdamW8bit(_)
+        | Op::Add(_)
+        | Op::Attention(_)
+        | Op::AttentionGrad(_)
+        | Op::BatchNorm(_)
+        | Op::BatchNormGrad(_)
+        | Op::BatchNormTrain(_)
+        | Op::BatchNormTrainGrad(_)
+        | Op::Cast(_)
+        | Op::Combine(_)
+        | Op::CombineGrad(_)
+        | Op::Concat(_)
+        | Op::ConcatGrad(_)
+        | Op::Dispatch(_)
+        | Op::DispatchGrad(_)
+        | Op::Dropout(_)
+        | Op::Embed(_)
+        | Op::EmbedGrad(_)
+        | Op::Gelu(_)
+        | Op::GeluGrad(_)
+        | Op::Glu(_)
+        | Op::GluGrad(_)
+        | Op::GradScale(_)
+        | Op::GroupedLinear(_)
+        | Op::GroupedLinearInputGrad(_)
+        | Op::GroupedLinearWeightGrad(_)
+        | Op::LayerNorm(_)
+        | Op::LayerNormGrad(_)
+        | Op::Linear(_)
+        | Op::LinearInputGrad(_)
+        | Op::LinearWeightGrad(_)
+        | Op::Relu(_)
+        | Op::ReluGrad(_)
+        | Op::RmsNorm(_)
+        | Op::RmsNormGrad(_)
+        | Op::RotaryTable(_)
+        | Op::Route(_)
+        | Op::RouteGrad(_)
+        | Op::RouterLoss(_)
+        | Op::RouterLossGrad(_)
+        | Op::Scale(_)
+        | Op::SegmentMean(_)
+        | Op::SegmentMeanGrad(_)
+        | Op::SelectRows(_)
+        | Op::SelectRowsGrad(_)
+        | Op::Sgd(_)
+        | Op::Softmax(_)
+        | Op::SoftmaxGrad(_) => node.inputs.first().map_or(0, |_| rows(0)),
     }
 }
 
@@ -210,9 +319,10 @@ impl Target {
         at_most("alignment", self.alignment, 1 << 30)?;
         at_most("units", self.units, 1 << 16)?;
         at_most("saturation", self.saturation, 1 << 40)?;
-        for Workspace { per_unit, per_column } in self.kernels.iter().map(|row| row.workspace) {
+        for Workspace { per_unit, per_column, per_item } in self.kernels.iter().map(|row| row.workspace) {
             at_most("workspace.per_unit", per_unit.0, 1 << 36)?;
             at_most("workspace.per_column", per_column.0, 1 << 16)?;
+            at_most("workspace.per_item", per_item.0, 1 << 16)?;
         }
         let reserved = self.reserved.iter().fold(0, |sum: u64, row| sum.saturating_add(row.bytes.0));
         at_most("the sum of reserved", reserved, 1 << 60)
@@ -237,29 +347,95 @@ impl Target {
         self
     }
 
-    /// The kernel of an op.
-    pub fn kernel(&self, op: &Op, dtype: DType) -> Result<&KernelRow, PlanError> {
-        let row = self.kernels.iter().find(|k| k.op == op.name() && k.dtypes.contains(&dtype));
-        row.ok_or_else(|| PlanError::Unsupported { op: op.name(), dtype, target: self.name.clone() })
+    /// The kernels of an op, the preferred one first: they differ in how they want their weights.
+    pub fn kernels_for(&self, op: &Op, dtype: DType) -> impl Iterator<Item = &KernelRow> {
+        let name = op.name();
+        self.kernels.iter().filter(move |k| k.op == name && k.dtypes.contains(&dtype))
     }
 
-    /// The kernel of a node: by its op and the element type of its first floating-point input.
+    /// The kernel of a node: by its op, the element type of its first floating-point input and, for a linear, the
+    /// layout of its weight.
     pub fn kernel_of(&self, graph: &Graph, node: &Node) -> Result<&KernelRow, PlanError> {
-        let float = |d: &DType| *d != DType::I32;
-        let dtype = node.inputs.iter().map(|&v| graph.spec(v).dtype).find(float);
-        self.kernel(&node.op, dtype.unwrap_or(DType::I32))
+        let dtypes = node.inputs.iter().map(|&v| graph.spec(v).dtype);
+        let dtype = dtypes.clone().find(|&d| d.is_float()).unwrap_or(DType::I32);
+        let layout = match node.op {
+            Op::Linear(_) => graph.spec(node.inputs[1]).layout,
+            Op::Accumulate(_)
+            | Op::Adafactor(_)
+            | Op::AdamW(_)
+            | Op::AdamW8bit(_)
+            | Op::Add(_)
+            | Op::Attention(_)
+            | Op::AttentionGrad(_)
+            | Op::BatchNorm(_)
+            | Op::BatchNormGrad(_)
+            | Op::BatchNormTrain(_)
+            | Op::BatchNormTrainGrad(_)
+            | Op::Cast(_)
+            | Op::Combine(_)
+            | Op::CombineGrad(_)
+            | Op::Concat(_)
+            | Op::ConcatGrad(_)
+            | Op::Dispatch(_)
+            | Op::DispatchGrad(_)
+            | Op::Dropout(_)
+            | Op::Embed(_)
+            | Op::EmbedGrad(_)
+            | Op::Gelu(_)
+            | Op::GeluGrad(_)
+            | Op::Glu(_)
+            | Op::GluGrad(_)
+            | Op::GradScale(_)
+            | Op::GroupedLinear(_)
+            | Op::GroupedLinearInputGrad(_)
+            | Op::GroupedLinearWeightGrad(_)
+            | Op::LayerNorm(_)
+            | Op::LayerNormGrad(_)
+            | Op::LinearCrossEntropy(_)
+            | Op::LinearCrossEntropyGrad(_)
+            | Op::LinearInputGrad(_)
+            | Op::LinearWeightGrad(_)
+            | Op::Relu(_)
+            | Op::ReluGrad(_)
+            | Op::RmsNorm(_)
+            | Op::RmsNormGrad(_)
+            | Op::RotaryTable(_)
+            | Op::Route(_)
+            | Op::RouteGrad(_)
+            | Op::RouterLoss(_)
+            | Op::RouterLossGrad(_)
+            | Op::Scale(_)
+            | Op::SegmentMean(_)
+            | Op::SegmentMeanGrad(_)
+            | Op::SelectRows(_)
+            | Op::SelectRowsGrad(_)
+            | Op::Sgd(_)
+            | Op::Softmax(_)
+            | Op::SoftmaxGrad(_) => Layout::RowMajor,
+        };
+        let row = self.kernels_for(&node.op, dtype).find(|row| row.weights == layout);
+        let row = row.filter(|row| dtypes.clone().all(|d| !d.is_float() || row.dtypes.contains(&d)));
+        row.ok_or_else(|| PlanError::Unsupported { op: node.op.name(), dtype, target: self.name.clone() })
     }
 
     /// The scratch of a node.
     pub fn workspace(&self, graph: &Graph, node: &Node) -> Result<Bytes, PlanError> {
         let row = self.kernel_of(graph, node)?;
-        Ok(Bytes(row.workspace.of_unit(graph, node).0 * self.units))
+        let widened = if row.widen { widened(graph, node) } else { Bytes::ZERO };
+        Ok(widened + row.workspace.of(graph, node, self.units))
     }
 
     /// What the process holds outside of the arena.
     pub fn reserved(&self) -> Bytes {
         self.reserved.iter().map(|r| r.bytes).sum()
     }
+}
+
+/// f32 copies of the operands of 16 bits, each on a cache line of its own.
+fn widened(graph: &Graph, node: &Node) -> Bytes {
+    let operands = node.inputs.iter().chain(node.outputs.iter().flatten()).map(|&v| graph.spec(v));
+    let narrow = operands.filter(|spec| spec.dtype.is_float() && spec.dtype.size() < DType::F32.size());
+    narrow.map(|spec| Bytes(spec.elements_at(graph.bounds.full()) * DType::F32.size()).align_up(64)).sum()
 }
 
 /// What a parser says of a file whose lines it quotes: printable lines, none of them long.

@@ -122,7 +122,7 @@ mod tests {
         check("match n { 1 => Op::Add, _ => Op::Sub }");
         check("match op { MyOp::Add => 1, _ => 2 }");
         check("match a { 1 => match op { Op::Add => 1, Op::Sub => 2 }, _ => 3 }");
-        check("match (a, b) { (Role::Grad, _) => 1, (Role::State, true) => 2 }");
+        check("match (a, b) { (Role::Grad, _) => 1, (Role::State(_), true) => 2 }");
         check("// match op { Op::Add => 1, _ => 2 }");
     }
 

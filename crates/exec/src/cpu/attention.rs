@@ -60,7 +60,8 @@ pub struct Rope<'a> {
 }
 
 /// Bytes of workspace per thread, as the planner's table has them: the columns are `head_dim`.
-pub const WORKSPACE: Workspace = Workspace { per_unit: Bytes(PER_UNIT), per_column: Bytes(PER_COLUMN) };
+pub const WORKSPACE: Workspace =
+    Workspace { per_unit: Bytes(PER_UNIT), per_column: Bytes(PER_COLUMN), per_item: Bytes(0) };
 
 /// Bytes of workspace per thread: that of `WORKSPACE` in whole cache lines.
 pub const fn workspace_bytes(head_dim: usize) -> usize {

@@ -2,18 +2,12 @@
 //! Invariant: operands come from a checked plan, so their ranges are inside the arena and overlap only where
 //! the op's alias rule allows it; token ids and spans come from outside and are checked at every launch.
 
-use super::attention::{self, Rope};
-use super::gemm::{self, Act};
-use super::norm::BatchNorm;
-use super::{Cpu, Isa, Rows, RowsMut, elementwise, embed, norm, reduce, rope};
+use super::operands::Operands;
+use super::{Cpu, Isa, elementwise, kernels, launch, reduce};
 use crate::arena::Arena;
-use crate::device::{Device, DeviceError, Launch, Operand};
-use graph::ops::{Attention, Bias, Embed, Epilogue, Linear, Qkv, alibi_slopes};
-use graph::{Bytes, DType, Layout, Op};
-use plan::{KernelRow, Workspace};
-
-/// As many heads as a launch can have without allocating their slopes.
-const MAX_HEADS: usize = 128;
+use crate::device::{Device, DeviceError, Launch};
+use graph::{Bytes, Op};
+use plan::KernelRow;
 
 /// Kernels in f32 on the host's cores.
 pub struct CpuDevice {
@@ -41,45 +35,13 @@ impl CpuDevice {
     }
 }
 
-/// (op, kernel): what `launch` runs.
-const KERNELS: &[(&str, &str)] = &[
-    ("add", "add_f32"),
-    ("attention", "flash_f32"),
-    ("batch_norm", "batch_norm_f32"),
-    ("concat", "copy_f32"),
-    ("embed", "gather_f32"),
-    ("gelu", "gelu_erf_f32"),
-    ("glu", "geglu_f32"),
-    ("layer_norm", "layer_norm_f32"),
-    ("linear", "gemm_f32"),
-    ("relu", "relu_f32"),
-    ("rotary_table", "rotary_table_f32"),
-    ("segment_mean", "segment_mean_f32"),
-    ("select_rows", "gather_f32"),
-    ("softmax", "softmax_f32"),
-];
-
 impl Device for CpuDevice {
     fn name(&self) -> String {
         format!("cpu ({}, {} threads)", self.cpu.isa().name(), self.cpu.threads())
     }
 
     fn kernels(&self) -> Vec<KernelRow> {
-        let row = |&(op, kernel): &(&str, &str)| {
-            let (weights, workspace) = match op {
-                "linear" => (Layout::Panels { width: gemm::PANEL as u32 }, gemm::WORKSPACE),
-                "attention" => (Layout::RowMajor, attention::WORKSPACE),
-                _ => (Layout::RowMajor, Workspace::default()),
-            };
-            KernelRow {
-                op: op.to_owned(),
-                dtypes: vec![DType::F32],
-                kernel: kernel.to_owned(),
-                weights,
-                workspace,
-            }
-        };
-        KERNELS.iter().map(row).collect()
+        kernels::rows()
     }
 
     fn units(&self) -> u64 {
@@ -111,214 +73,64 @@ impl Device for CpuDevice {
         self.arena_mut()?.copy(from, to, bytes)
     }
 
-    fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
-        let l = Operands { arena: self.arena()?, launch };
+    fn launch(&mut self, launched: &Launch<'_>) -> Result<(), DeviceError> {
+        let l = Operands { arena: self.arena()?, launch: launched };
         let cpu = &self.cpu;
-        match launch.op {
+        match launched.op {
             Op::Add(_) => elementwise::add(cpu, l.input(0)?, l.input(1)?, l.output(0)?),
-            Op::Attention(op) => l.attention(cpu, op)?,
-            Op::BatchNorm(op) => {
-                let [gamma, beta, mean, var] = [l.vector(1)?, l.vector(2)?, l.vector(3)?, l.vector(4)?];
-                let norm = BatchNorm { gamma, beta, mean, var, eps: op.eps };
-                norm::batch_norm(cpu, l.input(0)?, norm, l.output(0)?);
-            }
-            Op::Concat(_) => {
-                let mut y = l.output(0)?;
-                let mut column = 0;
-                for i in 0..launch.ins.len() {
-                    let x = l.input(i)?;
-                    elementwise::copy(cpu, x, y.columns(column, x.cols()));
-                    column += x.cols();
-                }
-            }
+            Op::Attention(op) => launch::attention::attention(&l, cpu, op)?,
+            Op::AttentionGrad(op) => launch::attention::attention_grad(&l, cpu, op)?,
+            Op::BatchNorm(op) => launch::forward::batch_norm(&l, cpu, op)?,
+            Op::Concat(op) => launch::forward::concat(&l, cpu, op)?,
             Op::Embed(op) => l.embed(cpu, op)?,
             Op::Gelu(_) => elementwise::gelu(cpu, l.input(0)?, l.output(0)?),
-            Op::Glu(_) => elementwise::glu(cpu, l.input(0)?, l.output(0)?),
-            Op::LayerNorm(op) => {
-                let (gamma, beta, y) = (l.vector(1)?, l.vector(2)?, l.output(0)?);
-                let (mean, rstd) = (l.vector_out(1)?, l.vector_out(2)?);
-                norm::layer_norm(cpu, l.input(0)?, gamma, beta, op.eps, y, mean, rstd);
-            }
+            Op::Glu(op) => launch::forward::glu(&l, cpu, op)?,
+            Op::LayerNorm(op) => launch::forward::layer_norm(&l, cpu, op)?,
             Op::Linear(op) => l.linear(cpu, op)?,
             Op::Relu(_) => elementwise::relu(cpu, l.input(0)?, l.output(0)?),
-            Op::RotaryTable(_) => {
-                let inv_freq = l.vector(0)?;
-                let (cos, sin) = (l.flat_out(0)?, l.flat_out(1)?);
-                rope::table(inv_freq, cos.len() / inv_freq.len().max(1), cos, sin);
-            }
-            Op::SegmentMean(op) => {
-                let x = l.input(0)?;
-                let (first, last) = (op.skip_first as usize, op.skip_last as usize);
-                reduce::segment_mean(cpu, x, l.spans(1, x.rows())?, first, last, l.output(0)?);
-            }
-            Op::SelectRows(_) => {
-                let x = l.input(0)?;
-                embed::gather(cpu, l.ids(1, x.rows())?, x, None, l.output(0)?);
-            }
+            Op::RotaryTable(op) => launch::forward::rotary_table(&l, op)?,
+            Op::SegmentMean(op) => launch::forward::segment_mean(&l, cpu, op)?,
+            Op::SelectRows(op) => launch::forward::select_rows(&l, cpu, op)?,
             Op::Softmax(_) => reduce::softmax(cpu, l.input(0)?, l.output(0)?),
-            Op::GeluGrad(_) | Op::LayerNormGrad(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => {
-                return Err(l.refuse("the CPU has no kernel for it".to_owned()));
-            }
+            Op::BatchNormGrad(op) => launch::backward::batch_norm_grad(&l, cpu, op)?,
+            Op::BatchNormTrain(op) => launch::backward::batch_norm_train(&l, cpu, op)?,
+            Op::BatchNormTrainGrad(op) => launch::backward::batch_norm_train_grad(&l, cpu, op)?,
+            Op::Cast(op) => launch::backward::cast(&l, cpu, op)?,
+            Op::ConcatGrad(op) => launch::backward::concat_grad(&l, cpu, op)?,
+            Op::Dropout(op) => launch::backward::dropout(&l, cpu, op)?,
+            Op::EmbedGrad(op) => launch::backward::embed_grad(&l, cpu, op)?,
+            Op::GeluGrad(op) => launch::backward::gelu_grad(&l, cpu, op)?,
+            Op::GluGrad(op) => launch::backward::glu_grad(&l, cpu, op)?,
+            Op::LayerNormGrad(op) => launch::backward::layer_norm_grad(&l, cpu, op)?,
+            Op::ReluGrad(op) => launch::backward::relu_grad(&l, cpu, op)?,
+            Op::RmsNorm(op) => launch::backward::rms_norm(&l, cpu, op)?,
+            Op::RmsNormGrad(op) => launch::backward::rms_norm_grad(&l, cpu, op)?,
+            Op::Scale(op) => launch::backward::scale(&l, cpu, op)?,
+            Op::SegmentMeanGrad(op) => launch::backward::segment_mean_grad(&l, cpu, op)?,
+            Op::SelectRowsGrad(op) => launch::backward::select_rows_grad(&l, cpu, op)?,
+            Op::SoftmaxGrad(op) => launch::backward::softmax_grad(&l, cpu, op)?,
+            Op::Combine(op) => launch::moe::combine(&l, cpu, op)?,
+            Op::CombineGrad(op) => launch::moe::combine_grad(&l, cpu, op)?,
+            Op::Dispatch(op) => launch::moe::dispatch(&l, cpu, op)?,
+            Op::DispatchGrad(op) => launch::moe::dispatch_grad(&l, cpu, op)?,
+            Op::Route(op) => launch::moe::route(&l, cpu, op)?,
+            Op::RouteGrad(op) => launch::moe::route_grad(&l, cpu, op)?,
+            Op::RouterLoss(op) => launch::moe::router_loss(&l, cpu, op)?,
+            Op::RouterLossGrad(op) => launch::moe::router_loss_grad(&l, cpu, op)?,
+            Op::GroupedLinear(op) => launch::product::grouped_linear(&l, cpu, op)?,
+            Op::GroupedLinearInputGrad(op) => launch::product::grouped_linear_input_grad(&l, cpu, op)?,
+            Op::GroupedLinearWeightGrad(op) => launch::product::grouped_linear_weight_grad(&l, cpu, op)?,
+            Op::LinearCrossEntropy(op) => launch::product::linear_cross_entropy(&l, cpu, op)?,
+            Op::LinearCrossEntropyGrad(op) => launch::product::linear_cross_entropy_grad(&l, cpu, op)?,
+            Op::LinearInputGrad(op) => launch::product::linear_input_grad(&l, cpu, op)?,
+            Op::LinearWeightGrad(op) => launch::product::linear_weight_grad(&l, cpu, op)?,
+            Op::Accumulate(op) => launch::optimizer::accumulate(&l, cpu, op)?,
+            Op::Adafactor(op) => launch::optimizer::adafactor(&l, cpu, op)?,
+            Op::AdamW(op) => launch::optimizer::adamw(&l, cpu, op)?,
+            Op::AdamW8bit(op) => launch::optimizer::adamw_8bit(&l, cpu, op)?,
+            Op::GradScale(op) => launch::optimizer::grad_scale(&l, cpu, op)?,
+            Op::Sgd(op) => launch::optimizer::sgd(&l, cpu, op)?,
         }
-        Ok(())
-    }
-}
-
-/// The operands of a launch as the kernels take them.
-struct Operands<'a> {
-    arena: &'a Arena,
-    launch: &'a Launch<'a>,
-}
-
-impl<'a> Operands<'a> {
-    fn refuse(&self, why: String) -> DeviceError {
-        DeviceError::Kernel { op: self.launch.op.name(), why }
-    }
-
-    /// The first element of an operand whose bytes lie inside the arena.
-    fn start(&self, o: &Operand) -> Result<*mut f32, DeviceError> {
-        if o.spec.dtype != DType::F32 && o.spec.dtype != DType::I32 {
-            return Err(self.refuse(format!("no kernel for {}", o.spec)));
-        }
-        Ok(self.arena.range(o.at, o.bytes(self.launch.counts))?.as_ptr().cast())
-    }
-
-    fn input(&self, i: usize) -> Result<Rows<'a>, DeviceError> {
-        let o = &self.launch.ins[i];
-        let (rows, columns) = o.matrix(self.launch.counts);
-        // SAFETY: the bytes are inside the arena; only an output that may alias overlaps them.
-        Ok(unsafe { Rows::from_raw(self.start(o)?, rows, columns, columns) })
-    }
-
-    fn wanted(&self, k: usize) -> Result<&'a Operand, DeviceError> {
-        self.launch.outs[k].as_ref().ok_or_else(|| self.refuse(format!("output {k} has no storage")))
-    }
-
-    fn output(&self, k: usize) -> Result<RowsMut<'a>, DeviceError> {
-        let o = self.wanted(k)?;
-        let (rows, columns) = o.matrix(self.launch.counts);
-        // SAFETY: the bytes are inside the arena; only inputs that the op may write over overlap them.
-        Ok(unsafe { RowsMut::from_raw(self.start(o)?, rows, columns, columns) })
-    }
-
-    /// An input as one run of floats.
-    fn vector(&self, i: usize) -> Result<&'a [f32], DeviceError> {
-        let o = &self.launch.ins[i];
-        let len = o.spec.elements_at(self.launch.counts) as usize;
-        // SAFETY: inside the arena; the checker admits no writer of a parameter or table while it is read.
-        Ok(unsafe { std::slice::from_raw_parts(self.start(o)?, len) })
-    }
-
-    /// An output as one run of floats.
-    fn flat_out(&self, k: usize) -> Result<&'a mut [f32], DeviceError> {
-        let o = self.wanted(k)?;
-        let len = o.spec.elements_at(self.launch.counts) as usize;
-        // SAFETY: inside the arena; outputs overlap nothing but inputs that the op may write over.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.start(o)?, len) })
-    }
-
-    /// An output as one run of floats, if it is wanted.
-    fn vector_out(&self, k: usize) -> Result<Option<&'a mut [f32]>, DeviceError> {
-        self.launch.outs[k].as_ref().map(|_| self.flat_out(k)).transpose()
-    }
-
-    fn workspace(&self) -> Result<&'a mut [f32], DeviceError> {
-        let Some((at, bytes)) = self.launch.workspace else { return Ok(&mut []) };
-        let start = self.arena.range(at, bytes)?.as_ptr().cast();
-        // SAFETY: inside the arena; a workspace overlaps no operand.
-        Ok(unsafe { std::slice::from_raw_parts_mut(start, bytes.0 as usize / 4) })
-    }
-
-    /// Row indices below `rows`.
-    fn ids(&self, i: usize, rows: usize) -> Result<&'a [u32], DeviceError> {
-        let o = &self.launch.ins[i];
-        let len = o.spec.elements_at(self.launch.counts) as usize;
-        // SAFETY: inside the arena; every bit pattern is a u32.
-        let ids: &[u32] = unsafe { std::slice::from_raw_parts(self.start(o)?.cast(), len) };
-        match ids.iter().find(|&&id| id as usize >= rows) {
-            Some(id) => Err(self.refuse(format!("row {} of a table of {rows}", *id as i32))),
-            None => Ok(ids),
-        }
-    }
-
-    /// Ascending (start, end) pairs inside of `rows`.
-    fn spans(&self, i: usize, rows: usize) -> Result<&'a [[u32; 2]], DeviceError> {
-        let o = &self.launch.ins[i];
-        let len = o.spec.rows(self.launch.counts) as usize;
-        // SAFETY: inside the arena; (S, 2) elements in C order are S pairs.
-        let spans: &[[u32; 2]] = unsafe { std::slice::from_raw_parts(self.start(o)?.cast(), len) };
-        let mut before = 0;
-        for &[start, end] in spans {
-            if start < before || end < start || end as usize > rows {
-                return Err(self.refuse(format!("span {start}..{end} of {rows} rows")));
-            }
-            before = end;
-        }
-        Ok(spans)
-    }
-
-    fn embed(&self, cpu: &Cpu, op: &Embed) -> Result<(), DeviceError> {
-        let table = self.input(1)?;
-        let ids = self.ids(0, table.rows())?;
-        let y = self.output(0)?;
-        let plus = op.row.then(|| self.vector(2)).transpose()?;
-        match op.token_dropout {
-            Some(dropout) => {
-                let spans = self.spans(2 + usize::from(op.row), ids.len())?;
-                embed::gather_esm(cpu, ids, spans, dropout.mask_id as u32, dropout.keep, table, plus, y);
-            }
-            None => embed::gather(cpu, ids, table, plus, y),
-        }
-        Ok(())
-    }
-
-    fn linear(&self, cpu: &Cpu, op: &Linear) -> Result<(), DeviceError> {
-        let bias = op.bias.then(|| self.vector(2)).transpose()?;
-        let after = 2 + usize::from(op.bias);
-        let (act, residual) = match op.epilogue {
-            Epilogue::None => (Act::None, None),
-            Epilogue::Gelu => (Act::Gelu, None),
-            Epilogue::Residual => (Act::None, Some(self.input(after)?)),
-        };
-        let epilogue = gemm::Epilogue { bias, act, residual };
-        gemm::linear(cpu, self.input(0)?, self.vector(1)?, epilogue, self.output(0)?, self.workspace()?);
-        Ok(())
-    }
-
-    fn attention(&self, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
-        let width = op.width() as usize;
-        let [q, k, v] = match op.qkv {
-            Qkv::Separate => [self.input(0)?, self.input(1)?, self.input(2)?],
-            Qkv::Fused => {
-                let qkv = self.input(0)?;
-                [0, 1, 2].map(|i| qkv.columns(i * width, width))
-            }
-        };
-        let after = op.operands();
-        let spans = self.spans(after, q.rows())?;
-        let rope = if op.rotary {
-            Some(Rope { cos: self.vector(after + 1)?, sin: self.vector(after + 2)? })
-        } else {
-            None
-        };
-        let mut slopes = [0.0; MAX_HEADS];
-        let heads = op.heads as usize;
-        if heads > MAX_HEADS {
-            return Err(self.refuse(format!("{heads} heads are more than {MAX_HEADS}")));
-        }
-        let slopes = match op.bias {
-            Bias::None => None,
-            Bias::Alibi => {
-                for (slot, slope) in slopes.iter_mut().zip(alibi_slopes(op.heads)) {
-                    *slot = slope;
-                }
-                Some(&slopes[..heads])
-            }
-        };
-        let shape =
-            attention::Attention { heads, head_dim: op.head_dim as usize, scale: op.scale, rope, slopes };
-        let lse = self.launch.outs[1].as_ref().map(|_| self.output(1)).transpose()?;
-        attention::attention(cpu, shape, q, k, v, spans, self.output(0)?, lse, self.workspace()?);
         Ok(())
     }
 }

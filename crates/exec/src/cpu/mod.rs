@@ -7,11 +7,15 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod columns;
 mod device;
 #[cfg(target_arch = "x86_64")]
 mod gemm_amx;
 mod isa;
+mod kernels;
+mod launch;
 mod math;
+mod operands;
 #[cfg(target_arch = "x86_64")]
 mod parts;
 mod pool;
@@ -22,13 +26,24 @@ mod tile;
 mod view;
 
 pub mod attention;
+pub mod batch_norm;
+pub mod cast;
+pub mod cross_entropy;
+pub mod dispatch;
+pub mod dropout;
 pub mod elementwise;
 pub mod embed;
 pub mod gemm;
+pub mod grouped;
 pub mod norm;
+pub mod norm_grad;
 pub mod peak;
+pub mod product;
 pub mod reduce;
 pub mod rope;
+pub mod route;
+pub mod router_loss;
+pub mod scatter;
 
 #[cfg(test)]
 mod tests;

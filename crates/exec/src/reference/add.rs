@@ -1,11 +1,11 @@
-//! `y = a + b`. Invariant: one addition in f32, which is exactly rounded.
+//! `y = a + b`. Invariant: one addition.
 
 use super::{Operands, ReferenceError, Tensor};
 
 pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let (shape, a) = ins.floats("a")?;
     let b = ins.shaped("b", shape)?;
-    Ok(vec![Tensor::f32(shape, a.iter().zip(b).map(|(a, b)| a + b).collect())])
+    Ok(vec![Tensor::f64(shape, a.iter().zip(b).map(|(a, b)| a + b).collect())])
 }
 
 #[cfg(test)]

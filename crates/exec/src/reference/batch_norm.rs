@@ -1,4 +1,4 @@
-//! `y = (x - mean) / sqrt(var + eps) * gamma + beta`. Invariant: computed in f64 and rounded once.
+//! `y = (x - mean) / sqrt(var + eps) * gamma + beta`. Invariant: the statistics are given, not computed.
 
 use super::{Operands, ReferenceError, Tensor};
 use graph::ops::BatchNorm;
@@ -12,12 +12,12 @@ pub(super) fn eval(op: &BatchNorm, ins: &mut Operands<'_>) -> Result<Vec<Tensor>
         ins.shaped("mean", &columns)?,
         ins.shaped("var", &columns)?,
     ];
-    let one = |c: usize, x: f32| {
-        let [gamma, beta, mean, var] = [gamma, beta, mean, var].map(|v| f64::from(v[c]));
-        ((f64::from(x) - mean) / (var + f64::from(op.eps)).sqrt() * gamma + beta) as f32
+    let one = |c: usize, x: f64| {
+        let [gamma, beta, mean, var] = [gamma, beta, mean, var].map(|v| v[c]);
+        (x - mean) / (var + f64::from(op.eps)).sqrt() * gamma + beta
     };
     let y = x.iter_rows().flat_map(|row| row.iter().enumerate().map(|(c, &x)| one(c, x))).collect();
-    Ok(vec![Tensor::f32(&[x.rows, x.columns], y)])
+    Ok(vec![Tensor::f64(&[x.rows, x.columns], y)])
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
-//! A device of reference kernels: the arena is a byte vector and every launch copies its operands out and
-//! its results in. Invariant: it is the yardstick, so it is as plain as it can be; speed is nobody's concern.
+//! A device of reference kernels: the arena is a byte vector; every launch widens its operands and rounds its
+//! results to their element types, to nearest, ties to even. Invariant: it is the yardstick, so it is as plain
+//! as it can be; speed is nobody's concern.
 
+use super::half::{BF16, F16};
 use super::{Data, Tensor, eval};
 use crate::device::{Device, DeviceError, Launch, Operand};
 use graph::{Bytes, Counts, DType, TensorSpec};
@@ -27,16 +29,31 @@ impl ReferenceDevice {
     fn tensor(&mut self, operand: &Operand, counts: Counts) -> Result<Tensor, DeviceError> {
         let bytes = self.range(operand.at, operand.bytes(counts))?;
         let words = bytes.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]);
+        let halves = bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
         let data = match operand.spec.dtype {
-            DType::F32 => Data::F32(words.map(f32::from_le_bytes).collect()),
+            DType::F32 => Data::Float(words.map(|b| f64::from(f32::from_le_bytes(b))).collect()),
+            DType::Bf16 => Data::Float(halves.map(|b| BF16.widen(b)).collect()),
+            DType::F16 => Data::Float(halves.map(|b| F16.widen(b)).collect()),
             DType::I32 => Data::I32(words.map(i32::from_le_bytes).collect()),
-            DType::Bf16 | DType::F16 => {
-                let why = format!("the reference computes in f32, not {}", operand.spec);
-                return Err(DeviceError::Kernel { op: "reference", why });
-            }
+            DType::U8 => Data::U8(bytes.to_vec()),
         };
         Ok(Tensor { shape: shape(&operand.spec, counts), data })
     }
+}
+
+/// The elements as they lie in memory; `None` where numbers meet integers or codes.
+fn bytes_of(data: &Data, dtype: DType) -> Option<Vec<u8>> {
+    Some(match (data, dtype) {
+        (Data::Float(data), DType::F32) => data.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect(),
+        (Data::Float(data), DType::Bf16) => data.iter().flat_map(|&x| BF16.round(x).to_le_bytes()).collect(),
+        (Data::Float(data), DType::F16) => data.iter().flat_map(|&x| F16.round(x).to_le_bytes()).collect(),
+        (Data::I32(data), DType::I32) => data.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        (Data::U8(data), DType::U8) => data.clone(),
+        (Data::Float(_), DType::I32 | DType::U8)
+        | (Data::I32(_) | Data::U8(_), DType::F32 | DType::Bf16 | DType::F16)
+        | (Data::I32(_), DType::U8)
+        | (Data::U8(_), DType::I32) => return None,
+    })
 }
 
 fn shape(spec: &TensorSpec, counts: Counts) -> Vec<usize> {
@@ -90,11 +107,48 @@ impl Device for ReferenceDevice {
         let results = eval(launch.op, &ins, &wanted)
             .map_err(|e| DeviceError::Kernel { op: launch.op.name(), why: e.to_string() })?;
         for (operand, result) in launch.outs.iter().flatten().zip(results.into_iter().flatten()) {
-            match &result.data {
-                Data::F32(data) => self.upload(operand.at, bytemuck::cast_slice(data))?,
-                Data::I32(data) => self.upload(operand.at, bytemuck::cast_slice(data))?,
-            }
+            let bytes = bytes_of(&result.data, operand.spec.dtype).ok_or_else(|| DeviceError::Kernel {
+                op: launch.op.name(),
+                why: format!("its result is no {}", operand.spec),
+            })?;
+            self.upload(operand.at, &bytes)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use graph::ops::Add;
+    use graph::{Dim, Op};
+
+    /// In units of the last place: 1 and a half is a tie and goes to the even 1, 1 and three quarters goes up, and
+    /// the next tie goes up to the even number.
+    #[test]
+    fn sums_are_rounded_once_to_their_element_type() {
+        let counts = Counts { tokens: 0, sequences: 0 };
+        for (dtype, half, ulp) in [(DType::Bf16, BF16, 2.0_f64.powi(-7)), (DType::F16, F16, 2.0_f64.powi(-10))]
+        {
+            let mut device = ReferenceDevice::new();
+            device.alloc_arena(Bytes(192)).expect("an arena");
+            let spec = TensorSpec::activation([Dim::Fixed(3)], dtype);
+            let place = |at| Operand { at, spec: spec.clone() };
+            let give = |device: &mut ReferenceDevice, at, data: [f64; 3]| {
+                let bytes = bytes_of(&Data::Float(data.to_vec()), dtype).expect("floats");
+                device.upload(at, &bytes).expect("inside");
+            };
+            give(&mut device, 0, [1.0, 1.0, 1.0 + ulp]);
+            give(&mut device, 64, [0.5 * ulp, 0.75 * ulp, 0.5 * ulp]);
+            let (ins, outs) = ([place(0), place(64)], [Some(place(128))]);
+            let op = Op::Add(Add {});
+            device
+                .launch(&Launch { op: &op, ins: &ins, outs: &outs, workspace: None, counts })
+                .expect("launched");
+            let mut out = [0; 6];
+            device.download(128, &mut out).expect("inside");
+            let found = out.chunks_exact(2).map(|b| half.widen(u16::from_le_bytes([b[0], b[1]])));
+            assert_eq!(found.collect::<Vec<_>>(), [1.0, 1.0 + ulp, 1.0 + 2.0 * ulp]);
+        }
     }
 }

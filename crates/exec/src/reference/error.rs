@@ -29,7 +29,7 @@ pub enum ReferenceError {
         /// Its elements.
         found: usize,
     },
-    /// A tensor holds the other element type.
+    /// A tensor holds other elements.
     DType {
         /// Its name in the op's documentation.
         what: &'static str,

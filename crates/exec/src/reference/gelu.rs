@@ -1,18 +1,18 @@
-//! The exact GELU and its gradient. Invariant: computed in f64 and rounded once.
+//! The exact GELU and its gradient. Invariant: digits are kept in the left tail.
 
 use super::{Operands, ReferenceError, Tensor};
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let (shape, x) = ins.floats("x")?;
-    Ok(vec![Tensor::f32(shape, x.iter().map(|&x| gelu(f64::from(x)) as f32).collect())])
+    Ok(vec![Tensor::f64(shape, x.iter().map(|&x| gelu(x)).collect())])
 }
 
 pub(super) fn eval_grad(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let (shape, dy) = ins.floats("dy")?;
     let x = ins.shaped("x", shape)?;
-    let dx = dy.iter().zip(x).map(|(&dy, &x)| (f64::from(dy) * slope(f64::from(x))) as f32);
-    Ok(vec![Tensor::f32(shape, dx.collect())])
+    let dx = dy.iter().zip(x).map(|(&dy, &x)| dy * slope(x));
+    Ok(vec![Tensor::f64(shape, dx.collect())])
 }
 
 /// `x Phi(x)`.
@@ -21,7 +21,7 @@ pub(super) fn gelu(x: f64) -> f64 {
 }
 
 /// `Phi(x) + x phi(x)`.
-fn slope(x: f64) -> f64 {
+pub(super) fn slope(x: f64) -> f64 {
     phi_below(x) + x * libm::exp(-0.5 * x * x) / (2.0 * PI).sqrt()
 }
 
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn gradient() {
-        let x = Tensor::f32(&[3, 5], random(1, &[15]).floats().unwrap().iter().map(|x| 4.0 * x).collect());
+        let x = Tensor::f64(&[3, 5], random(1, &[15]).floats().unwrap().iter().map(|x| 4.0 * x).collect());
         let dy = random(2, &[3, 5]);
         let grad = run(Op::GeluGrad(GeluGrad {}), &[dy.clone(), x.clone()], &[&[3, 5]]);
         check_gradient(Op::Gelu(Gelu {}), &[x], 0, &dy, &grad[0], &[&[3, 5]]);

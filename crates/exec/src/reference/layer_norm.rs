@@ -1,4 +1,4 @@
-//! Layer normalisation. Invariant: the variance is that of the differences from the f64 mean, so a large mean
+//! Layer normalisation. Invariant: the variance is that of the differences from the mean, so a large mean
 //! costs no digits.
 
 use super::{Operands, ReferenceError, Tensor};
@@ -11,16 +11,16 @@ pub(super) fn eval(op: &LayerNorm, ins: &mut Operands<'_>) -> Result<Vec<Tensor>
     let (mut y, mut means, mut rstds) = (Vec::with_capacity(x.data.len()), vec![], vec![]);
     let columns = x.columns as f64;
     for row in x.iter_rows() {
-        let mean = row.iter().map(|&x| f64::from(x)).sum::<f64>() / columns;
-        let var = row.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / columns;
+        let mean = row.iter().sum::<f64>() / columns;
+        let var = row.iter().map(|&x| (x - mean).powi(2)).sum::<f64>() / columns;
         let rstd = 1.0 / (var + f64::from(op.eps)).sqrt();
-        let affine = gamma.iter().zip(beta).map(|(&g, &b)| (f64::from(g), f64::from(b)));
-        y.extend(row.iter().zip(affine).map(|(&x, (g, b))| ((f64::from(x) - mean) * rstd * g + b) as f32));
-        means.push(mean as f32);
-        rstds.push(rstd as f32);
+        let affine = gamma.iter().zip(beta);
+        y.extend(row.iter().zip(affine).map(|(x, (g, b))| (x - mean) * rstd * g + b));
+        means.push(mean);
+        rstds.push(rstd);
     }
     let rows = [x.rows];
-    Ok(vec![Tensor::f32(&[x.rows, x.columns], y), Tensor::f32(&rows, means), Tensor::f32(&rows, rstds)])
+    Ok(vec![Tensor::f64(&[x.rows, x.columns], y), Tensor::f64(&rows, means), Tensor::f64(&rows, rstds)])
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The gradient of layer normalisation. Invariant: sums over columns and over rows are in f64.
+//! The gradient of layer normalisation. Invariant: sums over rows are in their order.
 
 use super::{Operands, ReferenceError, Tensor};
 
@@ -13,19 +13,19 @@ pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError
     let (mut dgamma, mut dbeta) = (vec![0.0_f64; dy.columns], vec![0.0_f64; dy.columns]);
     for (r, dy) in dy.iter_rows().enumerate() {
         let x = &x[r * dy.len()..(r + 1) * dy.len()];
-        let (mean, rstd) = (f64::from(mean[r]), f64::from(rstd[r]));
-        let h: Vec<f64> = x.iter().map(|&x| (f64::from(x) - mean) * rstd).collect();
-        let g: Vec<f64> = dy.iter().zip(gamma).map(|(&dy, &w)| f64::from(dy) * f64::from(w)).collect();
+        let (mean, rstd) = (mean[r], rstd[r]);
+        let h: Vec<f64> = x.iter().map(|x| (x - mean) * rstd).collect();
+        let g: Vec<f64> = dy.iter().zip(gamma).map(|(dy, w)| dy * w).collect();
         let sum_g: f64 = g.iter().sum();
         let sum_gh: f64 = g.iter().zip(&h).map(|(g, h)| g * h).sum();
         for c in 0..dy.len() {
-            dx.push((rstd * (g[c] - sum_g / columns - h[c] * sum_gh / columns)) as f32);
-            dgamma[c] += f64::from(dy[c]) * h[c];
-            dbeta[c] += f64::from(dy[c]);
+            dx.push(rstd * (g[c] - sum_g / columns - h[c] * sum_gh / columns));
+            dgamma[c] += dy[c] * h[c];
+            dbeta[c] += dy[c];
         }
     }
-    let column = |sums: Vec<f64>| Tensor::f32(&[sums.len()], sums.iter().map(|&s| s as f32).collect());
-    Ok(vec![Tensor::f32(&[dy.rows, dy.columns], dx), column(dgamma), column(dbeta)])
+    let column = |sums: Vec<f64>| Tensor::f64(&[sums.len()], sums);
+    Ok(vec![Tensor::f64(&[dy.rows, dy.columns], dx), column(dgamma), column(dbeta)])
 }
 
 #[cfg(test)]

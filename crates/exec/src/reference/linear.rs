@@ -1,4 +1,4 @@
-//! `y = f(x W^T + b)`. Invariant: sum, bias and epilogue are in f64 and rounded once.
+//! `y = f(x W^T + b)`. Invariant: the bias comes before the epilogue.
 
 use super::{Operands, ReferenceError, Tensor, dot, gelu::gelu};
 use graph::ops::{Epilogue, Linear};
@@ -14,16 +14,16 @@ pub(super) fn eval(op: &Linear, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, R
     let mut y = Vec::with_capacity(x.rows * w.rows);
     for x in x.iter_rows() {
         for (n, w) in w.iter_rows().enumerate() {
-            let s = dot(x, w) + bias.map_or(0.0, |b| f64::from(b[n]));
+            let s = dot(x, w) + bias.map_or(0.0, |b| b[n]);
             let s = match op.epilogue {
                 Epilogue::None => s,
                 Epilogue::Gelu => gelu(s),
-                Epilogue::Residual => residual.map_or(0.0, |r| f64::from(r[y.len()])) + s,
+                Epilogue::Residual => residual.map_or(0.0, |r| r[y.len()]) + s,
             };
-            y.push(s as f32);
+            y.push(s);
         }
     }
-    Ok(vec![Tensor::f32(&[x.rows, w.rows], y)])
+    Ok(vec![Tensor::f64(&[x.rows, w.rows], y)])
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! The gradients of the affine map: `dx = dy W`, and `dw = dy^T x`, `db = sum dy`. Invariant: all sums are in
-//! f64, in the order of the rows summed over.
+//! The gradients of the affine map: `dx = dy W`, and `dw = dy^T x`, `db = sum dy`. Invariant: sums are in
+//! the order of the rows summed over.
 
 use super::{Operands, ReferenceError, Tensor};
 use graph::ops::LinearWeightGrad;
@@ -17,9 +17,9 @@ pub(super) fn eval_input(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, Referenc
         for (&dy, w) in dy.iter().zip(w.iter_rows()) {
             add_scaled(&mut sums, dy, w);
         }
-        dx.extend(sums.iter().map(|&s| s as f32));
+        dx.extend(sums);
     }
-    Ok(vec![Tensor::f32(&[dy.rows, w.columns], dx)])
+    Ok(vec![Tensor::f64(&[dy.rows, w.columns], dx)])
 }
 
 pub(super) fn eval_weight(
@@ -39,22 +39,22 @@ pub(super) fn eval_weight(
         let mut sum = 0.0;
         for (dy, x) in dy.iter_rows().zip(x.iter_rows()) {
             add_scaled(&mut sums, dy[n], x);
-            sum += f64::from(dy[n]);
+            sum += dy[n];
         }
-        dw.extend(sums.iter().map(|&s| s as f32));
-        db.push(sum as f32);
+        dw.extend(sums);
+        db.push(sum);
     }
-    let mut outs = vec![Tensor::f32(&[dy.columns, x.columns], dw)];
+    let mut outs = vec![Tensor::f64(&[dy.columns, x.columns], dw)];
     if op.bias {
-        outs.push(Tensor::f32(&[dy.columns], db));
+        outs.push(Tensor::f64(&[dy.columns], db));
     }
     Ok(outs)
 }
 
 /// `sums += a x`.
-fn add_scaled(sums: &mut [f64], a: f32, x: &[f32]) {
+pub(super) fn add_scaled(sums: &mut [f64], a: f64, x: &[f64]) {
     for (sum, &x) in sums.iter_mut().zip(x) {
-        *sum += f64::from(a) * f64::from(x);
+        *sum += a * x;
     }
 }
 

@@ -1,5 +1,6 @@
 //! The reference kernels: the numerical definition of every op. Plain loops, one file per op as in
-//! `graph::ops`; f32 in and out, every sum in f64, weights in C order.
+//! `graph::ops`; everything in f64, weights in C order. They round nothing, except where an op's definition says
+//! f32 (ESM's dropout scale, rotary angles); rounding to an element type is the [`ReferenceDevice`]'s.
 //!
 //! Invariant: bad data is a [`ReferenceError`], never a panic; the same input gives the same bits on every
 //! machine, whatever else is in the batch.
@@ -7,20 +8,31 @@
 
 mod add;
 mod attention;
+mod attention_grad;
 mod batch_norm;
+mod batch_norm_train;
 mod concat;
+mod cross_entropy;
 mod device;
+mod dispatch;
+mod dropout;
 mod embed;
 mod error;
 mod gelu;
 mod glu;
+mod grouped_linear;
+pub(crate) mod half;
 mod layer_norm;
 mod layer_norm_grad;
 mod linear;
 mod linear_grad;
 mod operands;
 mod relu;
+mod rms_norm;
 mod rotary_table;
+mod route;
+mod router_loss;
+mod scale;
 mod segment_mean;
 mod select_rows;
 mod softmax;
@@ -36,9 +48,10 @@ use graph::Op;
 use operands::Operands;
 
 /// Runs one op. `outs` says which outputs are wanted and their shapes for this step; `None` is one that
-/// `dce` dropped. Inputs are those of the op's documentation, f32 (or i32 where it says so), in C order.
+/// `dce` dropped. Inputs are those of the op's documentation, floats (or i32, or codes, where it says so), in C
+/// order. What is computed is f64 and not rounded, so central differences of it are good to about 1e-8.
 ///
-/// Rows that no span covers are zero in what `Attention` and `Embed` with token dropout give.
+/// Rows that no span covers are zero in what `Attention`, its gradient and `Embed` with token dropout give.
 ///
 /// Errors: inputs that do not fit the op or each other, an index or span outside of what it points into,
 /// and shapes in `outs` that the op does not give.
@@ -51,25 +64,72 @@ pub fn eval(
     let results = match op {
         Op::Add(_) => add::eval(&mut operands),
         Op::Attention(op) => attention::eval(op, &mut operands),
+        Op::AttentionGrad(op) => attention_grad::eval(op, &mut operands),
         Op::BatchNorm(op) => batch_norm::eval(op, &mut operands),
         Op::Concat(_) => concat::eval(&mut operands),
         Op::Embed(op) => embed::eval(op, &mut operands),
         Op::Gelu(_) => gelu::eval(&mut operands),
         Op::GeluGrad(_) => gelu::eval_grad(&mut operands),
-        Op::Glu(_) => glu::eval(&mut operands),
+        Op::Glu(op) => glu::eval(op, &mut operands),
         Op::LayerNorm(op) => layer_norm::eval(op, &mut operands),
         Op::LayerNormGrad(_) => layer_norm_grad::eval(&mut operands),
         Op::Linear(op) => linear::eval(op, &mut operands),
         Op::LinearInputGrad(_) => linear_grad::eval_input(&mut operands),
         Op::LinearWeightGrad(op) => linear_grad::eval_weight(op, &mut operands),
         Op::Relu(_) => relu::eval(&mut operands),
-        Op::RotaryTable(_) => rotary_table::eval(&mut operands, rotary_table::rows(outs)?),
+        Op::RotaryTable(_) => rotary_table::eval(&mut operands, rows(outs)?),
         Op::SegmentMean(op) => segment_mean::eval(op, &mut operands),
         Op::SelectRows(_) => select_rows::eval(&mut operands),
         Op::Softmax(_) => softmax::eval(&mut operands),
+        Op::BatchNormGrad(op) => batch_norm_train::eval_grad(op, &mut operands),
+        Op::BatchNormTrain(op) => batch_norm_train::eval(op, &mut operands),
+        Op::BatchNormTrainGrad(_) => batch_norm_train::eval_train_grad(&mut operands),
+        Op::Cast(_) => scale::eval_cast(&mut operands),
+        Op::ConcatGrad(op) => concat::eval_grad(op, &mut operands),
+        Op::Dropout(op) => dropout::eval(op, &mut operands),
+        Op::EmbedGrad(op) => embed::eval_grad(op, &mut operands),
+        Op::GluGrad(op) => glu::eval_grad(op, &mut operands),
+        Op::ReluGrad(_) => relu::eval_grad(&mut operands),
+        Op::RmsNorm(op) => rms_norm::eval(op, &mut operands),
+        Op::RmsNormGrad(_) => rms_norm::eval_grad(&mut operands),
+        Op::Scale(op) => scale::eval(op, &mut operands),
+        Op::SegmentMeanGrad(op) => segment_mean::eval_grad(op, &mut operands, rows(outs)?),
+        Op::SelectRowsGrad(_) => select_rows::eval_grad(&mut operands, rows(outs)?),
+        Op::SoftmaxGrad(_) => softmax::eval_grad(&mut operands),
+        Op::Combine(op) => dispatch::eval_combine(op, &mut operands),
+        Op::CombineGrad(op) => dispatch::eval_combine_grad(op, &mut operands),
+        Op::Dispatch(op) => dispatch::eval(op, &mut operands),
+        Op::DispatchGrad(op) => dispatch::eval_grad(op, &mut operands),
+        Op::Route(op) => route::eval(op, &mut operands),
+        Op::RouteGrad(op) => route::eval_grad(op, &mut operands),
+        Op::RouterLoss(op) => router_loss::eval(op, &mut operands),
+        Op::RouterLossGrad(op) => router_loss::eval_grad(op, &mut operands),
+        Op::GroupedLinear(op) => grouped_linear::eval(op, &mut operands),
+        Op::GroupedLinearInputGrad(op) => grouped_linear::eval_input_grad(op, &mut operands),
+        Op::GroupedLinearWeightGrad(op) => grouped_linear::eval_weight_grad(op, &mut operands),
+        Op::LinearCrossEntropy(op) => cross_entropy::eval(op, &mut operands),
+        Op::LinearCrossEntropyGrad(op) => cross_entropy::eval_grad(op, &mut operands),
+        Op::Accumulate(_) => Err(UNWRITTEN),
+        Op::Adafactor(_) => Err(UNWRITTEN),
+        Op::AdamW(_) => Err(UNWRITTEN),
+        Op::AdamW8bit(_) => Err(UNWRITTEN),
+        Op::GradScale(_) => Err(UNWRITTEN),
+        Op::Sgd(_) => Err(UNWRITTEN),
     }?;
     operands.end()?;
     keep(results, outs)
+}
+
+/// Ops of training on their way here.
+const UNWRITTEN: ReferenceError = ReferenceError::Attribute { why: "it has no reference yet" };
+
+/// Rows of the first wanted output, where no input says them: positions, tokens.
+fn rows(outs: &[Option<Vec<usize>>]) -> Result<usize, ReferenceError> {
+    let Some(shape) = outs.iter().flatten().next() else { return Ok(0) };
+    match shape[..] {
+        [rows, _] => Ok(rows),
+        _ => Err(ReferenceError::Rank { what: "an output", wanted: 2, found: shape.clone() }),
+    }
 }
 
 /// The wanted ones of `results`, which must have the wanted shapes.
@@ -90,9 +150,9 @@ fn keep(results: Vec<Tensor>, outs: &[Option<Vec<usize>>]) -> Result<Vec<Option<
     Ok(kept)
 }
 
-/// `sum_i a[i] b[i]` in f64; the shorter one ends it.
-fn dot(a: &[f32], b: &[f32]) -> f64 {
-    a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
+/// `sum_i a[i] b[i]`; the shorter one ends it.
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
 #[cfg(test)]
@@ -134,7 +194,7 @@ mod tests {
                 softmax,
                 vec![Tensor::i32(&[1, 1], vec![0])],
                 one(&[1, 1]),
-                ReferenceError::DType { what: "x", wanted: "f32" },
+                ReferenceError::DType { what: "x", wanted: "floats" },
             ),
             (
                 softmax,

@@ -12,16 +12,23 @@ pub struct Tensor {
 /// The elements of a [`Tensor`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Data {
-    /// IEEE binary32.
-    F32(Vec<f32>),
+    /// Numbers: floats of every element type, widened.
+    Float(Vec<f64>),
     /// Token ids, row indices and spans.
     I32(Vec<i32>),
+    /// Codes of 8-bit states.
+    U8(Vec<u8>),
 }
 
 impl Tensor {
     /// A tensor of floats.
+    pub fn f64(shape: &[usize], data: Vec<f64>) -> Self {
+        Self { shape: shape.to_vec(), data: Data::Float(data) }
+    }
+
+    /// A tensor of floats that are f32 elsewhere.
     pub fn f32(shape: &[usize], data: Vec<f32>) -> Self {
-        Self { shape: shape.to_vec(), data: Data::F32(data) }
+        Self::f64(shape, data.into_iter().map(f64::from).collect())
     }
 
     /// A tensor of integers.
@@ -29,19 +36,37 @@ impl Tensor {
         Self { shape: shape.to_vec(), data: Data::I32(data) }
     }
 
+    /// A tensor of codes.
+    pub fn u8(shape: &[usize], data: Vec<u8>) -> Self {
+        Self { shape: shape.to_vec(), data: Data::U8(data) }
+    }
+
     /// The floats, if it holds floats.
-    pub fn floats(&self) -> Option<&[f32]> {
+    pub fn floats(&self) -> Option<&[f64]> {
         match &self.data {
-            Data::F32(data) => Some(data),
-            Data::I32(_) => None,
+            Data::Float(data) => Some(data),
+            Data::I32(_) | Data::U8(_) => None,
         }
+    }
+
+    /// The floats rounded to f32, if it holds floats.
+    pub fn rounded(&self) -> Option<Vec<f32>> {
+        Some(self.floats()?.iter().map(|&x| x as f32).collect())
     }
 
     /// The integers, if it holds integers.
     pub fn integers(&self) -> Option<&[i32]> {
         match &self.data {
             Data::I32(data) => Some(data),
-            Data::F32(_) => None,
+            Data::Float(_) | Data::U8(_) => None,
+        }
+    }
+
+    /// The codes, if it holds codes.
+    pub fn codes(&self) -> Option<&[u8]> {
+        match &self.data {
+            Data::U8(data) => Some(data),
+            Data::Float(_) | Data::I32(_) => None,
         }
     }
 }
@@ -50,8 +75,9 @@ impl Data {
     /// Number of elements.
     pub fn len(&self) -> usize {
         match self {
-            Self::F32(data) => data.len(),
+            Self::Float(data) => data.len(),
             Self::I32(data) => data.len(),
+            Self::U8(data) => data.len(),
         }
     }
 

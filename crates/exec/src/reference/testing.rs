@@ -11,11 +11,12 @@ pub(super) fn run(op: Op, ins: &[Tensor], shapes: &[&[usize]]) -> Vec<Tensor> {
     results.into_iter().flatten().collect()
 }
 
-/// The outputs of `op` must be `wanted` within `tolerance` (absolute).
+/// The outputs of `op`, rounded to f32, must be `wanted` within `tolerance` (absolute).
 pub(super) fn check(op: Op, ins: &[Tensor], wanted: &[Tensor], tolerance: f64) {
     let shapes: Vec<&[usize]> = wanted.iter().map(|t| &t.shape[..]).collect();
     for (i, (got, wanted)) in run(op, ins, &shapes).iter().zip(wanted).enumerate() {
-        for (g, w) in floats(got).iter().zip(floats(wanted)) {
+        let [got, wanted] = [got, wanted].map(|t| t.rounded().expect("floats"));
+        for (g, w) in got.iter().zip(&wanted) {
             let error = (f64::from(*g) - f64::from(*w)).abs();
             let same = g.to_bits() == w.to_bits() || (g.is_nan() && w.is_nan());
             assert!(same || error <= tolerance, "{op:?} output {i}: {got:?}, not {wanted:?}");
@@ -42,8 +43,8 @@ pub(super) fn random(seed: u64, shape: &[usize]) -> Tensor {
 }
 
 /// `grad` must be the gradient of `sum dy . y` by input `input`, y being output 0 of `op`, by central
-/// differences of h = 1e-3: they carry eps(f32) / h = 1e-4 of rounding and h^2 = 1e-6 of truncation, so the
-/// tolerance is 5e-4 (relative where the gradient is above 1).
+/// differences of h = 1e-5: they carry eps(f64) / h = 2e-11 of rounding and h^2 = 1e-10 of truncation, so the
+/// tolerance is 1e-8 (relative where the gradient is above 1).
 pub(super) fn check_gradient(
     op: Op,
     ins: &[Tensor],
@@ -52,27 +53,27 @@ pub(super) fn check_gradient(
     grad: &Tensor,
     outs: &[&[usize]],
 ) {
-    let loss = |x: Vec<f32>| -> f64 {
+    let loss = |x: Vec<f64>| -> f64 {
         let mut moved = ins.to_vec();
-        moved[input] = Tensor::f32(&ins[input].shape, x);
+        moved[input] = Tensor::f64(&ins[input].shape, x);
         super::dot(floats(&run(op, &moved, outs)[0]), floats(dy))
     };
     assert_eq!(grad.shape, ins[input].shape);
     let x = floats(&ins[input]);
     for i in 0..x.len() {
         let (mut above, mut below) = (x.to_vec(), x.to_vec());
-        above[i] += 1e-3;
-        below[i] -= 1e-3;
-        let step = f64::from(above[i]) - f64::from(below[i]);
+        above[i] += 1e-5;
+        below[i] -= 1e-5;
+        let step = above[i] - below[i];
         let wanted = (loss(above) - loss(below)) / step;
-        let got = f64::from(floats(grad)[i]);
+        let got = floats(grad)[i];
         assert!(
-            (got - wanted).abs() <= 5e-4 * wanted.abs().max(1.0),
+            (got - wanted).abs() <= 1e-8 * wanted.abs().max(1.0),
             "{op:?}: d/dx[{i}] = {got}, not {wanted}"
         );
     }
 }
 
-pub(super) fn floats(tensor: &Tensor) -> &[f32] {
+pub(super) fn floats(tensor: &Tensor) -> &[f64] {
     tensor.floats().expect("floats")
 }

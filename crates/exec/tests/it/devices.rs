@@ -1,20 +1,21 @@
 //! Every op case on every device. Invariant: a device either computes an op within its tolerance or its
 //! target says `Unsupported`.
 
-use crate::op_cases::{Case, cases};
-use crate::rig::{On, load, output, run};
-use graph::{Op, Role};
-use plan::PlanError;
+use crate::op_cases::{Case, cases, experts};
+use crate::rig::{On, load_as, output, output_i32, run};
+use graph::{DType, Op, Role, TensorSpec};
+use plan::{PlanError, Weights};
 use plimsoll_exec::Executor;
+use plimsoll_exec::cpu::Isa;
 use plimsoll_exec::reference::Data;
 
-/// The outputs of a case; `None` where the target has no kernel.
-fn results(on: On, case: &Case) -> Option<Vec<Vec<f32>>> {
+/// The outputs of a case, floats rounded to f32; `None` where the target has no kernel.
+pub fn results(on: On, case: &Case, weights: Weights) -> Option<Vec<Data>> {
     let weight = |name: &str| match &case.ins[name[2..].parse::<usize>().expect("in{i}")].data {
-        Data::F32(data) => data.clone(),
-        Data::I32(_) => panic!("{}: weights are floats", case.name),
+        Data::Float(data) => rounded(data),
+        Data::I32(_) | Data::U8(_) => panic!("{}: weights are floats", case.name),
     };
-    let executor = load(on, &case.graph(), false, |param, range, out| {
+    let executor = load_as(on, &case.graph(), false, weights, |param, range, out| {
         out.copy_from_slice(&weight(&param.name)[range.start as usize..range.end as usize]);
     });
     let mut executor = match executor {
@@ -23,34 +24,53 @@ fn results(on: On, case: &Case) -> Option<Vec<Vec<f32>>> {
         Err(error) => panic!("{}: {error}", case.name),
     };
     run(&mut executor, |e| give(e, case), case.counts);
-    let shapes = case.out_shapes();
-    let outs =
-        shapes.iter().enumerate().map(|(i, s)| output(&mut executor, &format!("out{i}"), s.iter().product()));
-    Some(outs.collect())
+    let outs = case.outs();
+    let out = |(i, spec): (usize, &TensorSpec)| {
+        let (name, elements) = (format!("out{i}"), spec.elements_at(case.counts) as usize);
+        match spec.dtype {
+            DType::F32 => {
+                let out = output(&mut executor, &name, elements);
+                Data::Float(out.into_iter().map(f64::from).collect())
+            }
+            DType::I32 => Data::I32(output_i32(&mut executor, &name, elements)),
+            DType::Bf16 | DType::F16 | DType::U8 => panic!("{}: output {i} is {spec}", case.name),
+        }
+    };
+    Some(outs.iter().enumerate().map(out).collect())
+}
+
+fn rounded(data: &[f64]) -> Vec<f32> {
+    data.iter().map(|&x| x as f32).collect()
 }
 
 fn give(executor: &mut Executor, case: &Case) {
     for (i, operand) in case.ins.iter().enumerate().filter(|(_, o)| !o.weight) {
         let name = format!("in{i}");
         let given = match &operand.data {
-            Data::F32(data) => executor.input_f32(0, &name, data),
+            Data::Float(data) => executor.input_f32(0, &name, &rounded(data)),
             Data::I32(data) => executor.input_i32(0, &name, data),
+            Data::U8(_) => panic!("{}: codes are no inputs", case.name),
         };
         given.unwrap_or_else(|e| panic!("{}: {e}", case.name));
     }
 }
 
-fn compare(on: On, case: &Case) {
-    let Some(found) = results(on, case) else {
+fn compare(on: On, case: &Case, weights: Weights) {
+    let Some(found) = results(on, case, weights) else {
         assert!(backward(&case.op), "{}: {} is unsupported", on.name(), case.name);
         return;
     };
     for (i, (found, wanted)) in found.iter().zip(case.reference()).enumerate() {
-        let wanted = wanted.floats().expect("outputs are floats").to_vec();
+        let at = format!("{} on {}: output {i}", case.name, on.name());
+        let Some(wanted) = wanted.rounded() else {
+            assert_eq!(*found, wanted.data, "{at}");
+            continue;
+        };
+        let Data::Float(found) = found else { panic!("{at} is no float") };
         let limit = case.tolerance.limit(&wanted);
-        for (at, (f, w)) in found.iter().zip(&wanted).enumerate() {
-            let close = (f - w).abs() <= limit;
-            assert!(close, "{} on {}: output {i}[{at}] is {f}, not {w} (limit {limit})", case.name, on.name());
+        for (j, (&f, &w)) in found.iter().zip(&wanted).enumerate() {
+            let close = (f as f32 - w).abs() <= limit;
+            assert!(close, "{at}[{j}] is {f}, not {w} (limit {limit})");
         }
     }
 }
@@ -63,17 +83,42 @@ fn backward(op: &Op) -> bool {
 #[test]
 fn the_reference_device_runs_every_case() {
     for case in cases() {
-        compare(On::Reference, &case);
+        compare(On::Reference, &case, Weights::Resident);
+    }
+}
+
+/// Training leaves weights in rows, which another kernel multiplies by.
+#[test]
+fn the_cpu_runs_every_linear_with_weights_in_rows() {
+    for on in On::every_cpu() {
+        for case in cases().iter().filter(|case| matches!(case.op, Op::Linear(_))) {
+            compare(on, case, Weights::Trained);
+        }
+    }
+}
+
+/// Every instruction set on one thread and on three, whose bits must be the same.
+fn on_every_cpu(cases: &[Case]) {
+    for isa in Isa::available() {
+        for case in cases {
+            compare(On::Cpu(isa, 1), case, Weights::Resident);
+            let [one, three] = [1, 3].map(|threads| results(On::Cpu(isa, threads), case, Weights::Resident));
+            assert!(one == three, "{} on {}: bits differ with the threads", case.name, isa.name());
+        }
     }
 }
 
 #[test]
 fn the_cpu_runs_every_case_on_every_instruction_set() {
-    for on in On::every_cpu() {
-        for case in cases() {
-            compare(on, &case);
-        }
-    }
+    let experts = experts::cases();
+    let others: Vec<Case> =
+        cases().into_iter().filter(|case| experts.iter().all(|e| e.name != case.name)).collect();
+    on_every_cpu(&others);
+}
+
+#[test]
+fn the_cpu_runs_experts_on_every_instruction_set() {
+    on_every_cpu(&experts::cases());
 }
 
 #[test]

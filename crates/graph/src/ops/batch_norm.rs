@@ -1,6 +1,7 @@
 //! Batch normalisation with running statistics (Ioffe and Szegedy 2015), as at inference.
 
 use super::*;
+use crate::Op;
 use serde::{Deserialize, Serialize};
 
 /// `y = (x - mean) / sqrt(var + eps) * gamma + beta`. Inputs x: (R, C), gamma, beta, mean, var: (C);
@@ -22,8 +23,11 @@ impl OpRules for BatchNorm {
         Ok(vec![TensorSpec::activation(ins[0].shape.clone(), ins[0].dtype)])
     }
 
-    fn vjp(&self, _: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
-        Err(NotDifferentiable)
+    fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
+        let inputs = [cx.dy()?, cx.input(0), cx.input(1), cx.input(3), cx.input(4)];
+        let grads = cx.builder.node(Op::BatchNormGrad(BatchNormGrad { eps: self.eps }), &inputs);
+        cx.input_grads[..3].copy_from_slice(&[Some(grads[0]), Some(grads[1]), Some(grads[2])]);
+        Ok(())
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {

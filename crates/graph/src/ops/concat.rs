@@ -1,11 +1,22 @@
-//! Matrices side by side: how the two encoders' embeddings meet in the head.
+//! Matrices side by side: how the two encoders' embeddings meet in the head; and the gradient.
 
+use super::terminal::Terminal;
 use super::*;
+use crate::Op;
 use serde::{Deserialize, Serialize};
 
 /// `y[r] = x0[r] ++ x1[r] ++ ...`. Inputs: (R, Di) each; output y: (R, sum Di).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Concat {}
+
+/// Columns `first..first + count` of dy: the gradient of one input. Input dy: (R, D); output dx: (R, count).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ConcatGrad {
+    /// The first column of that input in the result.
+    pub first: u64,
+    /// Its columns.
+    pub count: u64,
+}
 
 impl OpRules for Concat {
     fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
@@ -25,8 +36,15 @@ impl OpRules for Concat {
         Ok(vec![TensorSpec::activation([rows, Dim::Fixed(columns)], first.dtype)])
     }
 
-    fn vjp(&self, _: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
-        Err(NotDifferentiable)
+    fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
+        let dy = cx.dy()?;
+        let mut first = 0;
+        for (i, &x) in cx.node.inputs.iter().enumerate() {
+            let count = cx.builder.graph().spec(x).row_elements();
+            cx.input_grads[i] = Some(cx.builder.one(Op::ConcatGrad(ConcatGrad { first, count }), &[dy]));
+            first += count;
+        }
+        Ok(())
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
@@ -43,5 +61,31 @@ impl OpRules for Concat {
 
     fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
         Ok(vec![row_parallel(ins, &[])?])
+    }
+}
+
+impl Terminal for ConcatGrad {
+    fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        arity(ins, 1)?;
+        float("dy", ins[0])?;
+        let (rows, columns) = matrix("dy", ins[0])?;
+        match self.first.checked_add(self.count).is_some_and(|end| end <= columns) {
+            true => Ok(vec![TensorSpec::activation([rows, Dim::Fixed(self.count)], ins[0].dtype)]),
+            false => {
+                Err(RuleError(format!("{} has no columns {} and {} more", ins[0], self.first, self.count)))
+            }
+        }
+    }
+
+    fn flops(&self, _: &[&TensorSpec], _: &[&TensorSpec], _: Counts) -> u64 {
+        0
+    }
+
+    fn in_place(&self, _: usize) -> &'static [usize] {
+        &[]
+    }
+
+    fn class(&self) -> PrecisionClass {
+        PrecisionClass::Elementwise
     }
 }

@@ -1,6 +1,7 @@
 //! Token embedding: rows of a table, with ESM's token-dropout scale or BERT's token-type row.
 
 use super::*;
+use crate::Op;
 use serde::{Deserialize, Serialize};
 
 /// `x[t] = table[ids[t]]`, then what the attributes say.
@@ -41,8 +42,19 @@ impl OpRules for Embed {
         Ok(vec![TensorSpec::activation([Dim::Tokens(1), Dim::Fixed(columns)], ins[1].dtype)])
     }
 
-    fn vjp(&self, _: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
-        Err(NotDifferentiable)
+    fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
+        let table = cx.builder.graph().spec(cx.input(1));
+        let (vocab, dtype) = (table.shape[0].fixed().ok_or(NotDifferentiable)?, table.dtype);
+        let op = EmbedGrad { token_dropout: self.token_dropout, row: self.row, vocab, dtype };
+        let mut inputs = vec![cx.dy()?, cx.input(0)];
+        if self.token_dropout.is_some() {
+            inputs.push(cx.input(2 + usize::from(self.row)));
+        }
+        let grads = cx.builder.node(Op::EmbedGrad(op), &inputs);
+        for (grad, &d) in cx.input_grads[1..].iter_mut().zip(&grads) {
+            *grad = Some(d);
+        }
+        Ok(())
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {

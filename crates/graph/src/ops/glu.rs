@@ -1,13 +1,37 @@
-//! The gate of a gated MLP: GEGLU (Shazeer 2020), as in MosaicBERT and DNABERT-S.
+//! The gate of a gated MLP (Shazeer 2020): GEGLU as in MosaicBERT and DNABERT-S, SwiGLU as in Llama; and its
+//! gradient.
 
 use super::gelu::TRANSCENDENTAL;
+use super::terminal::{Terminal, like};
 use super::*;
+use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// `y[:, j] = gelu_erf(x[:, j]) * x[:, F + j]`. Input x: (R, 2F); output y: (R, F). With the linears before
+/// `y[:, j] = f(x[:, j]) * x[:, F + j]`. Input x: (R, 2F); output y: (R, F). With the linears before
 /// and after it this is the gated MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Glu {}
+pub struct Glu {
+    /// f.
+    pub activation: Activation,
+}
+
+/// The function of a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// `x Phi(x)`, exact.
+    Gelu,
+    /// `x / (1 + exp(-x))`.
+    Silu,
+}
+
+/// `dx[:, j] = dy f'(x[:, j]) x[:, F + j]`, `dx[:, F + j] = dy f(x[:, j])`. Inputs dy: (R, F), x: (R, 2F);
+/// output dx: (R, 2F).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct GluGrad {
+    /// f.
+    pub activation: Activation,
+}
 
 impl OpRules for Glu {
     fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
@@ -20,8 +44,11 @@ impl OpRules for Glu {
         Ok(vec![TensorSpec::activation([rows, Dim::Fixed(columns / 2)], ins[0].dtype)])
     }
 
-    fn vjp(&self, _: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
-        Err(NotDifferentiable)
+    fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
+        let inputs = [cx.dy()?, cx.input(0)];
+        let op = Op::GluGrad(GluGrad { activation: self.activation });
+        cx.input_grads[0] = Some(cx.builder.node(op, &inputs)[0]);
+        Ok(())
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
@@ -38,5 +65,27 @@ impl OpRules for Glu {
 
     fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
         Ok(vec![row_parallel(ins, &[])?])
+    }
+}
+
+impl Terminal for GluGrad {
+    fn types(&self, ins: &[&TensorSpec], bounds: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        arity(ins, 2)?;
+        let y = Glu { activation: self.activation }.infer(&ins[1..], bounds)?;
+        shape_is("dy", ins[0], &y[0].shape)?;
+        Ok(vec![like(ins[1])])
+    }
+
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
+        TRANSCENDENTAL * outs[0].elements_at(counts)
+    }
+
+    fn in_place(&self, _: usize) -> &'static [usize] {
+        // Each pair of columns is read before it is written.
+        &[1]
+    }
+
+    fn class(&self) -> PrecisionClass {
+        PrecisionClass::Elementwise
     }
 }

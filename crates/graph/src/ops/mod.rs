@@ -3,37 +3,64 @@
 
 mod add;
 mod attention;
+mod attention_grad;
+mod attention_mask;
 mod batch_norm;
+mod batch_norm_train;
+mod cast;
 mod concat;
+mod cross_entropy;
+mod dispatch;
+mod dropout;
 mod embed;
+mod embed_grad;
 mod gelu;
 mod glu;
+mod grouped_linear;
 mod layer_norm;
 mod layer_norm_grad;
 mod linear;
 mod linear_grad;
+mod optimizer;
 mod relu;
+mod rms_norm;
 mod rotary_table;
+mod route;
+mod scale;
 mod segment_mean;
 mod select_rows;
 mod softmax;
+mod terminal;
 
 pub use add::Add;
-pub use attention::{Attention, Bias, Mask, Qkv, alibi_slopes};
+pub use attention::{Attention, Bias, Qkv, alibi_slopes};
+pub use attention_grad::AttentionGrad;
+pub use attention_mask::Mask;
 pub use batch_norm::BatchNorm;
-pub use concat::Concat;
+pub use batch_norm_train::{BatchNormGrad, BatchNormTrain, BatchNormTrainGrad};
+pub use cast::Cast;
+pub use concat::{Concat, ConcatGrad};
+pub use cross_entropy::{LinearCrossEntropy, LinearCrossEntropyGrad};
+pub use dispatch::{Combine, CombineGrad, Dispatch, DispatchGrad};
+pub use dropout::Dropout;
 pub use embed::{Embed, TokenDropout};
+pub use embed_grad::EmbedGrad;
 pub use gelu::{Gelu, GeluGrad};
-pub use glu::Glu;
+pub use glu::{Activation, Glu, GluGrad};
+pub use grouped_linear::{GroupedLinear, GroupedLinearInputGrad, GroupedLinearWeightGrad};
 pub use layer_norm::LayerNorm;
 pub use layer_norm_grad::LayerNormGrad;
 pub use linear::{Epilogue, Linear};
 pub use linear_grad::{LinearInputGrad, LinearWeightGrad};
-pub use relu::Relu;
+pub use optimizer::{Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, GradScale, Sgd};
+pub use relu::{Relu, ReluGrad};
+pub use rms_norm::{RmsNorm, RmsNormGrad};
 pub use rotary_table::RotaryTable;
-pub use segment_mean::SegmentMean;
-pub use select_rows::SelectRows;
-pub use softmax::Softmax;
+pub use route::{Route, RouteGrad, RouterLoss, RouterLossGrad};
+pub use scale::Scale;
+pub use segment_mean::{SegmentMean, SegmentMeanGrad};
+pub use select_rows::{SelectRows, SelectRowsGrad};
+pub use softmax::{Softmax, SoftmaxGrad};
 
 use crate::{Bounds, Builder, Counts, DType, Dim, Node, Placement, TensorSpec, ValueId};
 use std::fmt;
@@ -166,14 +193,16 @@ fn arity(ins: &[&TensorSpec], wanted: usize) -> Result<(), RuleError> {
 fn float(what: &str, spec: &TensorSpec) -> Result<(), RuleError> {
     match spec.dtype {
         DType::F32 | DType::Bf16 | DType::F16 => Ok(()),
-        DType::I32 => Err(RuleError(format!("{what} must be floating point, not {spec}"))),
+        DType::I32 | DType::U8 => Err(RuleError(format!("{what} must be floating point, not {spec}"))),
     }
 }
 
 fn integers(what: &str, spec: &TensorSpec) -> Result<(), RuleError> {
     match spec.dtype {
         DType::I32 => Ok(()),
-        DType::F32 | DType::Bf16 | DType::F16 => Err(RuleError(format!("{what} must be i32, not {spec}"))),
+        DType::F32 | DType::Bf16 | DType::F16 | DType::U8 => {
+            Err(RuleError(format!("{what} must be i32, not {spec}")))
+        }
     }
 }
 

@@ -1,19 +1,27 @@
-//! The rectified linear unit.
+//! The rectified linear unit and its gradient.
 
+use super::terminal::Terminal;
 use super::*;
+use crate::Op;
 use serde::{Deserialize, Serialize};
 
 /// `y = max(x, 0)`, NaN stays NaN. Input x: (R, D); output y: (R, D).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Relu {}
 
+/// `dx = dy` where `x > 0`, else 0. Inputs dy, x: (R, D); output dx: (R, D).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ReluGrad {}
+
 impl OpRules for Relu {
     fn infer(&self, ins: &[&TensorSpec], bounds: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         Gelu {}.infer(ins, bounds)
     }
 
-    fn vjp(&self, _: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
-        Err(NotDifferentiable)
+    fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
+        let inputs = [cx.dy()?, cx.input(0)];
+        cx.input_grads[0] = Some(cx.builder.one(Op::ReluGrad(ReluGrad {}), &inputs));
+        Ok(())
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
@@ -30,5 +38,23 @@ impl OpRules for Relu {
 
     fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
         Gelu {}.shard(ins)
+    }
+}
+
+impl Terminal for ReluGrad {
+    fn types(&self, ins: &[&TensorSpec], bounds: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        GeluGrad {}.infer(ins, bounds)
+    }
+
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
+        outs[0].elements_at(counts)
+    }
+
+    fn in_place(&self, _: usize) -> &'static [usize] {
+        &[0, 1]
+    }
+
+    fn class(&self) -> PrecisionClass {
+        PrecisionClass::Elementwise
     }
 }

@@ -1,6 +1,8 @@
-//! Mean of the rows of every sequence: the embedding of a sequence.
+//! Mean of the rows of every sequence: the embedding of a sequence; and its gradient.
 
+use super::terminal::Terminal;
 use super::*;
+use crate::Op;
 use serde::{Deserialize, Serialize};
 
 /// `y[s] = mean of x[start+skip_first .. end-skip_last]`; zero where that is empty.
@@ -15,6 +17,18 @@ pub struct SegmentMean {
     pub skip_last: u32,
 }
 
+/// `dx[t] = dy[s] / rows of s that count` for those rows, 0 for all others. Inputs dy: (S, D), spans: (S, 2);
+/// output dx: (T, D).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SegmentMeanGrad {
+    /// That of the forward op.
+    pub skip_first: u32,
+    /// That of the forward op.
+    pub skip_last: u32,
+    /// The element type of x, and so of its gradient.
+    pub dtype: DType,
+}
+
 impl OpRules for SegmentMean {
     fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 2)?;
@@ -25,8 +39,12 @@ impl OpRules for SegmentMean {
         Ok(vec![TensorSpec::activation([Dim::Sequences(1), Dim::Fixed(columns)], DType::F32)])
     }
 
-    fn vjp(&self, _: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
-        Err(NotDifferentiable)
+    fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
+        let dtype = cx.builder.graph().spec(cx.input(0)).dtype;
+        let op = SegmentMeanGrad { skip_first: self.skip_first, skip_last: self.skip_last, dtype };
+        let inputs = [cx.dy()?, cx.input(1)];
+        cx.input_grads[0] = Some(cx.builder.one(Op::SegmentMeanGrad(op), &inputs));
+        Ok(())
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
@@ -46,5 +64,28 @@ impl OpRules for SegmentMean {
             Placement::Replicate | Placement::Shard(1) => Ok(vec![ins[0]]),
             Placement::Shard(_) | Placement::Partial => Err(ShardError("it needs whole sequences")),
         }
+    }
+}
+
+impl Terminal for SegmentMeanGrad {
+    fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        arity(ins, 2)?;
+        float("dy", ins[0])?;
+        let (_, columns) = matrix("dy", ins[0])?;
+        shape_is("dy", ins[0], &[Dim::Sequences(1), Dim::Fixed(columns)])?;
+        spans(ins[1])?;
+        Ok(vec![TensorSpec::activation([Dim::Tokens(1), Dim::Fixed(columns)], self.dtype)])
+    }
+
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
+        outs[0].elements_at(counts)
+    }
+
+    fn in_place(&self, _: usize) -> &'static [usize] {
+        &[]
+    }
+
+    fn class(&self) -> PrecisionClass {
+        PrecisionClass::Sensitive
     }
 }

@@ -1,12 +1,18 @@
 //! Chosen rows of a matrix: the first token of every sequence (CLS pooling), or the masked tokens on which
 //! a masked-language-model head runs.
 
+use super::terminal::Terminal;
 use super::*;
+use crate::Op;
 use serde::{Deserialize, Serialize};
 
 /// `y[i] = x[rows[i]]`. Inputs x: (T, D), rows: i32 (R); output y: (R, D).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SelectRows {}
+
+/// `dx[t] = sum_{i: rows[i] = t} dy[i]` in order of i. Inputs dy: (R, D), rows: i32 (R); output dx: (T, D).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SelectRowsGrad {}
 
 impl OpRules for SelectRows {
     fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
@@ -20,8 +26,13 @@ impl OpRules for SelectRows {
         Ok(vec![TensorSpec::activation([rows, Dim::Fixed(columns)], ins[0].dtype)])
     }
 
-    fn vjp(&self, _: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
-        Err(NotDifferentiable)
+    fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
+        if cx.builder.graph().spec(cx.input(0)).shape[0] != Dim::Tokens(1) {
+            return Err(NotDifferentiable);
+        }
+        let inputs = [cx.dy()?, cx.input(1)];
+        cx.input_grads[0] = Some(cx.builder.one(Op::SelectRowsGrad(SelectRowsGrad {}), &inputs));
+        Ok(())
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
@@ -42,5 +53,28 @@ impl OpRules for SelectRows {
             Placement::Replicate | Placement::Shard(1) => Ok(vec![ins[0]]),
             Placement::Shard(_) | Placement::Partial => Err(ShardError("it needs all rows of its columns")),
         }
+    }
+}
+
+impl Terminal for SelectRowsGrad {
+    fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        arity(ins, 2)?;
+        float("dy", ins[0])?;
+        let (rows, columns) = matrix("dy", ins[0])?;
+        integers("rows", ins[1])?;
+        shape_is("rows", ins[1], &[rows])?;
+        Ok(vec![TensorSpec::activation([Dim::Tokens(1), Dim::Fixed(columns)], ins[0].dtype)])
+    }
+
+    fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> u64 {
+        ins[0].elements_at(counts)
+    }
+
+    fn in_place(&self, _: usize) -> &'static [usize] {
+        &[]
+    }
+
+    fn class(&self) -> PrecisionClass {
+        PrecisionClass::Elementwise
     }
 }

@@ -1,12 +1,18 @@
-//! Softmax over rows: scores of a classifier. (Attention has its own, inside.)
+//! Softmax over rows: scores of a classifier (attention has its own, inside), and its gradient.
 
 use super::gelu::TRANSCENDENTAL;
+use super::terminal::{Terminal, like};
 use super::*;
+use crate::Op;
 use serde::{Deserialize, Serialize};
 
 /// `y[r, c] = exp(x[r, c] - max_r) / sum_c exp(x[r, c] - max_r)`. Input x: (R, C); output y: (R, C).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Softmax {}
+
+/// `dx[r, c] = y[r, c] (dy[r, c] - sum_j dy[r, j] y[r, j])`. Inputs dy, y: (R, C); output dx: (R, C).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SoftmaxGrad {}
 
 impl OpRules for Softmax {
     fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
@@ -16,8 +22,10 @@ impl OpRules for Softmax {
         Ok(vec![TensorSpec::activation(ins[0].shape.clone(), ins[0].dtype)])
     }
 
-    fn vjp(&self, _: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
-        Err(NotDifferentiable)
+    fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
+        let inputs = [cx.dy()?, cx.output(0)?];
+        cx.input_grads[0] = Some(cx.builder.one(Op::SoftmaxGrad(SoftmaxGrad {}), &inputs));
+        Ok(())
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
@@ -34,5 +42,28 @@ impl OpRules for Softmax {
 
     fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
         Ok(vec![row_parallel(ins, &[])?])
+    }
+}
+
+impl Terminal for SoftmaxGrad {
+    fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        arity(ins, 2)?;
+        float("dy", ins[0])?;
+        matrix("dy", ins[0])?;
+        shape_is("y", ins[1], &ins[0].shape)?;
+        Ok(vec![like(ins[0])])
+    }
+
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
+        4 * outs[0].elements_at(counts)
+    }
+
+    fn in_place(&self, _: usize) -> &'static [usize] {
+        // A row is read whole before it is written.
+        &[0, 1]
+    }
+
+    fn class(&self) -> PrecisionClass {
+        PrecisionClass::Sensitive
     }
 }

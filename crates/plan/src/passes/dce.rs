@@ -1,7 +1,7 @@
-//! Removes what nobody reads: nodes, values, parameters; outputs of a node that is needed for its others
+//! Removes what nobody reads: nodes, values, parameters, states; outputs of a node that is needed for its others
 //! become `None`. Invariant: inputs, outputs and updates stay; their order and the order of nodes too.
 
-use graph::{Def, Graph, Node, NodeId, ParamId, Role, Value, ValueId};
+use graph::{Def, Graph, Node, NodeId, ParamId, Role, StateId, Value, ValueId};
 
 /// The same computation without what nobody reads.
 pub fn dce(graph: &Graph) -> Graph {
@@ -13,6 +13,10 @@ pub fn dce(graph: &Graph) -> Graph {
         if let Role::Param(p) = value.spec.role {
             value.spec.role = Role::Param(ParamId::at(new.params.len()));
             new.params.push(graph.params[p.index()].clone());
+        }
+        if let Role::State(s) = value.spec.role {
+            value.spec.role = Role::State(StateId::at(new.states.len()));
+            new.states.push(graph.states[s.index()].clone());
         }
         renamed[id.index()] = Some(push(&mut new, value));
     }

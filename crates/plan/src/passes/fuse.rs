@@ -6,14 +6,16 @@
 //! 3. linear -> add   =>  linear with a residual epilogue.
 
 use super::dce;
+use crate::Weights;
 use graph::ops::{Epilogue, Linear, Qkv};
 use graph::{Def, Dim, Graph, NodeId, Op, Param, ParamId, Piece, Role, TensorSpec, Value, ValueId};
 
-/// The graph with fused ops.
-pub fn fuse(graph: &Graph) -> Graph {
+/// The graph with fused ops. Trained weights stay apart: other plans share them one by one.
+pub fn fuse(graph: &Graph, weights: Weights) -> Graph {
     let mut fusion = Fusion { g: graph.clone(), reads: graph.reads() };
-    for i in 0..fusion.g.nodes.len() {
-        fusion.qkv(i);
+    match weights {
+        Weights::Resident | Weights::Streamed => (0..graph.nodes.len()).for_each(|i| fusion.qkv(i)),
+        Weights::Trained => {}
     }
     for i in 0..fusion.g.nodes.len() {
         fusion.epilogue(i);
@@ -73,12 +75,12 @@ impl Fusion {
         }
         let weights: Vec<ValueId> = parts.into_iter().map(|parts| self.stack(parts)).collect();
         // The first of the three becomes the fused one: whatever it reads is there already.
-        let columns = Dim::Fixed(3 * attention.width());
+        attention.qkv = Qkv::Fused;
+        let columns = Dim::Fixed(attention.columns()[0]);
         let spec = TensorSpec { shape: vec![Dim::Tokens(1), columns], ..self.g.spec(inputs[0]).clone() };
         let out = self.push(Value { spec, def: Def::Node(first, 0) });
         self.g.nodes[first.index()].outputs = vec![Some(out)];
         self.set_inputs(first.index(), std::iter::once(x).chain(weights).collect());
-        attention.qkv = Qkv::Fused;
         self.g.nodes[i].op = Op::Attention(attention);
         self.set_inputs(i, std::iter::once(out).chain(inputs[3..].iter().copied()).collect());
     }
@@ -99,7 +101,7 @@ impl Fusion {
     fn stack(&mut self, parts: [ValueId; 3]) -> ValueId {
         let params = parts.iter().filter_map(|&v| match self.g.spec(v).role {
             Role::Param(p) => Some(&self.g.params[p.index()]),
-            Role::Input | Role::Activation | Role::Grad | Role::State | Role::Scratch => None,
+            Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => None,
         });
         let pieces: Vec<Piece> = params.flat_map(|p| p.pieces.iter().cloned()).collect();
         let rows: u64 = pieces.iter().map(|p| p.rows.1 - p.rows.0).sum();

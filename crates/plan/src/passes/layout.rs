@@ -16,13 +16,14 @@ pub fn layout(graph: &Graph, target: &Target) -> Result<Graph, PlanError> {
         let Op::Linear(_) = g.nodes[i].op else { continue };
         let weight = g.nodes[i].inputs[1];
         let (dtype, found) = (g.spec(weight).dtype, g.spec(weight).layout);
-        let wanted = target.kernel(&g.nodes[i].op, dtype)?.weights;
+        let preferred = target.kernels_for(&g.nodes[i].op, dtype).next();
+        let unsupported = |op| PlanError::Unsupported { op, dtype, target: target.name.clone() };
+        let wanted = preferred.ok_or_else(|| unsupported(g.nodes[i].op.name()))?.weights;
         if found == wanted {
             continue;
         }
         if !matches!(g.spec(weight).role, Role::Param(_)) || updated[weight.index()] {
-            let op = "linear with a weight that is computed or updated";
-            return Err(PlanError::Unsupported { op, dtype, target: target.name.clone() });
+            return Err(unsupported("linear with a weight that is computed or updated"));
         }
         if by_others[weight.index()] {
             let copy = packed_copy(&mut g, weight, wanted);

@@ -1,7 +1,7 @@
 //! Graphs and plans that several tests share. Invariant: the same arguments give the same graph.
 
 use graph::ops::{Attention, Bias, Mask, Qkv};
-use graph::{Bounds, Builder, DType, Dim, Graph, Op, ValueId};
+use graph::{Bounds, Builder, DType, Dim, Graph, Op, State, StateKind, ValueId};
 use models::{Encoder, Output};
 use plimsoll_plan::{AutodiffPolicy, Bill, Plan, PlanError, Policy, Program, Target, Weights, compile};
 
@@ -83,7 +83,7 @@ pub fn gradients() -> Policy {
 pub fn with_updates() -> Graph {
     let mut g = Builder::new(bounds(64));
     let shape = [Dim::Fixed(4), Dim::Fixed(8)];
-    let (a, b) = (g.state(&shape, DType::F32), g.state(&shape, DType::F32));
+    let (a, b) = (state(&mut g, "s1", &shape), state(&mut g, "s2", &shape));
     let x = g.input("x", &shape, DType::F32);
     let h = g.linear(x, "fc", 8, false);
     let (new_a, new_b) = (g.add(a, h), g.add(b, h));
@@ -97,7 +97,7 @@ pub fn with_updates() -> Graph {
 /// Full attention of `heads` heads without positions.
 pub fn attention(heads: u32, head_dim: u32) -> Op {
     let (mask, bias, qkv) = (Mask::Full, Bias::None, Qkv::Separate);
-    Op::Attention(Attention { heads, head_dim, scale: 0.5, mask, bias, rotary: false, qkv })
+    Op::Attention(Attention { heads, kv_heads: heads, head_dim, scale: 0.5, mask, bias, rotary: false, qkv })
 }
 
 /// q, k and v of one x -> attention -> linear -> y.
@@ -123,4 +123,10 @@ pub fn defined_by(graph: &Graph, v: ValueId) -> &graph::Node {
         graph::Def::Node(id, _) => graph.node(id),
         graph::Def::Source => panic!("{v} is a source"),
     }
+}
+
+/// An f32 state that starts at zero.
+pub fn state(g: &mut Builder, name: &str, shape: &[Dim]) -> ValueId {
+    let state = State { name: name.to_owned(), kind: StateKind::Buffer, init: 0.0 };
+    g.state(state, shape, DType::F32)
 }

@@ -1,8 +1,8 @@
 //! Random graphs: any wiring of any ops compiles, and compiles to the same plan again.
 
-use crate::cases::{attention, bounds, target};
+use crate::cases::{attention, bounds, state, target};
 use crate::{oracle, symbolic};
-use graph::ops::{BatchNorm, Concat, Glu, Relu, SegmentMean, SelectRows, Softmax};
+use graph::ops::{Activation, BatchNorm, Concat, Glu, Relu, SegmentMean, SelectRows, Softmax};
 use graph::{Builder, DType, Dim, Graph, Op, ValueId, VerifyError};
 use plimsoll_plan::{Plan, Policy, Program, Weights, check, compile};
 use proptest::prelude::*;
@@ -44,7 +44,7 @@ pub fn graph_of(recipe: &Recipe) -> Result<Graph, VerifyError> {
     let tokens =
         |g: &mut Builder, name, columns| g.input(name, &[Dim::Tokens(1), Dim::Fixed(columns)], DType::F32);
     let mut matrices = vec![tokens(&mut g, "a", 8), tokens(&mut g, "b", 16), g.input("c", &fixed, DType::F32)];
-    let states = [g.state(&fixed, DType::F32), g.state(&fixed, DType::F32), g.state(&fixed, DType::F32)];
+    let states = [state(&mut g, "s6", &fixed), state(&mut g, "s7", &fixed), state(&mut g, "s8", &fixed)];
     matrices.extend(states);
     let spans = g.input("spans", &[Dim::Sequences(1), Dim::Fixed(2)], DType::I32);
     let rows = g.input("rows", &[Dim::Sequences(2)], DType::I32);
@@ -121,7 +121,7 @@ fn apply(
             }
             outs
         }
-        11 if columns.is_multiple_of(2) => vec![g.one(Op::Glu(Glu {}), &[x])],
+        11 if columns.is_multiple_of(2) => vec![g.one(Op::Glu(Glu { activation: Activation::Gelu }), &[x])],
         12 => {
             let p = ["g", "b", "m", "v"].map(|n| g.param(&format!("bn.{n}.{columns}"), &[columns]));
             vec![g.one(Op::BatchNorm(BatchNorm { eps: 1e-5 }), &[x, p[0], p[1], p[2], p[3]])]

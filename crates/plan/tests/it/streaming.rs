@@ -23,7 +23,7 @@ fn model(id: &str, tokens: u64) -> Graph {
 fn params(p: &Plan) -> Bytes {
     let bytes = |v: &graph::Value| match v.spec.role {
         Role::Param(_) => v.spec.bytes(&p.graph.bounds),
-        Role::Input | Role::Activation | Role::Grad | Role::State | Role::Scratch => Bytes::ZERO,
+        Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => Bytes::ZERO,
     };
     p.graph.values.iter().map(bytes).sum()
 }
@@ -96,7 +96,7 @@ fn loads_stand_before_their_readers() {
             let region = p.memory.slice(v).map(|s| s.region);
             match value.spec.role {
                 Role::Param(_) => assert_eq!((loads, region), (1, Some(Region::Transient))),
-                Role::State => assert_eq!((loads, region), (0, Some(Region::Persistent))),
+                Role::State(_) => assert_eq!((loads, region), (0, Some(Region::Persistent))),
                 Role::Input | Role::Activation | Role::Grad | Role::Scratch => assert_eq!(loads, 0),
             }
         }

@@ -31,7 +31,7 @@ pub fn meaning(g: &Graph) -> Meaning {
             Role::Input => term(("input", g.inputs.iter().find(|(_, i)| *i == v).map(|(name, _)| name))),
             Role::Param(p) => term(("param", pieces(&g.params[p.index()].pieces))),
             // States have no names: they are told apart by their updates.
-            Role::State => term(("state", g.updates.iter().position(|(s, _)| *s == v))),
+            Role::State(_) => term(("state", g.updates.iter().position(|(s, _)| *s == v))),
             Role::Activation | Role::Grad | Role::Scratch => 0,
         };
     }
@@ -39,25 +39,16 @@ pub fn meaning(g: &Graph) -> Meaning {
         for (k, out) in node.outputs.iter().enumerate() {
             let Some(v) = *out else { continue };
             let ins: Vec<Term> = node.inputs.iter().map(|i| terms[i.index()]).collect();
-            terms[v.index()] = match node.op {
-                Op::Linear(linear) => linear_term(g, &node.inputs, &ins, linear),
-                Op::Attention(a) => term(("attention", attention_terms(g, &terms, &node.inputs, a), k)),
-                Op::Add(_) => sum(ins[0], ins[1]),
-                Op::Gelu(_) => term(("gelu", ins[0])),
-                Op::BatchNorm(_)
-                | Op::Concat(_)
-                | Op::Embed(_)
-                | Op::GeluGrad(_)
-                | Op::Glu(_)
-                | Op::LayerNorm(_)
-                | Op::LayerNormGrad(_)
-                | Op::LinearInputGrad(_)
-                | Op::LinearWeightGrad(_)
-                | Op::Relu(_)
-                | Op::RotaryTable(_)
-                | Op::SegmentMean(_)
-                | Op::SelectRows(_)
-                | Op::Softmax(_) => term((format!("{:?}", node.op), ins, k)),
+            terms[v.index()] = if let Op::Linear(linear) = node.op {
+                linear_term(g, &node.inputs, &ins, linear)
+            } else if let Op::Attention(a) = node.op {
+                term(("attention", attention_terms(g, &terms, &node.inputs, a), k))
+            } else if let Op::Add(_) = node.op {
+                sum(ins[0], ins[1])
+            } else if let Op::Gelu(_) = node.op {
+                term(("gelu", ins[0]))
+            } else {
+                term((format!("{:?}", node.op), ins, k))
             };
         }
     }
@@ -99,7 +90,7 @@ fn plain_terms(g: &Graph, inputs: &[ValueId], ins: &[Term]) -> Vec<Term> {
             Role::Param(p) => {
                 g.params[p.index()].pieces.iter().map(|p| pieces(std::slice::from_ref(p))).collect()
             }
-            Role::Input | Role::State | Role::Activation | Role::Grad | Role::Scratch => vec![term(v)],
+            Role::Input | Role::State(_) | Role::Activation | Role::Grad | Role::Scratch => vec![term(v)],
         }
     };
     let weights: Vec<Vec<Term>> = inputs[1..].iter().map(|&v| parts(v)).collect();

@@ -1,6 +1,6 @@
 //! Targets: each one plans or says what it lacks.
 
-use crate::cases::{MEAN, bounds, encoder, mlp, with_updates};
+use crate::cases::{MEAN, bounds, encoder, mlp, state, with_updates};
 use graph::{Builder, Bytes, DType, Dim};
 use plimsoll_plan::{PlanError, Policy, Target, compile};
 
@@ -74,13 +74,13 @@ fn weights_that_change_cannot_be_packed() {
     fails(&g.finish().expect("verified"));
 
     let mut g = Builder::new(bounds(64));
-    let w = g.state(&shape, DType::F32);
+    let w = state(&mut g, "s9", &shape);
     linear(&mut g, w);
     fails(&g.finish().expect("verified"));
 
     // A weight that is copied into a state keeps its rows, and the linear gets its packed copy.
     let mut g = Builder::new(bounds(64));
-    let (w, s) = (g.param("w", &[8, 8]), g.state(&shape, DType::F32));
+    let (w, s) = (g.param("w", &[8, 8]), state(&mut g, "s10", &shape));
     linear(&mut g, w);
     g.update(s, w);
     let plan = compile(&g.finish().expect("verified"), &Policy::default(), &cpu).expect("planned");

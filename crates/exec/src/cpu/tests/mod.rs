@@ -1,11 +1,14 @@
 //! The kernels against plain f64 loops, and their bits against themselves.
 
 mod attention;
+mod cast;
 mod gemm;
 mod gemm_amx;
 mod math;
 mod peer;
+mod product;
 mod rows;
+mod training;
 
 use super::{Cpu, Isa};
 

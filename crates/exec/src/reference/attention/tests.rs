@@ -8,6 +8,7 @@ use graph::Op;
 
 const PLAIN: Attention = Attention {
     heads: 1,
+    kv_heads: 1,
     head_dim: 2,
     scale: 1.0,
     mask: Mask::Full,
@@ -64,9 +65,9 @@ fn two_tokens_by_hand() {
 
 /// Scores by `Re sum_j q_j conj(k_j) e^(i (p - p') f_j)`, q_j = q[j] + i q[half + j]; softmax without a maximum.
 fn relative(
-    q: &[f32],
-    k: &[f32],
-    v: &[f32],
+    q: &[f64],
+    k: &[f64],
+    v: &[f64],
     d: usize,
     scale: f64,
     frequencies: &[f64],
@@ -76,7 +77,7 @@ fn relative(
     for i in 0..n {
         let weight = |j: usize| -> f64 {
             let part = |c: usize| {
-                let at = |x: &[f32], r: usize| (f64::from(x[r * d + c]), f64::from(x[r * d + half + c]));
+                let at = |x: &[f64], r: usize| (x[r * d + c], x[r * d + half + c]);
                 let ((a, b), (e, f)) = (at(q, i), at(k, j));
                 let (re, im) = (a * e + b * f, b * e - a * f);
                 let angle = (i as f64 - j as f64) * frequencies[c];
@@ -86,7 +87,7 @@ fn relative(
         };
         let total: f64 = (0..n).map(weight).sum();
         for c in 0..d {
-            o.push((0..n).map(|j| weight(j) * f64::from(v[j * d + c])).sum::<f64>() / total);
+            o.push((0..n).map(|j| weight(j) * v[j * d + c]).sum::<f64>() / total);
         }
         lse.push(total.ln());
     }
@@ -101,8 +102,7 @@ fn rotary_depends_on_distance_alone() {
     let op = Attention { head_dim: d as u32, scale: 1.5, rotary: true, ..PLAIN };
     let [q, k, v] = x.each_ref().map(floats);
     let (o, lse) = relative(q, k, v, d, 1.5, &frequencies);
-    let wanted = [(vec![n, d], o), (vec![n, 1], lse)]
-        .map(|(shape, data)| Tensor::f32(&shape, data.iter().map(|&x| x as f32).collect()));
+    let wanted = [(vec![n, d], o), (vec![n, 1], lse)].map(|(shape, data)| Tensor::f64(&shape, data));
     let [q, k, v] = x;
     check(Op::Attention(op), &[q, k, v, spans(&[0, n as i32]), cos, sin], &wanted, 1e-6);
 }
@@ -110,13 +110,14 @@ fn rotary_depends_on_distance_alone() {
 /// Rows `rows` of `x`.
 fn rows(x: &Tensor, rows: Range<usize>) -> Tensor {
     let columns = x.shape[1];
-    Tensor::f32(&[rows.len(), columns], floats(x)[rows.start * columns..rows.end * columns].to_vec())
+    Tensor::f64(&[rows.len(), columns], floats(x)[rows.start * columns..rows.end * columns].to_vec())
 }
 
 #[test]
 fn a_packed_sequence_has_the_bits_it_has_alone() {
     let (heads, d) = (3, 4);
-    let op = Attention { heads: 3, head_dim: 4, scale: 0.5, rotary: true, bias: Bias::Alibi, ..PLAIN };
+    let op =
+        Attention { heads: 3, kv_heads: 3, head_dim: 4, scale: 0.5, rotary: true, bias: Bias::Alibi, ..PLAIN };
     let x = [1, 2, 3].map(|seed| random(seed, &[7, heads * d]));
     let [cos, sin] = tables(5, &[1.0, 0.1]);
     let run_on = |range: Range<usize>, pairs: &[i32]| {
@@ -136,10 +137,10 @@ fn a_packed_sequence_has_the_bits_it_has_alone() {
 
 #[test]
 fn fused_is_separate_side_by_side() {
-    let op = Attention { heads: 2, head_dim: 4, scale: 0.5, bias: Bias::Alibi, ..PLAIN };
+    let op = Attention { heads: 2, kv_heads: 2, head_dim: 4, scale: 0.5, bias: Bias::Alibi, ..PLAIN };
     let x = [1, 2, 3].map(|seed| random(seed, &[5, 8]));
     let fused = (0..5).flat_map(|r| x.iter().flat_map(move |x| &floats(x)[r * 8..(r + 1) * 8])).copied();
-    let fused = Tensor::f32(&[5, 24], fused.collect());
+    let fused = Tensor::f64(&[5, 24], fused.collect());
     let shapes: [&[usize]; 2] = [&[5, 8], &[5, 2]];
     let [q, k, v] = x;
     let separate = run(Op::Attention(op), &[q, k, v, spans(&[0, 5])], &shapes);
@@ -163,9 +164,19 @@ fn refusals() {
             ReferenceError::Shape { what: "q", wanted: vec![3, 4], found: vec![3, 2] },
         ),
         (
-            Attention { head_dim: 1, heads: 2, ..rotary },
+            Attention { head_dim: 1, heads: 2, kv_heads: 2, ..rotary },
             spans(&[0, 2]),
             ReferenceError::Attribute { why: "heads must be some, and even where they are rotated" },
+        ),
+        (
+            Attention { heads: 3, kv_heads: 2, ..rotary },
+            spans(&[0, 2]),
+            ReferenceError::Attribute { why: "heads of keys and values must divide those of queries" },
+        ),
+        (
+            Attention { mask: Mask::Window(0), ..rotary },
+            spans(&[0, 2]),
+            ReferenceError::Attribute { why: "a mask must show every query to itself" },
         ),
     ];
     for (op, spans, error) in cases {

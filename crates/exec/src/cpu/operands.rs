@@ -1,0 +1,163 @@
+//! The operands of a launch as the kernels take them. Invariant: every view lies inside the arena; token ids,
+//! indices and spans are checked before a kernel sees them.
+
+use super::gemm::{self, Act};
+use super::{Cpu, Rows, RowsMut, embed, launch};
+use crate::arena::Arena;
+use crate::device::{DeviceError, Launch, Operand};
+use graph::ops::{Embed, Epilogue, Linear};
+use graph::{DType, Layout};
+
+/// The operands of a launch as the kernels take them.
+pub(super) struct Operands<'a> {
+    pub(super) arena: &'a Arena,
+    pub(super) launch: &'a Launch<'a>,
+}
+
+impl<'a> Operands<'a> {
+    pub(super) fn refuse(&self, why: String) -> DeviceError {
+        DeviceError::Kernel { op: self.launch.op.name(), why }
+    }
+
+    /// The first element of an operand whose bytes lie inside the arena.
+    pub(super) fn start(&self, o: &Operand) -> Result<*mut f32, DeviceError> {
+        if o.spec.dtype != DType::F32 && o.spec.dtype != DType::I32 {
+            return Err(self.refuse(format!("no kernel for {}", o.spec)));
+        }
+        Ok(self.arena.range(o.at, o.bytes(self.launch.counts))?.as_ptr().cast())
+    }
+
+    pub(super) fn input(&self, i: usize) -> Result<Rows<'a>, DeviceError> {
+        let o = &self.launch.ins[i];
+        let (rows, columns) = o.matrix(self.launch.counts);
+        // SAFETY: the bytes are inside the arena; only an output that may alias overlaps them.
+        Ok(unsafe { Rows::from_raw(self.start(o)?, rows, columns, columns) })
+    }
+
+    pub(super) fn wanted(&self, k: usize) -> Result<&'a Operand, DeviceError> {
+        self.launch.outs[k].as_ref().ok_or_else(|| self.refuse(format!("output {k} has no storage")))
+    }
+
+    pub(super) fn output(&self, k: usize) -> Result<RowsMut<'a>, DeviceError> {
+        let o = self.wanted(k)?;
+        let (rows, columns) = o.matrix(self.launch.counts);
+        // SAFETY: the bytes are inside the arena; only inputs that the op may write over overlap them.
+        Ok(unsafe { RowsMut::from_raw(self.start(o)?, rows, columns, columns) })
+    }
+
+    /// An output, if it is wanted.
+    pub(super) fn output_if(&self, k: usize) -> Result<Option<RowsMut<'a>>, DeviceError> {
+        self.launch.outs[k].as_ref().map(|_| self.output(k)).transpose()
+    }
+
+    /// An input as one run of floats.
+    pub(super) fn vector(&self, i: usize) -> Result<&'a [f32], DeviceError> {
+        let o = &self.launch.ins[i];
+        let len = o.spec.elements_at(self.launch.counts) as usize;
+        // SAFETY: inside the arena; the checker admits no writer of a parameter or table while it is read.
+        Ok(unsafe { std::slice::from_raw_parts(self.start(o)?, len) })
+    }
+
+    /// An output as one run of floats.
+    pub(super) fn flat_out(&self, k: usize) -> Result<&'a mut [f32], DeviceError> {
+        let o = self.wanted(k)?;
+        let len = o.spec.elements_at(self.launch.counts) as usize;
+        // SAFETY: inside the arena; outputs overlap nothing but inputs that the op may write over.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.start(o)?, len) })
+    }
+
+    /// An output as one run of floats, if it is wanted.
+    pub(super) fn vector_out(&self, k: usize) -> Result<Option<&'a mut [f32]>, DeviceError> {
+        self.launch.outs[k].as_ref().map(|_| self.flat_out(k)).transpose()
+    }
+
+    pub(super) fn workspace(&self) -> Result<&'a mut [f32], DeviceError> {
+        let Some((at, bytes)) = self.launch.workspace else { return Ok(&mut []) };
+        let start = self.arena.range(at, bytes)?.as_ptr().cast();
+        // SAFETY: inside the arena; a workspace overlaps no operand.
+        Ok(unsafe { std::slice::from_raw_parts_mut(start, bytes.0 as usize / 4) })
+    }
+
+    /// An input as one run of words.
+    pub(super) fn words(&self, i: usize) -> Result<&'a [u32], DeviceError> {
+        let o = &self.launch.ins[i];
+        let len = o.spec.elements_at(self.launch.counts) as usize;
+        // SAFETY: inside the arena; every bit pattern is a u32.
+        Ok(unsafe { std::slice::from_raw_parts(self.start(o)?.cast(), len) })
+    }
+
+    /// Row indices below `rows`.
+    pub(super) fn ids(&self, i: usize, rows: usize) -> Result<&'a [u32], DeviceError> {
+        let ids = self.words(i)?;
+        match ids.iter().find(|&&id| id as usize >= rows) {
+            Some(id) => Err(self.refuse(format!("row {} of a table of {rows}", *id as i32))),
+            None => Ok(ids),
+        }
+    }
+
+    /// Indices below their own number; -1 is none.
+    pub(super) fn slots(&self, i: usize) -> Result<&'a [i32], DeviceError> {
+        let o = &self.launch.ins[i];
+        let len = o.spec.elements_at(self.launch.counts) as usize;
+        // SAFETY: inside the arena; every bit pattern is an i32.
+        let slots: &[i32] = unsafe { std::slice::from_raw_parts(self.start(o)?.cast(), len) };
+        match slots.iter().find(|&&slot| slot < -1 || slot >= len as i32) {
+            Some(slot) => Err(self.refuse(format!("index {slot} of {len} rows"))),
+            None => Ok(slots),
+        }
+    }
+
+    /// An output as one run of integers.
+    pub(super) fn integers_out(&self, k: usize) -> Result<&'a mut [i32], DeviceError> {
+        Ok(bytemuck::cast_slice_mut(self.flat_out(k)?))
+    }
+
+    /// Ascending (start, end) pairs inside of `rows`.
+    pub(super) fn spans(&self, i: usize, rows: usize) -> Result<&'a [[u32; 2]], DeviceError> {
+        let o = &self.launch.ins[i];
+        let len = o.spec.rows(self.launch.counts) as usize;
+        // SAFETY: inside the arena; (S, 2) elements in C order are S pairs.
+        let spans: &[[u32; 2]] = unsafe { std::slice::from_raw_parts(self.start(o)?.cast(), len) };
+        let mut before = 0;
+        for &[start, end] in spans {
+            if start < before || end < start || end as usize > rows {
+                return Err(self.refuse(format!("span {start}..{end} of {rows} rows")));
+            }
+            before = end;
+        }
+        Ok(spans)
+    }
+
+    pub(super) fn embed(&self, cpu: &Cpu, op: &Embed) -> Result<(), DeviceError> {
+        let table = self.input(1)?;
+        let ids = self.ids(0, table.rows())?;
+        let y = self.output(0)?;
+        let plus = op.row.then(|| self.vector(2)).transpose()?;
+        match op.token_dropout {
+            Some(dropout) => {
+                let spans = self.spans(2 + usize::from(op.row), ids.len())?;
+                embed::gather_esm(cpu, ids, spans, dropout.mask_id as u32, dropout.keep, table, plus, y);
+            }
+            None => embed::gather(cpu, ids, table, plus, y),
+        }
+        Ok(())
+    }
+
+    pub(super) fn linear(&self, cpu: &Cpu, op: &Linear) -> Result<(), DeviceError> {
+        let bias = op.bias.then(|| self.vector(2)).transpose()?;
+        let after = 2 + usize::from(op.bias);
+        let (act, residual) = match op.epilogue {
+            Epilogue::None => (Act::None, None),
+            Epilogue::Gelu => (Act::Gelu, None),
+            Epilogue::Residual => (Act::None, Some(self.input(after)?)),
+        };
+        let epilogue = gemm::Epilogue { bias, act, residual };
+        match self.launch.ins[1].spec.layout {
+            Layout::RowMajor => launch::product::linear(self, cpu, epilogue)?,
+            Layout::Panels { .. } => {
+                gemm::linear(cpu, self.input(0)?, self.vector(1)?, epilogue, self.output(0)?, self.workspace()?)
+            }
+        }
+        Ok(())
+    }
+}

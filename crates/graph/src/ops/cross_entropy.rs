@@ -1,0 +1,126 @@
+//! The last affine map and the cross-entropy of its softmax in one op (after Wijmans et al. 2024, "Cut your
+//! losses", and Hsu et al. 2024, Liger): logits exist a few rows at a time and never whole. At a vocabulary of
+//! 65 536 they would outweigh all layers of a small model.
+
+use super::gelu::TRANSCENDENTAL;
+use super::terminal::{Terminal, f32_is, f32s, i32_is, like};
+use super::*;
+use crate::Op;
+use serde::{Deserialize, Serialize};
+
+/// `loss = sum_r (lse_r - logit[r, target_r] + z lse_r^2)` over the rows whose target is not negative, with
+/// `logit = x W^T + b` and `lse_r = ln sum_v exp(logit[r, v])`. A sum, not a mean: how many rows count is the
+/// caller's to divide by, over all micro-batches of a step.
+///
+/// Inputs x: (R, K), w: (V, K), with `bias` b: (V), targets: i32 (R). Outputs loss: f32 (1), lse: f32 (R), 0 for
+/// rows that do not count.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LinearCrossEntropy {
+    /// Whether b is there.
+    pub bias: bool,
+    /// Rows of logits that exist at a time.
+    pub chunk: u32,
+    /// z: weight of the squared lse.
+    pub z_loss: f32,
+}
+
+/// With `p = softmax(logit)` and `g = dloss (p (1 + 2 z lse) - onehot(target))`, 0 for rows that do not count:
+/// `dx = g W`, `dw = g^T x`, `db = sum_r g`.
+///
+/// Inputs dloss: f32 (1), x: (R, K), w: (V, K), with `bias` b: (V), targets: i32 (R), lse: f32 (R). Outputs dx:
+/// (R, K), dw: (V, K), with `bias` db: (V).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LinearCrossEntropyGrad {
+    /// The forward op.
+    pub forward: LinearCrossEntropy,
+}
+
+impl LinearCrossEntropy {
+    fn operands(&self, ins: &[&TensorSpec]) -> Result<Dim, RuleError> {
+        float("x", ins[0])?;
+        let (rows, k) = matrix("x", ins[0])?;
+        float("w", ins[1])?;
+        let (v, _) = matrix("w", ins[1])?;
+        shape_is("w", ins[1], &[v, Dim::Fixed(k)])?;
+        if self.bias {
+            shape_is("b", ins[2], &[v])?;
+        }
+        i32_is("targets", ins[2 + usize::from(self.bias)], &[rows])?;
+        match self.chunk {
+            0 => Err(RuleError("logits cannot be computed 0 rows at a time".to_owned())),
+            _ => Ok(rows),
+        }
+    }
+}
+
+/// Logits of all rows.
+fn logits(x: &TensorSpec, w: &TensorSpec, counts: Counts) -> u64 {
+    x.rows(counts) * w.rows(counts)
+}
+
+impl OpRules for LinearCrossEntropy {
+    fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        arity(ins, 3 + usize::from(self.bias))?;
+        let rows = self.operands(ins)?;
+        Ok(vec![f32s(1), TensorSpec::activation([rows], DType::F32)])
+    }
+
+    fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
+        if cx.output_grads[1].is_some() {
+            return Err(NotDifferentiable);
+        }
+        let mut inputs = vec![cx.dy()?];
+        inputs.extend(&cx.node.inputs);
+        inputs.push(cx.output(1)?);
+        let op = Op::LinearCrossEntropyGrad(LinearCrossEntropyGrad { forward: *self });
+        let grads = cx.builder.node(op, &inputs);
+        for (grad, &d) in cx.input_grads.iter_mut().zip(&grads) {
+            *grad = Some(d);
+        }
+        Ok(())
+    }
+
+    fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
+        let per_logit = 2 * ins[0].row_elements() + TRANSCENDENTAL;
+        streaming(per_logit * logits(ins[0], ins[1], counts), ins, outs, counts)
+    }
+
+    fn alias(&self, _: usize) -> &'static [usize] {
+        &[]
+    }
+
+    fn precision(&self) -> PrecisionClass {
+        PrecisionClass::Matmul
+    }
+
+    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
+        match ins.iter().all(|&p| p == Placement::Replicate) {
+            true => Ok(vec![Placement::Replicate; 2]),
+            false => Err(ShardError("the loss needs whole logits and all rows")),
+        }
+    }
+}
+
+impl Terminal for LinearCrossEntropyGrad {
+    fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        let bias = usize::from(self.forward.bias);
+        arity(ins, 5 + bias)?;
+        f32_is("dloss", ins[0], &[Dim::Fixed(1)])?;
+        let rows = self.forward.operands(&ins[1..])?;
+        f32_is("lse", ins[4 + bias], &[rows])?;
+        Ok(ins[1..3 + bias].iter().map(|spec| like(spec)).collect())
+    }
+
+    fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> u64 {
+        // Logits once more, then both products of their gradient.
+        (6 * ins[1].row_elements() + TRANSCENDENTAL) * logits(ins[1], ins[2], counts)
+    }
+
+    fn in_place(&self, _: usize) -> &'static [usize] {
+        &[]
+    }
+
+    fn class(&self) -> PrecisionClass {
+        PrecisionClass::Matmul
+    }
+}

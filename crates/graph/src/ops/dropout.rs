@@ -1,0 +1,58 @@
+//! Dropout (Srivastava et al. 2014) from a counter-based generator (Philox4x32-10, Salmon et al. 2011): a mask is
+//! a function of seed and position, so recomputation gives the same bits and no mask is stored.
+
+use super::terminal::{i32_is, like};
+use super::*;
+use crate::Op;
+use serde::{Deserialize, Serialize};
+
+/// `y = x keep / (1 - p)`. Element i = r D + c is kept where word `i % 4` of
+/// `Philox4x32-10(counter = (i / 4 low, i / 4 high, stream, 0), key = seed)` is at least `p 2^32`.
+///
+/// Inputs x: (R, D), seed: i32 (2). Output y: (R, D).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Dropout {
+    /// The share that is set to zero, in 0..1.
+    pub p: f32,
+    /// Tells one dropout of a graph from another.
+    pub stream: u32,
+}
+
+impl OpRules for Dropout {
+    fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        arity(ins, 2)?;
+        float("x", ins[0])?;
+        matrix("x", ins[0])?;
+        i32_is("seed", ins[1], &[Dim::Fixed(2)])?;
+        if !(0.0..1.0).contains(&self.p) {
+            return Err(RuleError(format!("cannot drop a share of {}", self.p)));
+        }
+        Ok(vec![like(ins[0])])
+    }
+
+    fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
+        // The mask is linear in x: the same op on dy.
+        let inputs = [cx.dy()?, cx.input(1)];
+        cx.input_grads[0] = Some(cx.builder.one(Op::Dropout(*self), &inputs));
+        Ok(())
+    }
+
+    fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
+        elementwise(12, ins, outs, counts)
+    }
+
+    fn alias(&self, _: usize) -> &'static [usize] {
+        &[0]
+    }
+
+    fn precision(&self) -> PrecisionClass {
+        PrecisionClass::Elementwise
+    }
+
+    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
+        match ins[0] {
+            Placement::Replicate => Ok(vec![ins[0]]),
+            Placement::Shard(_) | Placement::Partial => Err(ShardError("positions count in the whole tensor")),
+        }
+    }
+}

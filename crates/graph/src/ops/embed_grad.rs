@@ -1,0 +1,49 @@
+//! The gradient of token embedding: rows added up by token id.
+
+use super::terminal::{Terminal, i32_is};
+use super::*;
+use serde::{Deserialize, Serialize};
+
+/// `dtable[v] = sum_{t: ids[t] = v} scale[t] dx[t]` in order of t, `drow = sum_t scale[t] dx[t]`, with the scale
+/// that [`TokenDropout`] gives to token t, or 1.
+///
+/// Inputs dx: (T, D), ids: i32 (T), with `token_dropout` spans: (S, 2). Outputs dtable: (V, D), with `row`
+/// drow: (1, D).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EmbedGrad {
+    /// That of the forward op.
+    pub token_dropout: Option<TokenDropout>,
+    /// That of the forward op.
+    pub row: bool,
+    /// V.
+    pub vocab: u64,
+    /// The element type of the table, and so of its gradient.
+    pub dtype: DType,
+}
+
+impl Terminal for EmbedGrad {
+    fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        arity(ins, 2 + usize::from(self.token_dropout.is_some()))?;
+        float("dx", ins[0])?;
+        let (_, columns) = matrix("dx", ins[0])?;
+        shape_is("dx", ins[0], &[Dim::Tokens(1), Dim::Fixed(columns)])?;
+        i32_is("ids", ins[1], &[Dim::Tokens(1)])?;
+        if self.token_dropout.is_some() {
+            spans(ins[2])?;
+        }
+        let grad = |rows| TensorSpec::activation([Dim::Fixed(rows), Dim::Fixed(columns)], self.dtype);
+        Ok(if self.row { vec![grad(self.vocab), grad(1)] } else { vec![grad(self.vocab)] })
+    }
+
+    fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> u64 {
+        2 * ins[0].elements_at(counts)
+    }
+
+    fn in_place(&self, _: usize) -> &'static [usize] {
+        &[]
+    }
+
+    fn class(&self) -> PrecisionClass {
+        PrecisionClass::Sensitive
+    }
+}

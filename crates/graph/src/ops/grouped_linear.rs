@@ -1,0 +1,152 @@
+//! The affine maps of all experts at once, over rows sorted by expert, and their gradients.
+
+use super::terminal::{Terminal, i32_is};
+use super::*;
+use crate::Op;
+use serde::{Deserialize, Serialize};
+
+/// Rows `offsets[e]..offsets[e + 1]` of x: `y = x W_e^T + b_e`; rows behind the last offset are zero.
+///
+/// Inputs x: (kT, K), w: (E N, K), expert e in rows `e N..`, with `bias` b: (E N), offsets: i32 (E + 1) of
+/// [`Route`]. Output y: (kT, N).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct GroupedLinear {
+    /// E.
+    pub experts: u32,
+    /// Whether b is there.
+    pub bias: bool,
+}
+
+/// `dx = dy W_e`, rows behind the last offset zero. Inputs dy: (kT, N), w: (E N, K), offsets; output dx: (kT, K).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct GroupedLinearInputGrad {
+    /// E.
+    pub experts: u32,
+}
+
+/// `dW_e = dy^T x`, `db_e = sum_r dy` over the rows of expert e; zero where it has none. Inputs dy: (kT, N), x:
+/// (kT, K), offsets; outputs dw: (E N, K), with `bias` db: (E N).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct GroupedLinearWeightGrad {
+    /// E.
+    pub experts: u32,
+    /// Whether db is wanted.
+    pub bias: bool,
+}
+
+/// N of a stacked weight (E N, K).
+fn rows_of_one(w: &TensorSpec, k: u64, experts: u32) -> Result<u64, RuleError> {
+    let experts = u64::from(experts);
+    match w.shape[..] {
+        [Dim::Fixed(rows), Dim::Fixed(columns)] if columns == k && experts > 0 && rows % experts == 0 => {
+            Ok(rows / experts)
+        }
+        _ => Err(RuleError(format!("w must hold {experts} matrices of {k} columns under each other, not {w}"))),
+    }
+}
+
+fn offsets(spec: &TensorSpec, experts: u32) -> Result<(), RuleError> {
+    i32_is("offsets", spec, &[Dim::Fixed(u64::from(experts) + 1)])
+}
+
+impl OpRules for GroupedLinear {
+    fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        arity(ins, 3 + usize::from(self.bias))?;
+        float("x", ins[0])?;
+        let (rows, k) = matrix("x", ins[0])?;
+        float("w", ins[1])?;
+        let n = rows_of_one(ins[1], k, self.experts)?;
+        if self.bias {
+            shape_is("b", ins[2], &ins[1].shape[..1])?;
+        }
+        offsets(ins[2 + usize::from(self.bias)], self.experts)?;
+        Ok(vec![TensorSpec::activation([rows, Dim::Fixed(n)], ins[0].dtype)])
+    }
+
+    fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
+        let (experts, bias) = (self.experts, self.bias);
+        let (dy, x, w, offsets) = (cx.dy()?, cx.input(0), cx.input(1), cx.input(2 + usize::from(bias)));
+        let op = Op::GroupedLinearInputGrad(GroupedLinearInputGrad { experts });
+        cx.input_grads[0] = Some(cx.builder.one(op, &[dy, w, offsets]));
+        let op = Op::GroupedLinearWeightGrad(GroupedLinearWeightGrad { experts, bias });
+        let dw = cx.builder.node(op, &[dy, x, offsets]);
+        for (grad, &d) in cx.input_grads[1..].iter_mut().zip(&dw) {
+            *grad = Some(d);
+        }
+        Ok(())
+    }
+
+    fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
+        streaming(2 * ins[0].row_elements() * outs[0].elements_at(counts), ins, outs, counts)
+    }
+
+    fn alias(&self, _: usize) -> &'static [usize] {
+        &[]
+    }
+
+    fn precision(&self) -> PrecisionClass {
+        PrecisionClass::Matmul
+    }
+
+    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
+        match ins.iter().all(|&p| p == Placement::Replicate) {
+            true => Ok(vec![Placement::Replicate]),
+            false => Err(ShardError("experts are not cut")),
+        }
+    }
+}
+
+impl Terminal for GroupedLinearInputGrad {
+    fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        arity(ins, 3)?;
+        float("dy", ins[0])?;
+        let (rows, n) = matrix("dy", ins[0])?;
+        let (_, k) = matrix("w", ins[1])?;
+        if rows_of_one(ins[1], k, self.experts)? != n {
+            return Err(RuleError(format!("{} is no gradient of rows times {}", ins[0], ins[1])));
+        }
+        offsets(ins[2], self.experts)?;
+        Ok(vec![TensorSpec::activation([rows, Dim::Fixed(k)], ins[0].dtype)])
+    }
+
+    fn flops(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
+        2 * ins[0].row_elements() * outs[0].elements_at(counts)
+    }
+
+    fn in_place(&self, _: usize) -> &'static [usize] {
+        &[]
+    }
+
+    fn class(&self) -> PrecisionClass {
+        PrecisionClass::Matmul
+    }
+}
+
+impl Terminal for GroupedLinearWeightGrad {
+    fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        arity(ins, 3)?;
+        float("dy", ins[0])?;
+        let (rows, n) = matrix("dy", ins[0])?;
+        let (_, k) = matrix("x", ins[1])?;
+        shape_is("x", ins[1], &[rows, Dim::Fixed(k)])?;
+        offsets(ins[2], self.experts)?;
+        let stacked = Dim::Fixed(u64::from(self.experts) * n);
+        let mut outs = vec![TensorSpec::activation([stacked, Dim::Fixed(k)], ins[0].dtype)];
+        if self.bias {
+            outs.push(TensorSpec::activation([stacked], ins[0].dtype));
+        }
+        Ok(outs)
+    }
+
+    fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> u64 {
+        2 * ins[0].elements_at(counts) * ins[1].row_elements()
+    }
+
+    fn in_place(&self, _: usize) -> &'static [usize] {
+        &[]
+    }
+
+    fn class(&self) -> PrecisionClass {
+        PrecisionClass::Matmul
+    }
+}

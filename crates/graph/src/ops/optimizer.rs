@@ -1,0 +1,250 @@
+//! One step of each optimizer on one parameter, in place. Every one reads `scale`: f32 (2) = (factor, ok) of
+//! [`GradScale`]: the gradient is `factor g`, and where ok is 0 every output equals its input, so that a step whose
+//! gradients overflowed is skipped whole. `hyper` holds what changes from step to step. Parameters and moments are
+//! f32; g may be of 16 bits.
+
+use super::terminal::{Terminal, f32_is, f32s, like};
+use super::*;
+use serde::{Deserialize, Serialize};
+
+/// AdamW (Loshchilov and Hutter 2019; torch.optim.AdamW): `p -= lr decay p`, `m = b1 m + (1 - b1) g`,
+/// `v = b2 v + (1 - b2) g^2`, `p -= lr (m / c1) / (sqrt(v / c2) + eps)`.
+///
+/// Inputs p, g, m, v: one shape, scale, hyper: f32 (3) = (lr, c1 = 1 - b1^t, c2 = 1 - b2^t). Outputs p, m, v.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AdamW {
+    /// b1.
+    pub beta1: f32,
+    /// b2.
+    pub beta2: f32,
+    /// eps.
+    pub eps: f32,
+    /// decay.
+    pub weight_decay: f32,
+}
+
+/// [`AdamW`] with moments of 8 bits in blocks of [`BLOCK`] (Dettmers et al. 2022): a code of 256 dynamic
+/// levels, signed for m and unsigned for v, times the block's largest magnitude.
+///
+/// Inputs p, g, m: u8, m_absmax: f32 (n / BLOCK rounded up), v: u8, v_absmax, scale, hyper as there. Outputs p,
+/// m, m_absmax, v, v_absmax.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AdamW8bit {
+    /// The update rule.
+    pub adamw: AdamW,
+}
+
+/// Elements of a block of 8-bit moments.
+pub const BLOCK: u64 = 256;
+
+/// Adafactor without first moment and relative step (Shazeer and Stern 2018): for a matrix
+/// `R = b2 R + (1 - b2) mean_c (g^2 + eps1)`, `C` the same over rows, `u = g / sqrt(R C / mean(R))`; for a vector
+/// `V = b2 V + (1 - b2) (g^2 + eps1)`, `u = g / sqrt(V)`; then `u /= max(1, rms(u) / clip)`, `p -= lr decay p`,
+/// `p -= lr u`.
+///
+/// Inputs p, g: (r, c), row: (r), column: (c), scale, hyper: f32 (2) = (lr, b2 of this step); outputs p, row,
+/// column. For a vector p, g, v: (n), scale, hyper; outputs p, v.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Adafactor {
+    /// Added to squared gradients.
+    pub eps1: f32,
+    /// The largest root mean square of an update.
+    pub clip: f32,
+    /// decay.
+    pub weight_decay: f32,
+}
+
+/// Stochastic gradient descent (torch.optim.SGD): `g += decay p`; with momentum `b = momentum b + g`, and g = b,
+/// or with Nesterov's form `g + momentum b`; `p -= lr g`. The buffer starts at zero: the first step gives `b = g`.
+///
+/// Inputs p, g, with momentum b, scale, hyper: f32 (1) = (lr). Outputs p, with momentum b.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sgd {
+    /// momentum; 0 is none, and then there is no b.
+    pub momentum: f32,
+    /// decay.
+    pub weight_decay: f32,
+    /// Whether the gradient looks ahead.
+    pub nesterov: bool,
+}
+
+/// p and g, and behind the states scale and hyper.
+fn around(ins: &[&TensorSpec], states: usize, hyper: u64) -> Result<(), RuleError> {
+    arity(ins, 4 + states)?;
+    f32_is("p", ins[0], &ins[0].shape)?;
+    float("g", ins[1])?;
+    shape_is("g", ins[1], &ins[0].shape)?;
+    f32_is("scale", ins[2 + states], &[Dim::Fixed(2)])?;
+    f32_is("hyper", ins[3 + states], &[Dim::Fixed(hyper)])
+}
+
+/// Elements of a parameter.
+fn elements(p: &TensorSpec) -> Result<u64, RuleError> {
+    let fixed = p.shape.iter().map(|d| d.fixed()).product::<Option<u64>>();
+    fixed.ok_or_else(|| RuleError(format!("{p} is no parameter: its size changes")))
+}
+
+impl Terminal for AdamW {
+    fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        around(ins, 2, 3)?;
+        f32_is("m", ins[2], &ins[0].shape)?;
+        f32_is("v", ins[3], &ins[0].shape)?;
+        Ok([0, 2, 3].map(|i| like(ins[i])).to_vec())
+    }
+
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
+        16 * outs[0].elements_at(counts)
+    }
+
+    fn in_place(&self, output: usize) -> &'static [usize] {
+        [&[0], &[2], &[3]][output]
+    }
+
+    fn class(&self) -> PrecisionClass {
+        PrecisionClass::Sensitive
+    }
+}
+
+impl Terminal for AdamW8bit {
+    fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        around(ins, 4, 3)?;
+        let blocks = [Dim::Fixed(elements(ins[0])?.div_ceil(BLOCK))];
+        for (codes, absmax) in [(2, 3), (4, 5)] {
+            shape_is("codes", ins[codes], &ins[0].shape)?;
+            if ins[codes].dtype != DType::U8 {
+                return Err(RuleError(format!("codes must be u8, not {}", ins[codes])));
+            }
+            f32_is("absmax", ins[absmax], &blocks)?;
+        }
+        Ok([0, 2, 3, 4, 5].map(|i| like(ins[i])).to_vec())
+    }
+
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
+        48 * outs[0].elements_at(counts)
+    }
+
+    fn in_place(&self, output: usize) -> &'static [usize] {
+        [&[0], &[2], &[3], &[4], &[5]][output]
+    }
+
+    fn class(&self) -> PrecisionClass {
+        PrecisionClass::Sensitive
+    }
+}
+
+impl Terminal for Adafactor {
+    fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        match ins.first().map(|p| &p.shape[..]) {
+            Some(&[r, c]) => {
+                around(ins, 2, 2)?;
+                f32_is("row", ins[2], &[r])?;
+                f32_is("column", ins[3], &[c])?;
+                Ok([0, 2, 3].map(|i| like(ins[i])).to_vec())
+            }
+            _ => {
+                around(ins, 1, 2)?;
+                f32_is("v", ins[2], &ins[0].shape)?;
+                Ok([0, 2].map(|i| like(ins[i])).to_vec())
+            }
+        }
+    }
+
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
+        16 * outs[0].elements_at(counts)
+    }
+
+    fn in_place(&self, output: usize) -> &'static [usize] {
+        [&[0], &[2], &[3]][output]
+    }
+
+    fn class(&self) -> PrecisionClass {
+        PrecisionClass::Sensitive
+    }
+}
+
+impl Terminal for Sgd {
+    fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        let states = usize::from(self.momentum != 0.0);
+        around(ins, states, 1)?;
+        if states == 0 {
+            return Ok(vec![like(ins[0])]);
+        }
+        f32_is("b", ins[2], &ins[0].shape)?;
+        Ok(vec![like(ins[0]), like(ins[2])])
+    }
+
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
+        6 * outs[0].elements_at(counts)
+    }
+
+    fn in_place(&self, output: usize) -> &'static [usize] {
+        [&[0], &[2]][output]
+    }
+
+    fn class(&self) -> PrecisionClass {
+        PrecisionClass::Sensitive
+    }
+}
+
+/// The factor of all gradients of a step: unscaling and the clip of the global norm
+/// (torch.nn.utils.clip_grad_norm_). `norm = |unscale| sqrt(sum g^2)`, `factor = unscale min(1, max_norm / (norm +
+/// 1e-6))`, `ok = norm is finite`.
+///
+/// Inputs every gradient, unscale: f32 (1). Outputs scale: f32 (2) = (factor, ok), norm: f32 (1).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GradScale {
+    /// The largest norm; 0 is no clip.
+    pub max_norm: f32,
+}
+
+/// A gradient added to what earlier micro-batches of the step gave: `keep == 0 ? g : acc + g`.
+///
+/// Inputs acc: any shape, g: the same, keep: f32 (1). Output: like acc.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Accumulate {}
+
+impl Terminal for GradScale {
+    fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        let Some((unscale, grads)) = ins.split_last() else {
+            return Err(RuleError("takes gradients and a factor".to_owned()));
+        };
+        grads.iter().try_for_each(|g| float("a gradient", g))?;
+        f32_is("unscale", unscale, &[Dim::Fixed(1)])?;
+        Ok(vec![f32s(2), f32s(1)])
+    }
+
+    fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> u64 {
+        ins.iter().map(|g| 2 * g.elements_at(counts)).sum()
+    }
+
+    fn in_place(&self, _: usize) -> &'static [usize] {
+        &[]
+    }
+
+    fn class(&self) -> PrecisionClass {
+        PrecisionClass::Sensitive
+    }
+}
+
+impl Terminal for Accumulate {
+    fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        arity(ins, 3)?;
+        float("acc", ins[0])?;
+        float("g", ins[1])?;
+        shape_is("g", ins[1], &ins[0].shape)?;
+        f32_is("keep", ins[2], &[Dim::Fixed(1)])?;
+        Ok(vec![like(ins[0])])
+    }
+
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
+        outs[0].elements_at(counts)
+    }
+
+    fn in_place(&self, _: usize) -> &'static [usize] {
+        &[0]
+    }
+
+    fn class(&self) -> PrecisionClass {
+        PrecisionClass::Sensitive
+    }
+}
