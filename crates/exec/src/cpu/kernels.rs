@@ -13,6 +13,7 @@ const KERNELS: &[(&str, &str)] = &[
     ("adamw_8bit", "adamw_8bit_f32"),
     ("add", "add_f32"),
     ("attention", "flash_f32"),
+    ("attention_grad", "flash_grad_f32"),
     ("batch_norm", "batch_norm_f32"),
     ("batch_norm_grad", "batch_norm_grad_f32"),
     ("batch_norm_train", "batch_norm_train_f32"),
@@ -71,6 +72,7 @@ fn row(op: &str, kernel: &str) -> KernelRow {
     let (weights, workspace) = match kernel {
         "gemm_f32" => (Layout::Panels { width: gemm::PANEL as u32 }, gemm::WORKSPACE),
         "flash_f32" => (Layout::RowMajor, attention::WORKSPACE),
+        "flash_grad_f32" => (Layout::RowMajor, attention::GRAD_WORKSPACE),
         _ => (Layout::RowMajor, Workspace::default()),
     };
     KernelRow {
