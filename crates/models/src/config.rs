@@ -3,7 +3,7 @@
 
 use crate::{DnabertConfig, Esm2Config, dnabert_s, esm2};
 use graph::{Bounds, Graph, VerifyError};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::fmt;
 
 /// A config.json that this house cannot run.
@@ -110,6 +110,44 @@ impl Encoder {
         }
     }
 
+    /// The config.json of this model with a masked-language-model head, as the hub has it.
+    pub fn to_json(&self) -> String {
+        let value = match self {
+            Self::Esm2(c) => json!({
+                "model_type": "esm",
+                "architectures": ["EsmForMaskedLM"],
+                "vocab_size": c.vocab_size,
+                "hidden_size": c.hidden_size,
+                "num_hidden_layers": c.layers,
+                "num_attention_heads": c.heads,
+                "intermediate_size": c.intermediate_size,
+                "layer_norm_eps": decimal(c.eps),
+                "token_dropout": c.token_dropout,
+                "mask_token_id": c.mask_token_id,
+                "pad_token_id": 1,
+                "hidden_act": "gelu",
+                "position_embedding_type": "rotary",
+                "emb_layer_norm_before": false,
+                "hidden_dropout_prob": 0.0,
+                "attention_probs_dropout_prob": 0.0,
+            }),
+            Self::DnabertS(c) => json!({
+                "model_type": "bert",
+                "architectures": ["BertForMaskedLM"],
+                "alibi_starting_size": 512,
+                "vocab_size": c.vocab_size,
+                "type_vocab_size": c.type_vocab_size,
+                "hidden_size": c.hidden_size,
+                "num_hidden_layers": c.layers,
+                "num_attention_heads": c.heads,
+                "intermediate_size": c.intermediate_size,
+                "layer_norm_eps": decimal(c.eps),
+                "hidden_act": "gelu",
+            }),
+        };
+        format!("{value:#}\n")
+    }
+
     /// The graph for at most `bounds`. Inputs: `ids`: i32 (T), `spans`: i32 (S, 2).
     pub fn graph(&self, bounds: Bounds, outputs: &[Output]) -> Result<Graph, VerifyError> {
         match self {
@@ -151,6 +189,11 @@ impl Encoder {
     }
 }
 
+/// The shortest decimal that is this f32: `1e-5`, not `9.999999747378752e-6`.
+pub(crate) fn decimal(x: f32) -> Value {
+    x.to_string().parse::<f64>().map_or(Value::Null, |x| json!(x))
+}
+
 /// A text of the file in a message: printable, and not longer than a line.
 fn shown(text: &str) -> String {
     text.chars().take(80).map(|c| if c.is_control() { '?' } else { c }).collect()
@@ -160,7 +203,7 @@ fn shown(text: &str) -> String {
 pub(crate) struct Keys<'a>(pub(crate) &'a Map<String, Value>);
 
 impl Keys<'_> {
-    fn bad(&self, key: &'static str, wanted: impl Into<String>) -> ConfigError {
+    pub(crate) fn bad(&self, key: &'static str, wanted: impl Into<String>) -> ConfigError {
         let found = self.0.get(key).map_or("nothing".to_owned(), |value| shown(&value.to_string()));
         ConfigError::Key { key, wanted: wanted.into(), found }
     }
@@ -170,6 +213,36 @@ impl Keys<'_> {
         let fits = |n: &u64| (1..=1 << 24).contains(n);
         let found = self.0.get(key).and_then(Value::as_u64).filter(fits);
         found.ok_or_else(|| self.bad(key, "a whole number between 1 and 16777216"))
+    }
+
+    /// A size that may be left out.
+    pub(crate) fn or(&self, key: &'static str, default: u64) -> Result<u64, ConfigError> {
+        if self.has(key) { self.size(key) } else { Ok(default) }
+    }
+
+    /// Whether the key is there and not null.
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.0.get(key).is_some_and(|v| !v.is_null())
+    }
+
+    /// A key that must not be there: what it asks for is not implemented.
+    pub(crate) fn absent(&self, key: &'static str) -> Result<(), ConfigError> {
+        if self.has(key) { Err(self.bad(key, "left out")) } else { Ok(()) }
+    }
+
+    /// A number from 0 on.
+    pub(crate) fn number(&self, key: &'static str, default: f32) -> Result<f32, ConfigError> {
+        if !self.has(key) {
+            return Ok(default);
+        }
+        let found = self.0.get(key).and_then(Value::as_f64).map(|x| x as f32);
+        found.filter(|x| x.is_finite() && *x >= 0.0).ok_or_else(|| self.bad(key, "a number from 0 on"))
+    }
+
+    /// Which of two texts; the first one where the key is missing.
+    pub(crate) fn choice(&self, key: &'static str, known: [&str; 2]) -> Result<usize, ConfigError> {
+        self.one_of(key, &[None, Some(known[0]), Some(known[1])])?;
+        Ok(usize::from(self.0.get(key).and_then(Value::as_str) == Some(known[1])))
     }
 
     /// A token of a vocabulary.
