@@ -7,6 +7,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod columns;
 mod device;
 #[cfg(target_arch = "x86_64")]
 mod gemm_amx;
@@ -25,13 +26,21 @@ mod tile;
 mod view;
 
 pub mod attention;
+pub mod batch_norm;
+pub mod cast;
+pub mod dispatch;
+pub mod dropout;
 pub mod elementwise;
 pub mod embed;
 pub mod gemm;
 pub mod norm;
+pub mod norm_grad;
 pub mod peak;
 pub mod reduce;
 pub mod rope;
+pub mod route;
+pub mod router_loss;
+pub mod scatter;
 
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,7 @@
 //! The kernels against plain f64 loops, and their bits against themselves.
 
 mod attention;
+mod cast;
 mod gemm;
 mod gemm_amx;
 mod math;
