@@ -53,8 +53,20 @@ impl HeadConfig {
         g.update(norm[3], outs[4]);
         let x = g.one(Op::Relu(Relu {}), &[outs[0]]);
         let x = dropping.apply(g, x);
-        let [w, b] = [("weight", &[self.classes, self.hidden][..]), ("bias", &[self.classes])]
-            .map(|(leaf, shape)| g.param(&format!("output_layer.{leaf}"), shape));
+        let [w, b] = output(g, self);
+        training.loss(g, x, w, Some(b), targets);
+        std::mem::replace(g, Builder::new(bounds)).finish()
+    }
+
+    /// The same loss with the running statistics and without dropout, which moves nothing.
+    pub fn evaluation_graph(&self, bounds: Bounds, training: &Training) -> Result<Graph, VerifyError> {
+        let g = &mut Builder::new(bounds);
+        let x = hidden(g, self);
+        let targets = g.input("targets", &[Dim::Sequences(1)], DType::I32);
+        let norm = norm(g, self);
+        let x = g.one(Op::BatchNorm(BatchNorm { eps: EPS }), &[&[x], &norm[..]].concat());
+        let x = g.one(Op::Relu(Relu {}), &[x]);
+        let [w, b] = output(g, self);
         training.loss(g, x, w, Some(b), targets);
         std::mem::replace(g, Builder::new(bounds)).finish()
     }
@@ -67,6 +79,12 @@ impl HeadConfig {
             Some(_) | None => usual(piece),
         }
     }
+}
+
+/// Weight (classes, hidden) and bias of the output layer, which the loss applies.
+fn output(g: &mut Builder, c: &HeadConfig) -> [ValueId; 2] {
+    let parts = [("weight", &[c.classes, c.hidden][..]), ("bias", &[c.classes])];
+    parts.map(|(leaf, shape)| g.param(&format!("output_layer.{leaf}"), shape))
 }
 
 /// Both embeddings through the hidden layer: (S, hidden).

@@ -3,6 +3,7 @@
 
 pub mod checkpoint;
 pub mod config;
+mod engine;
 mod metrics;
 mod resume;
 pub mod schedule;
@@ -10,6 +11,7 @@ mod state;
 mod trainable;
 mod trainer;
 
+pub use engine::{open, plan_of};
 pub use resume::Resume;
 pub use state::{Best, LossScale, State};
 pub use trainable::{Applied, Evaluated, Found, Part, Stored, Taken, Trainable};

@@ -13,6 +13,10 @@ pub trait Trainable {
     /// Takes the next micro-batch; `None` where an epoch ends: the next call begins another.
     fn take(&mut self) -> Result<Option<Taken>, RunError>;
 
+    /// Says what the optimizer is told in the step that begins: where one micro-step is a whole step, it moves the
+    /// weights.
+    fn prepare(&mut self, hyper: &[f32]);
+
     /// Forward and backward of the micro-batch that was taken last. Its gradients begin a group, or join it with `keep`.
     fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<Found, RunError>;
 

@@ -274,7 +274,7 @@ impl Trainer {
         }
         let scale = self.state.scale;
         let lr = self.rate.at(self.state.step, group.epoch);
-        let told = hyper(self.model.optimizer(), &self.config.optimizer, lr, self.state.updates + 1);
+        let told = self.hyper(group.epoch);
         let unscale = (1.0 / (scale.factor * group.targets as f64)) as f32;
         let applied = self.model.apply(&told, unscale)?;
         self.state.scale.after(applied.ok, &self.config.precision, step)?;
@@ -300,6 +300,12 @@ impl Trainer {
         Ok(true)
     }
 
+    /// What the optimizer is told in the next update, which begins in `epoch`.
+    fn hyper(&self, epoch: u64) -> Vec<f32> {
+        let lr = self.rate.at(self.state.step, epoch);
+        hyper(self.model.optimizer(), &self.config.optimizer, lr, self.state.updates + 1)
+    }
+
     /// The micro-steps of the next update: fewer at the end of an epoch, none where the run ends with it.
     fn group(&mut self) -> Result<Group, RunError> {
         let batch = &self.config.batch;
@@ -320,6 +326,8 @@ impl Trainer {
             };
             if group.micro_steps == 0 {
                 group.epoch = self.state.epoch;
+                let told = self.hyper(group.epoch);
+                self.model.prepare(&told);
             }
             let found = self.model.micro_step(group.micro_steps > 0, self.state.scale.factor as f32)?;
             group.add(taken, found);

@@ -82,6 +82,19 @@ pub enum ModelKind {
     Head,
 }
 
+impl ModelKind {
+    /// The word in a configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::MoeLm => "moe_lm",
+            Self::DenseLm => "dense_lm",
+            Self::Esm2 => "esm2",
+            Self::DnabertS => "dnabert_s",
+            Self::Head => "head",
+        }
+    }
+}
+
 /// Sizes with names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]

@@ -1,0 +1,326 @@
+//! A model in training on a device: its plans, its arena, its data. Invariant: every step follows the plans; what is
+//! allocated beside the arena is the batch and a few numbers.
+
+mod feed;
+mod program;
+mod store;
+mod subject;
+
+use super::config::{OptimizerKind, TrainConfig};
+use super::trainable::{Applied, Evaluated, Found, Part, Stored, Taken, Trainable};
+use crate::{Observer, RunError, Settings, machine, price};
+use exec::cpu::CpuDevice;
+use exec::{Executor, ParamSource, Survivor};
+use feed::{Feed, Side};
+use graph::{Bounds, Bytes, Counts, StateKind};
+use plan::training::plans;
+use plan::{Program, Target};
+use serde_json::{Value, json};
+use store::Store;
+use subject::Subject;
+
+/// What a configuration would take on a machine inside a line: reads no weights and no training data, but a
+/// tokenizer, a head's rows, and the configuration of the model to start from.
+pub fn plan_of(
+    config: &TrainConfig,
+    target: &Target,
+    budget: Bytes,
+    observer: &mut dyn Observer,
+) -> Result<plan::Found, RunError> {
+    let subject = Subject::open(config, feed::vocabulary(config)?, &feed::widths(config)?, observer)?;
+    program::search(config, &subject, target, budget)
+}
+
+/// The model of a configuration with its data, ready for its first step.
+pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn Trainable>, RunError> {
+    let threads = config.run.threads.0.map_or_else(machine::cores, |n| n as usize);
+    let target = Settings { threads, ..Settings::default() }.target()?;
+    let budget = machine::parse_budget(&config.memory.budget, machine::available().free)?;
+    let subject = Subject::open(config, feed::vocabulary(config)?, &feed::widths(config)?, observer)?;
+    let found = program::search(config, &subject, &target, budget)?;
+    let bounds = program::bounds(config, found.candidate.tokens);
+    let feed = Feed::open(config, bounds)?;
+    let plan::Found { program, candidate, .. } = found;
+    let mut executor = Executor::new(Box::new(CpuDevice::new(threads)), program)?;
+    start(&mut executor, subject.source(config.run.seed))?;
+    let store = Store::of(&executor, &subject, config.run.seed);
+    let asked = |auto: bool, key: &str, value: Value| auto.then(|| (key.to_owned(), value));
+    let kind = program::kind_of(&candidate.optimizer);
+    let choices = [
+        asked(config.batch.micro_tokens.0.is_none(), "batch.micro_tokens", json!(candidate.tokens)),
+        asked(config.batch.sequences.0.is_none(), "batch.sequences", json!(bounds.sequences)),
+        asked(config.memory.loss_chunk.0.is_none(), "memory.loss_chunk", json!(candidate.chunk)),
+        asked(config.optimizer.kind == OptimizerKind::Auto, "optimizer.kind", json!(kind)),
+    ];
+    let index = |name: &str| executor.program().index(name);
+    let indices = Indices {
+        micro: index(plans::MICRO).unwrap_or(0),
+        apply: index(plans::APPLY),
+        evaluate: index(plans::EVALUATE).unwrap_or(0),
+    };
+    Ok(Box::new(Engine {
+        choices: choices.into_iter().flatten().collect(),
+        seed: config.run.seed,
+        kind,
+        bounds,
+        taken: None,
+        micro_steps: 0,
+        at_once: None,
+        hyper: vec![],
+        indices,
+        subject,
+        store,
+        feed,
+        executor,
+    }))
+}
+
+/// Parameters at their start, states at theirs, masters equal to their parameters.
+fn start(executor: &mut Executor, mut source: ParamSource) -> Result<(), RunError> {
+    for plan in 0..executor.program().plans().len() {
+        executor.load(plan, &mut *source)?;
+    }
+    executor.start_states()?;
+    let residents = executor.residents();
+    let params: Vec<_> = residents
+        .iter()
+        .filter_map(|r| match &r.what {
+            Survivor::Param(param) => Some(param),
+            Survivor::State(_) => None,
+        })
+        .collect();
+    let mut part = vec![0f32; 1 << 16];
+    for master in &residents {
+        let Survivor::State(state) = &master.what else { continue };
+        if state.kind != StateKind::Master {
+            continue;
+        }
+        let of = params.iter().find(|p| state.name.strip_prefix("master ") == Some(&p.name));
+        let Some(param) = of else { continue };
+        let elements = master.spec.shape.iter().filter_map(|d| d.fixed()).product::<u64>();
+        for first in (0..elements).step_by(part.len()) {
+            let values = &mut part[..(elements - first).min(1 << 16) as usize];
+            source(param, first..first + values.len() as u64, values)
+                .map_err(|source| exec::DeviceError::Load { param: param.name.clone(), source })?;
+            executor.upload_f32(master.at + 4 * first, values)?;
+        }
+    }
+    Ok(())
+}
+
+/// Positions of the plans; where a micro-step is a whole step there is none to apply.
+struct Indices {
+    micro: usize,
+    apply: Option<usize>,
+    evaluate: usize,
+}
+
+struct Engine {
+    executor: Executor,
+    feed: Feed,
+    subject: Subject,
+    store: Store,
+    indices: Indices,
+    bounds: Bounds,
+    kind: OptimizerKind,
+    choices: Vec<(String, Value)>,
+    seed: u64,
+    taken: Option<Taken>,
+    /// Of this run, for dropout: never the same twice.
+    micro_steps: u64,
+    /// Where a micro-step is a whole step: how it went.
+    at_once: Option<Applied>,
+    /// What the optimizer is told in the step that begins.
+    hyper: Vec<f32>,
+}
+
+impl Engine {
+    /// Uploads the batch as the inputs of a plan: what it holds.
+    fn upload(&mut self, plan: usize) -> Result<Counts, RunError> {
+        let executor = &mut self.executor;
+        match &self.feed {
+            Feed::Documents { batch, .. } => {
+                executor.input_i32(plan, "ids", &batch.ids)?;
+                executor.input_i32(plan, "spans", batch.spans.as_flattened())?;
+                executor.input_i32(plan, "targets", &batch.targets)?;
+                Ok(Counts { tokens: batch.ids.len() as u64, sequences: batch.spans.len() as u64 })
+            }
+            Feed::Rows { batch, .. } => {
+                for (name, values) in ["dna", "protein"].iter().zip(&batch.parts) {
+                    executor.input_f32(plan, name, values)?;
+                }
+                executor.input_i32(plan, "targets", &batch.targets)?;
+                let rows = batch.targets.len() as u64;
+                Ok(Counts { tokens: rows, sequences: rows })
+            }
+        }
+    }
+
+    fn has(&self, plan: usize, input: &str) -> bool {
+        self.executor.program().plans()[plan].1.graph.input(input).is_some()
+    }
+
+    fn scalar(&mut self, plan: usize, output: &str) -> Result<Option<f64>, RunError> {
+        if self.executor.program().plans()[plan].1.graph.output(output).is_none() {
+            return Ok(None);
+        }
+        let mut value = [0f32];
+        self.executor.output_f32(plan, output, &mut value)?;
+        Ok(Some(f64::from(value[0])))
+    }
+
+    /// Rows that experts dropped, over all layers.
+    fn dropped(&mut self, plan: usize) -> Result<u64, RunError> {
+        let graph = &self.executor.program().plans()[plan].1.graph;
+        let names: Vec<String> =
+            graph.outputs.iter().map(|(n, _)| n.clone()).filter(|n| n.starts_with("dropped.")).collect();
+        let mut dropped = 0;
+        for name in names {
+            let mut value = [0];
+            self.executor.output_i32(plan, &name, &mut value)?;
+            dropped += value[0].max(0) as u64;
+        }
+        Ok(dropped)
+    }
+
+    fn batch(&self) -> Taken {
+        match &self.feed {
+            Feed::Documents { batch, .. } => {
+                Taken { tokens: batch.ids.len() as u64, targets: batch.target_tokens }
+            }
+            Feed::Rows { batch, .. } => {
+                let rows = batch.targets.len() as u64;
+                Taken { tokens: rows, targets: rows }
+            }
+        }
+    }
+}
+
+impl Trainable for Engine {
+    fn take(&mut self) -> Result<Option<Taken>, RunError> {
+        self.taken = self.feed.fill(Side::Train)?.then(|| self.batch());
+        Ok(self.taken)
+    }
+
+    fn prepare(&mut self, hyper: &[f32]) {
+        hyper.clone_into(&mut self.hyper);
+    }
+
+    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<Found, RunError> {
+        let plan = self.indices.micro;
+        let targets = self.taken.map_or(0, |taken| taken.targets) as f32;
+        let counts = self.upload(plan)?;
+        let hyper = std::mem::take(&mut self.hyper);
+        let scale = [1.0 / (loss_scale * targets), 1.0];
+        for (name, values) in [
+            ("d loss", &[loss_scale][..]),
+            ("d aux", &[loss_scale * targets]),
+            ("keep", &[f32::from(u8::from(keep))]),
+            ("scale", &scale),
+            ("hyper", &hyper),
+        ] {
+            if self.has(plan, name) {
+                self.executor.input_f32(plan, name, values)?;
+            }
+        }
+        self.hyper = hyper;
+        if self.has(plan, "seed") {
+            let word = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) as i32;
+            self.executor.input_i32(plan, "seed", &[word, self.micro_steps as i32])?;
+        }
+        self.micro_steps += 1;
+        self.executor.run(plan, counts)?;
+        let loss = self.scalar(plan, "loss")?.unwrap_or(f64::NAN);
+        if self.indices.apply.is_none() {
+            self.at_once = Some(Applied { norm: f64::NAN, ok: loss.is_finite() });
+        }
+        Ok(Found { loss, aux: self.scalar(plan, "aux")?, dropped: self.dropped(plan)? })
+    }
+
+    fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, RunError> {
+        let Some(plan) = self.indices.apply else {
+            let none = || RunError::Refused("a step without a micro-step".to_owned());
+            return self.at_once.take().ok_or_else(none);
+        };
+        self.executor.input_f32(plan, "hyper", hyper)?;
+        self.executor.input_f32(plan, "unscale", &[unscale])?;
+        self.executor.run(plan, Counts { tokens: 0, sequences: 0 })?;
+        let norm = self.scalar(plan, "norm")?.unwrap_or(f64::NAN);
+        let mut scale = [0f32; 2];
+        self.executor.output_f32(plan, "scale", &mut scale)?;
+        Ok(Applied { norm, ok: scale[1] != 0.0 })
+    }
+
+    fn evaluate(&mut self) -> Result<Option<Evaluated>, RunError> {
+        if !self.feed.fill(Side::Validation)? {
+            return Ok(None);
+        }
+        let targets = self.batch().targets;
+        let plan = self.indices.evaluate;
+        let counts = self.upload(plan)?;
+        self.executor.run(plan, counts)?;
+        let loss = self.scalar(plan, "loss")?.unwrap_or(f64::NAN);
+        Ok(Some(Evaluated { loss, targets }))
+    }
+
+    fn rewind(&mut self) -> Result<(), RunError> {
+        self.feed.rewind();
+        Ok(())
+    }
+
+    fn position(&self) -> Result<Value, RunError> {
+        Ok(json!({"data": self.feed.position()?, "micro_steps": self.micro_steps}))
+    }
+
+    fn seek(&mut self, position: &Value) -> Result<(), RunError> {
+        self.micro_steps = position["micro_steps"].as_u64().unwrap_or(0);
+        self.feed.seek(&position["data"])
+    }
+
+    fn optimizer(&self) -> OptimizerKind {
+        self.kind
+    }
+
+    fn choices(&self) -> Vec<(String, Value)> {
+        self.choices.clone()
+    }
+
+    fn plan(&self) -> Result<Value, RunError> {
+        let mut plan = price::to_json(self.program())?;
+        plan["host"] = self.feed.host_bytes();
+        plan["sequences"] = json!(self.bounds.sequences);
+        Ok(plan)
+    }
+
+    fn peak(&self) -> Bytes {
+        self.program().peak()
+    }
+
+    fn tensors(&self, part: Part) -> Vec<Stored> {
+        self.store.tensors(part)
+    }
+
+    fn read(
+        &mut self,
+        part: Part,
+        tensor: usize,
+        elements: std::ops::Range<u64>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), RunError> {
+        self.store.read(&mut self.executor, &self.subject, part, tensor, elements, out)
+    }
+
+    fn write(&mut self, part: Part, tensor: usize, start: u64, bytes: &[u8]) -> Result<(), RunError> {
+        self.store.write(&mut self.executor, part, tensor, start, bytes)
+    }
+
+    fn beside(&self) -> Result<Vec<(String, Vec<u8>)>, RunError> {
+        Ok(self.subject.beside())
+    }
+}
+
+impl Engine {
+    fn program(&self) -> &Program {
+        self.executor.program()
+    }
+}

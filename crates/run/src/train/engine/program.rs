@@ -1,0 +1,181 @@
+//! From a configuration to plans: what is fixed, what is searched, and the bill where nothing fits. Invariant: a key
+//! that is written is planned as it is written; only `auto` is chosen.
+
+use super::subject::Subject;
+use crate::RunError;
+use crate::train::config::{OptimizerKind, PrecisionKind, Remat, TrainConfig};
+use graph::ops::{Adafactor, AdamW, Sgd};
+use graph::{Bounds, Bytes, Graph};
+use plan::{
+    Bill, Found, Group, Optimizer, PlanError, Precision, RematChoice, Remedy, Target, Training, TrainingSearch,
+};
+use std::collections::BTreeMap;
+
+/// Sequences that a micro-batch can hold: one for each so many tokens.
+const TOKENS_PER_SEQUENCE: u64 = 8;
+
+/// Rows of logits at a time that are tried.
+const CHUNKS: [u32; 3] = [64, 256, 1024];
+
+/// As many sizes of a micro-batch are tried.
+const SIZES: usize = 6;
+
+/// What `memory.remat: selective` computes twice: ops that only stream.
+const CHEAP: [&str; 7] = ["layer_norm", "rms_norm", "gelu", "glu", "relu", "dropout", "dispatch"];
+
+/// The fastest plans for a configuration on a machine inside a line.
+pub(super) fn search(
+    config: &TrainConfig,
+    subject: &Subject,
+    target: &Target,
+    budget: Bytes,
+) -> Result<Found, RunError> {
+    let build = |tokens: u64, chunk: u32| -> Result<(Graph, Graph), PlanError> {
+        subject.graphs(bounds(config, tokens), chunk)
+    };
+    let (sample, _) = build(sizes(config)[0], CHUNKS[0])?;
+    let groups = subject.groups(config, &sample);
+    let run = |config: &TrainConfig| look(config, &groups, target, budget, &build);
+    let refused = match run(config) {
+        Ok(found) => return Ok(found),
+        Err(PlanError::OverBudget(bill)) => bill,
+        Err(error) => return Err(error.into()),
+    };
+    Err(PlanError::OverBudget(Box::new(with_remedies(*refused, config, &run))).into())
+}
+
+type Groups = BTreeMap<String, Group>;
+type Build<'a> = &'a dyn Fn(u64, u32) -> Result<(Graph, Graph), PlanError>;
+
+fn look(
+    config: &TrainConfig,
+    groups: &Groups,
+    target: &Target,
+    budget: Bytes,
+    build: Build<'_>,
+) -> Result<Found, PlanError> {
+    let group = |name: &str| groups.get(name).copied().unwrap_or(Group::Frozen);
+    let tokens = sizes(config);
+    let optimizers = optimizers(config);
+    let largest = tokens.iter().copied().max().unwrap_or(1);
+    let chunks = match config.memory.loss_chunk.0 {
+        Some(rows) => vec![rows.min(u64::from(u32::MAX)) as u32],
+        None => CHUNKS.into_iter().filter(|&c| c == CHUNKS[0] || u64::from(c) <= largest).collect(),
+    };
+    let search = TrainingSearch {
+        training: Training {
+            precision: precision(config.precision.kind),
+            remat: plan::Remat::None,
+            optimizer: optimizers[0],
+            group: &group,
+            accumulation: 1,
+            max_norm: config.optimizer.clip_norm.unwrap_or(0.0) as f32,
+        },
+        budget,
+        step_tokens: config.batch.tokens,
+        tokens,
+        chunks,
+        optimizers,
+        remat: remat(config),
+    };
+    search.run(target, build)
+}
+
+/// What a micro-batch of so many tokens holds. For a head, a token is a row.
+pub(super) fn bounds(config: &TrainConfig, tokens: u64) -> Bounds {
+    if config.model.kind == crate::train::config::ModelKind::Head {
+        return Bounds { tokens, sequences: tokens, longest: 1 };
+    }
+    let sequences = config.batch.sequences.0.unwrap_or(tokens / TOKENS_PER_SEQUENCE).clamp(1, tokens);
+    Bounds { tokens, sequences, longest: config.data.longest.min(tokens) }
+}
+
+/// Tokens of a micro-batch to choose from: divisors of a step's, halved as long as the longest sequence fits.
+fn sizes(config: &TrainConfig) -> Vec<u64> {
+    if let Some(tokens) = config.batch.micro_tokens.0 {
+        return vec![tokens];
+    }
+    let head = config.model.kind == crate::train::config::ModelKind::Head;
+    let least = if head { 2 } else { config.data.longest };
+    let step = config.batch.tokens;
+    let halves = std::iter::successors(Some(step), |n| n.is_multiple_of(2).then_some(n / 2));
+    let sizes: Vec<u64> = halves.take_while(|&n| n >= least.min(step)).take(SIZES).collect();
+    sizes
+}
+
+fn optimizers(config: &TrainConfig) -> Vec<Optimizer> {
+    let o = &config.optimizer;
+    let weight_decay = o.weight_decay as f32;
+    let adam = AdamW { beta1: o.betas[0] as f32, beta2: o.betas[1] as f32, eps: o.eps as f32, weight_decay };
+    match o.kind {
+        OptimizerKind::Auto => vec![Optimizer::AdamW(adam), Optimizer::AdamW8bit(adam)],
+        OptimizerKind::Adamw => vec![Optimizer::AdamW(adam)],
+        OptimizerKind::Adamw8bit => vec![Optimizer::AdamW8bit(adam)],
+        // Added to squares of gradients: Shazeer and Stern's 1e-30.
+        OptimizerKind::Adafactor => {
+            vec![Optimizer::Adafactor(Adafactor { eps1: 1e-30, clip: o.update_clip as f32, weight_decay })]
+        }
+        OptimizerKind::Sgd => {
+            vec![Optimizer::Sgd(Sgd { momentum: o.momentum as f32, weight_decay, nesterov: o.nesterov })]
+        }
+    }
+}
+
+/// The key's value for an optimizer.
+pub(super) fn kind_of(optimizer: &Optimizer) -> OptimizerKind {
+    match optimizer {
+        Optimizer::AdamW(_) => OptimizerKind::Adamw,
+        Optimizer::AdamW8bit(_) => OptimizerKind::Adamw8bit,
+        Optimizer::Adafactor(_) => OptimizerKind::Adafactor,
+        Optimizer::Sgd(_) => OptimizerKind::Sgd,
+    }
+}
+
+fn precision(kind: PrecisionKind) -> Precision {
+    match kind {
+        PrecisionKind::F32 => Precision::F32,
+        PrecisionKind::Bf16 => Precision::Bf16,
+        PrecisionKind::Fp16 => Precision::Fp16,
+    }
+}
+
+fn remat(config: &TrainConfig) -> RematChoice {
+    match config.memory.remat {
+        Remat::Auto => RematChoice::Auto,
+        Remat::None => RematChoice::Given(plan::Remat::None),
+        Remat::Full => RematChoice::Given(plan::Remat::Full),
+        Remat::EveryN => RematChoice::Given(plan::Remat::EveryN(config.memory.remat_every as u32)),
+        Remat::Selective => {
+            RematChoice::Given(plan::Remat::Selective(CHEAP.iter().map(|op| (*op).to_owned()).collect()))
+        }
+    }
+}
+
+/// The bill, with what would fit: each setting by itself, by a plan of its own.
+fn with_remedies(
+    refused: Bill,
+    config: &TrainConfig,
+    run: &dyn Fn(&TrainConfig) -> Result<Found, PlanError>,
+) -> Bill {
+    let mut bill = refused;
+    let mut offer = |flag: &str, change: &dyn Fn(&mut TrainConfig)| {
+        let mut other = config.clone();
+        change(&mut other);
+        if other == *config {
+            return;
+        }
+        if let Ok(found) = run(&other) {
+            let saves = bill.ledger.total().saturating_sub(found.program.peak());
+            bill.remedies.push(Remedy { flag: flag.to_owned(), saves, slower: 0.0 });
+        }
+    };
+    offer("--set memory.remat=auto", &|c| c.memory.remat = Remat::Auto);
+    offer("--set batch.micro_tokens=auto", &|c| c.batch.micro_tokens = crate::train::config::Auto(None));
+    offer("--set memory.loss_chunk=auto", &|c| c.memory.loss_chunk = crate::train::config::Auto(None));
+    offer("--set optimizer.kind=adamw8bit", &|c| c.optimizer.kind = OptimizerKind::Adamw8bit);
+    offer("--set optimizer.kind=adafactor", &|c| c.optimizer.kind = OptimizerKind::Adafactor);
+    offer("--set precision.kind=bf16", &|c| c.precision.kind = PrecisionKind::Bf16);
+    let half = config.data.longest / 2;
+    offer(&format!("--set data.longest={half}"), &|c| c.data.longest = half.max(2));
+    bill
+}

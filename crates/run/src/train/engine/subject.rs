@@ -1,0 +1,346 @@
+//! What is trained: its graphs, the groups of its parameters, and where they start. Invariant: the configuration and
+//! the vocabulary decide it; no data is read here.
+
+use crate::train::config::{Activation, Decay, MaskKind, Model, ModelKind, Norm, Pool, Position, TrainConfig};
+use crate::{EncoderModel, Observer, RunError};
+use data::bounded;
+use data::weights::{HubEnv, Weights};
+use exec::ParamSource;
+use graph::ops::Mask;
+use graph::{Bounds, Graph, Param, Piece};
+use models::{
+    DecoderConfig, Encoder, Experts, HeadConfig, Init, Lora, Mlp, Positions, Task, Training, Tuning,
+    candidates, group, init, init_param, known, trains,
+};
+use plan::{Group, PlanError};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What is trained.
+pub(super) struct Subject {
+    kind: Kind,
+    loss: Training,
+    /// Weights to start from.
+    from: Option<Arc<From>>,
+}
+
+/// A model in training.
+#[derive(Clone)]
+enum Kind {
+    Decoder(DecoderConfig),
+    Encoder { encoder: Encoder, task: Task, lora: Option<Lora> },
+    Head(HeadConfig),
+}
+
+/// Weights to start from.
+enum From {
+    Encoder(EncoderModel),
+    File(Weights),
+}
+
+impl Subject {
+    /// The model of a configuration, for a vocabulary and, for a head, for parts of these widths.
+    pub fn open(
+        config: &TrainConfig,
+        vocabulary: u64,
+        widths: &[u64],
+        observer: &mut dyn Observer,
+    ) -> Result<Self, RunError> {
+        let model = &config.model;
+        let loss = Training { chunk: 1, z_loss: config.loss.z as f32, dropout: model.dropout as f32 };
+        let (kind, from) = match model.kind {
+            ModelKind::MoeLm | ModelKind::DenseLm => decoder(config, vocabulary)?,
+            ModelKind::Esm2 | ModelKind::DnabertS => encoder(model, observer)?,
+            ModelKind::Head => (Kind::Head(head(model, widths)?), file(model)?),
+        };
+        Ok(Self { kind, loss, from: from.map(Arc::new) })
+    }
+
+    /// The graph of a micro-batch, and that of an evaluation batch.
+    pub fn graphs(&self, bounds: Bounds, chunk: u32) -> Result<(Graph, Graph), PlanError> {
+        let training = Training { chunk, ..self.loss };
+        let still = Training { dropout: 0.0, ..training };
+        let bad = |why: String| PlanError::BadPolicy { field: "model", why };
+        let verified = |source| PlanError::Verify { after: "build", source };
+        Ok(match &self.kind {
+            Kind::Decoder(c) => (
+                c.train_graph(bounds, &training).map_err(verified)?,
+                c.train_graph(bounds, &still).map_err(verified)?,
+            ),
+            Kind::Encoder { encoder, task, lora } => {
+                let graph = |t: &Training| {
+                    encoder.train_graph(bounds, *task, t, lora.as_ref()).map_err(|e| bad(e.to_string()))
+                };
+                (graph(&training)?, graph(&still)?)
+            }
+            Kind::Head(c) => (
+                c.train_graph(bounds, &training).map_err(verified)?,
+                c.evaluation_graph(bounds, &still).map_err(verified)?,
+            ),
+        })
+    }
+
+    /// How each parameter of a graph is trained.
+    pub fn groups(&self, config: &TrainConfig, graph: &Graph) -> BTreeMap<String, Group> {
+        let tuning = match &self.kind {
+            Kind::Encoder { lora: Some(_), .. } => Tuning::Adapters,
+            Kind::Encoder { .. } | Kind::Decoder(_) | Kind::Head(_) => Tuning::Full,
+        };
+        let of = |param: &Param| {
+            let named = |patterns: &[String]| patterns.iter().any(|pattern| is_like(&param.name, pattern));
+            if !trains(tuning, param) || named(&config.model.freeze) {
+                return Group::Frozen;
+            }
+            let decays = match (group(param), config.optimizer.decay) {
+                (models::Group::Matrix, _) | (_, Decay::All) => true,
+                (models::Group::Embedding | models::Group::Vector | models::Group::Buffer, Decay::Matrices) => {
+                    false
+                }
+            };
+            if decays && !named(&config.optimizer.no_decay) { Group::Decay } else { Group::NoDecay }
+        };
+        graph.params.iter().map(|param| (param.name.clone(), of(param))).collect()
+    }
+
+    /// The values that parameters start from: those of a file, and where it has none drawn from `seed`.
+    pub fn source(&self, seed: u64) -> ParamSource {
+        let (kind, from) = (self.kind.clone(), self.from.clone());
+        Box::new(move |param, range, out| {
+            let file =
+                param.pieces.iter().map(|piece| Some((from.as_deref()?, kind.found(from.as_deref()?, piece)?)));
+            let Some(found) = file.collect::<Option<Vec<_>>>() else {
+                init_param(|piece| kind.init(piece), seed, param, range, out);
+                return Ok(());
+            };
+            let (mut start, mut out) = (0, out);
+            for (piece, (from, name)) in param.pieces.iter().zip(found) {
+                let row: u64 = piece.shape.iter().skip(1).product();
+                let end = start + (piece.rows.1 - piece.rows.0) * row;
+                let (a, b) = (range.start.max(start), range.end.min(end));
+                if a < b {
+                    let (part, rest) = std::mem::take(&mut out).split_at_mut((b - a) as usize);
+                    out = rest;
+                    let first = piece.rows.0 * row + a - start;
+                    from.weights().read_f32(&name, first..first + part.len() as u64, part)?;
+                }
+                start = end;
+            }
+            Ok(())
+        })
+    }
+
+    /// Elements of a whole tensor, of which a parameter may hold some rows only.
+    pub fn tensor(&self, seed: u64, piece: &Piece, first: u64, out: &mut [f32]) -> Result<(), RunError> {
+        match self.from.as_deref().and_then(|from| Some((from, self.kind.found(from, piece)?))) {
+            Some((from, name)) => Ok(from.weights().read_f32(&name, first..first + out.len() as u64, out)?),
+            None => {
+                init(&self.kind.init(piece), seed, &piece.tensor, first, out);
+                Ok(())
+            }
+        }
+    }
+
+    /// What the hub calls a tensor; `None` where its files do not have it, because it follows from the configuration.
+    pub fn hub_name(&self, tensor: &str) -> Option<String> {
+        match &self.kind {
+            Kind::Decoder(c) => c.derived(tensor).is_none().then(|| tensor.to_owned()),
+            Kind::Encoder { encoder, .. } => {
+                let added = tensor.contains(".lora_")
+                    || tensor.starts_with("classifier.")
+                    || tensor.starts_with("cls.");
+                let name = candidates(encoder, tensor).into_iter().next();
+                Some(name.filter(|_| !added).unwrap_or_else(|| tensor.to_owned()))
+            }
+            Kind::Head(_) => Some(tensor.to_owned()),
+        }
+    }
+
+    /// The files that stand beside the weights.
+    pub fn beside(&self) -> Vec<(String, Vec<u8>)> {
+        let text = match &self.kind {
+            Kind::Decoder(c) => c.to_json(),
+            Kind::Encoder { encoder, .. } => encoder.to_json(),
+            Kind::Head(_) => return vec![],
+        };
+        vec![("config.json".to_owned(), text.into_bytes())]
+    }
+}
+
+impl From {
+    fn weights(&self) -> &Weights {
+        match self {
+            Self::Encoder(model) => &model.weights,
+            Self::File(weights) => weights,
+        }
+    }
+}
+
+impl Kind {
+    fn init(&self, piece: &Piece) -> Init {
+        match self {
+            Self::Decoder(c) => c.init(piece),
+            Self::Encoder { encoder, .. } => encoder.init(piece),
+            Self::Head(c) => c.init(piece),
+        }
+    }
+
+    /// The name of a tensor in a file that has it.
+    fn found(&self, from: &From, piece: &Piece) -> Option<String> {
+        match from {
+            From::Encoder(model) => model.find(&piece.tensor),
+            From::File(weights) => weights.get(&piece.tensor).is_some().then(|| piece.tensor.clone()),
+        }
+    }
+}
+
+/// Whether `name` is like `pattern`, in which `*` is any text.
+fn is_like(name: &str, pattern: &str) -> bool {
+    match pattern.split_once('*') {
+        None => name == pattern,
+        Some((start, rest)) => name.strip_prefix(start).is_some_and(|tail| {
+            (0..=tail.len()).filter(|&i| tail.is_char_boundary(i)).any(|i| is_like(&tail[i..], rest))
+        }),
+    }
+}
+
+fn decoder(config: &TrainConfig, vocabulary: u64) -> Result<(Kind, Option<From>), RunError> {
+    let m = &config.model;
+    let experts = (m.kind == ModelKind::MoeLm).then(|| Experts {
+        experts: m.experts.count,
+        top_k: m.experts.top_k,
+        shared: m.experts.shared,
+        renormalise: m.experts.renormalise,
+        capacity: (m.experts.capacity.unwrap_or(0.0) * 1000.0).round() as u32,
+        balance: config.loss.balance as f32,
+        z: config.loss.router_z as f32,
+    });
+    if let Some(from) = &m.from {
+        let folder = Path::new(from);
+        let path = folder.join("config.json");
+        let text = bounded::read_text(&path, 1 << 20).map_err(RunError::io(&path))?;
+        let c = DecoderConfig::from_json(&text).map_err(|source| RunError::Config { path, source })?;
+        // What is minimised is the run's to say, not the file's.
+        let experts = c
+            .experts
+            .clone()
+            .map(|own| experts.map_or(own.clone(), |e| Experts { balance: e.balance, z: e.z, ..own }));
+        return Ok((Kind::Decoder(DecoderConfig { experts, ..c }), Some(From::File(Weights::open(folder)?))));
+    }
+    let mlp = match m.activation {
+        Activation::Gelu => Mlp::Gelu,
+        Activation::Swiglu => Mlp::SwiGlu,
+        Activation::Geglu => {
+            let text = "model.activation geglu: the decoders here gate with swiglu, or have a plain gelu; take one of them";
+            return Err(RunError::Refused(text.to_owned()));
+        }
+    };
+    let a = m.attention;
+    let mask = match a.mask {
+        MaskKind::Full => Mask::Full,
+        MaskKind::Causal => Mask::Causal,
+        MaskKind::Window => Mask::Window(a.window as u32),
+        MaskKind::BlockSparse => {
+            Mask::BlockSparse { block: a.block as u32, local: a.local as u32, global: a.global as u32 }
+        }
+    };
+    let decoder = DecoderConfig {
+        vocab_size: m.vocabulary.unwrap_or(vocabulary),
+        hidden_size: m.hidden,
+        layers: m.layers,
+        heads: m.heads,
+        kv_heads: m.kv_heads.unwrap_or(m.heads),
+        head_dim: m.hidden / m.heads,
+        intermediate_size: m.intermediate,
+        norm: if m.norm == Norm::RmsNorm { models::Norm::Rms } else { models::Norm::Layer },
+        eps: m.norm_eps as f32,
+        positions: match m.position {
+            Position::Rotary => Positions::Rotary(m.rope_theta as f32),
+            Position::Alibi => Positions::Alibi,
+        },
+        mask,
+        mlp,
+        bias: m.bias,
+        tied: m.tied_head,
+        experts,
+    };
+    if decoder.vocab_size < vocabulary {
+        let text = format!("model.vocabulary {}: the tokenizer has {vocabulary} tokens", decoder.vocab_size);
+        return Err(RunError::Refused(text));
+    }
+    Ok((Kind::Decoder(decoder), None))
+}
+
+fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(Kind, Option<From>), RunError> {
+    let task = m.classes.map_or(Task::MaskedLm, Task::Classes);
+    if m.pool == Pool::Cls {
+        let text = "model.pool cls: classifiers here read the mean of a sequence; take mean";
+        return Err(RunError::Refused(text.to_owned()));
+    }
+    let lora = m.lora.as_ref().map(|l| Lora {
+        rank: l.rank,
+        alpha: l.alpha as f32,
+        targets: l.targets.iter().map(|t| t.trim_matches('*').to_owned()).collect(),
+    });
+    let Some(from) = &m.from else {
+        let text = format!("model.from: name the {} whose sizes or weights the run starts from", m.kind.name());
+        return Err(RunError::Refused(text));
+    };
+    let (encoder, from) = match known(from).filter(|_| !Path::new(from).exists()) {
+        // A name that is no folder: fetched with its weights.
+        Some(_) | None => {
+            let model = EncoderModel::open(from, &HubEnv::from_process(), observer)?;
+            (model.encoder.clone(), From::Encoder(model))
+        }
+    };
+    let right = match &encoder {
+        Encoder::Esm2(_) => m.kind == ModelKind::Esm2,
+        Encoder::DnabertS(_) => m.kind == ModelKind::DnabertS,
+    };
+    if !right {
+        let text = format!(
+            "model.kind {}: model.from holds a model of the family {}",
+            m.kind.name(),
+            encoder.family()
+        );
+        return Err(RunError::Refused(text));
+    }
+    Ok((Kind::Encoder { encoder, task, lora }, Some(from)))
+}
+
+fn head(m: &Model, widths: &[u64]) -> Result<HeadConfig, RunError> {
+    let [dna, protein] = *widths else {
+        let text = format!(
+            "a head reads two embeddings, of the nucleotides and of the protein; {} are given",
+            widths.len()
+        );
+        return Err(RunError::Refused(text));
+    };
+    Ok(HeadConfig { dna, protein, hidden: m.hidden, classes: m.classes.unwrap_or(2) })
+}
+
+fn file(m: &Model) -> Result<Option<From>, RunError> {
+    let Some(from) = &m.from else { return Ok(None) };
+    Ok(Some(From::File(Weights::open(Path::new(from))?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_like;
+
+    #[test]
+    fn patterns() {
+        for (name, pattern, like) in [
+            ("a.b", "a.b", true),
+            ("a.b", "a", false),
+            ("a.b", "a*", true),
+            ("a.b", "*b", true),
+            ("a.b", "*", true),
+            ("layers.10.query", "layers.1.*", false),
+            ("layers.1.query.weight", "*.1.*weight", true),
+            ("ä", "*ä*", true),
+        ] {
+            assert_eq!(is_like(name, pattern), like, "{name} {pattern}");
+        }
+    }
+}
