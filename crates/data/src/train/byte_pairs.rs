@@ -103,10 +103,7 @@ impl BytePairs {
 
     /// Appends the tokens of `text`, without special ones. Text that is not UTF-8 is an error.
     pub fn encode(&self, text: &[u8], tokens: &mut Vec<i32>) -> Result<(), DataError> {
-        let mut rest = std::str::from_utf8(text).map_err(|e| {
-            let what = format!("not UTF-8 from byte {} of the document on; convert it", e.valid_up_to());
-            DataError::new(DataErrorKind::Malformed(what))
-        })?;
+        let mut rest = self::text(text)?;
         while !rest.is_empty() {
             let (part, after) = rest.split_at(if self.parts { part(rest) } else { rest.len() });
             let encoding = self
@@ -124,6 +121,14 @@ impl BytePairs {
         let part = if self.parts { longest.min(LONGEST_PART) } else { longest };
         library_scratch(part) + CACHED as u64 * CACHED_BYTES
     }
+}
+
+/// A document as text.
+pub(super) fn text(document: &[u8]) -> Result<&str, DataError> {
+    std::str::from_utf8(document).map_err(|e| {
+        let what = format!("not UTF-8 from byte {} of the document on; convert it", e.valid_up_to());
+        DataError::new(DataErrorKind::Malformed(what))
+    })
 }
 
 /// Bytes that the crate holds while it encodes a text of so many.

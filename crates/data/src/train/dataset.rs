@@ -87,7 +87,7 @@ impl Dataset {
             Task::Classify { labels: LabelsFrom::Table(path), classes, .. } => Labels::read(path, classes)?,
             Task::Classify { .. } | Task::Causal | Task::Masked(_) => Labels::default(),
         };
-        let mut scan = Scan::new(&settings, &labels);
+        let mut scan = Scan::new(&settings, &vocabulary, &labels);
         let (train, validation) = scan.both()?;
         let Scan { splitter, census, hash, reader, compressed, .. } = scan;
         census.check(&settings, train.paths.len() + validation.paths.len())?;
@@ -212,6 +212,7 @@ fn check_task(settings: &Settings, vocabulary: &Vocabulary) -> Result<(), DataEr
 /// The one reading of all documents.
 struct Scan<'a> {
     settings: &'a Settings,
+    vocabulary: &'a Vocabulary,
     labels: &'a Labels,
     splitter: Splitter,
     census: Census,
@@ -222,10 +223,10 @@ struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    fn new(settings: &'a Settings, labels: &'a Labels) -> Self {
+    fn new(settings: &'a Settings, vocabulary: &'a Vocabulary, labels: &'a Labels) -> Self {
         let splitter = Splitter::new(&settings.validation, &settings.format);
         let (census, hash) = (Census::default(), Sha256::new());
-        Scan { settings, labels, splitter, census, hash, reader: [0; 2], compressed: false }
+        Scan { settings, vocabulary, labels, splitter, census, hash, reader: [0; 2], compressed: false }
     }
 
     /// The training files and the validation files.
@@ -270,6 +271,9 @@ impl<'a> Scan<'a> {
             let mut count = 0;
             while documents.read(&mut document)? {
                 count += 1;
+                let placed = |e: DataError| DataError { path: Some(path.clone()), ..e };
+                let check = self.vocabulary.check(&document.bytes);
+                check.map_err(|e| placed(e).with_id(format!("document {count}")))?;
                 let bytes = document.bytes.len();
                 self.census.longest = self.census.longest.max(bytes);
                 let hash = self.splitter.hash(&document.bytes);
