@@ -252,6 +252,14 @@ mod tests {
         let whole: Vec<i32> = whole.get_ids().iter().map(|&id| id.cast_signed()).collect();
         assert!(text.len() > 6 * PART && part(&text) < PART + 100);
         assert_eq!(encode(&pairs, &text), whole);
+        // Whatever stands beside each other.
+        let pieces =
+            ["the", " ", "\n", "\t\t", "'s", "'", "\u{a0}", "\u{2003}", "12", "\u{e9}", ".", "\r\n", "\x0b"];
+        let key = super::super::random::Key::new(3);
+        let text: String = (0..60_000).map(|i| pieces[key.with(i).below(pieces.len())]).collect();
+        let whole = pairs.tokenizer.encode_fast(text.as_str(), false).unwrap();
+        let whole: Vec<i32> = whole.get_ids().iter().map(|&id| id.cast_signed()).collect();
+        assert_eq!(encode(&pairs, &text), whole);
         // Without any blank a part still ends, between characters.
         let text = "\u{e9}".repeat(LONGEST_PART);
         assert_eq!(encode(&pairs, &text).len(), text.len());

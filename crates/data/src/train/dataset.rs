@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::files;
 use super::labels::{Labels, LabelsFrom};
-use super::ledger::{self, Held};
+use super::ledger::{self, Held, Known};
 use super::position::{Position, Window};
 use super::settings::{Format, Settings, Task, Tokens, Validation};
 use super::source::{Document, Documents};
@@ -131,8 +131,13 @@ impl Dataset {
     /// before the data was read, for the longest documents that are allowed.
     pub fn host_bytes(&self) -> Vec<Held> {
         let inner = &self.inner;
-        let (longest, [reader, _]) = (inner.census.longest, inner.reader);
-        let mut held = ledger::held(&inner.settings, &inner.vocabulary, longest, reader, inner.compressed);
+        let Census { train, validation, longest, .. } = inner.census;
+        let side = Side {
+            documents: train.documents.max(validation.documents),
+            bytes: train.bytes.max(validation.bytes),
+        };
+        let known = Known { longest, side, reader: inner.reader[0], compressed: inner.compressed };
+        let mut held = ledger::held(&inner.settings, &inner.vocabulary, &known);
         held.push(Held { what: "labels", bytes: inner.labels.bytes() });
         held.push(Held { what: "hashes of dropped documents", bytes: inner.splitter.bytes() });
         held
@@ -179,6 +184,14 @@ impl Inner {
         match split {
             Split::Validation if !self.validation.paths.is_empty() => &self.validation,
             Split::Train | Split::Validation => &self.train,
+        }
+    }
+
+    /// What was found on a side.
+    pub(super) fn side(&self, split: Split) -> &Side {
+        match split {
+            Split::Train => &self.census.train,
+            Split::Validation => &self.census.validation,
         }
     }
 
