@@ -2,18 +2,21 @@
 //! --set and the flag are read by one schema.
 
 use super::print;
-use clap::{ArgGroup, Args};
-use run::RunError;
+use super::voice::Voice;
+use clap::Args;
 use run::train::config::TrainConfig;
 use run::train::config::schema::schema;
-use std::path::PathBuf;
+use run::train::{self, Report, Request, Resume};
+use run::{Place, RunError};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Look at the configuration of a training run, without running it
+/// Train a model inside a memory budget: a language model, an encoder, adapters, or a head over embeddings
 ///
-/// The keys are described by --schema and in docs/training-keys.md.
+/// The plan is made before anything is allocated: a run that does not fit is refused with its bill (exit 4). A run
+/// that was broken goes on from its newest checkpoint. The keys of the configuration are described by --schema and in
+/// docs/training-keys.md.
 #[derive(Debug, Args)]
-#[command(group(ArgGroup::new("what").required(true).args(["print_config", "schema"])))]
 pub struct Train {
     /// The configuration, a YAML file
     #[arg(value_name = "CONFIG.yaml", required_unless_present = "schema")]
@@ -27,6 +30,14 @@ pub struct Train {
     #[arg(long, alias = "memory-budget", value_name = "SIZE")]
     budget: Option<String>,
 
+    /// The run's folder: the key run.output; without either the configuration's name with _run
+    #[arg(short, long, value_name = "FOLDER")]
+    output: Option<PathBuf>,
+
+    /// Where to begin: auto is the newest checkpoint of the folder or the start, never is the start, or a checkpoint
+    #[arg(long, value_name = "auto|never|CHECKPOINT", default_value = "auto")]
+    resume: String,
+
     /// Print the configuration with every key, as it would be run
     #[arg(long)]
     print_config: bool,
@@ -34,22 +45,75 @@ pub struct Train {
     /// Print the JSON schema of configurations, for editors
     #[arg(long)]
     schema: bool,
+
+    #[command(flatten)]
+    voice: Voice,
 }
 
 impl Train {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, RunError> {
-        match &self.config {
-            Some(path) if !self.schema => print(self.configuration(path)?.to_yaml()?.trim_end())?,
-            Some(_) | None => print(&format!("{:#}", schema()))?,
+        let Some(path) = self.config.as_ref().filter(|_| !self.schema) else {
+            print(&format!("{:#}", schema()))?;
+            return Ok(ExitCode::SUCCESS);
+        };
+        let config = self.configuration(path)?;
+        if self.print_config {
+            print(config.to_yaml()?.trim_end())?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let mut terminal = self.voice.terminal()?;
+        terminal.listen()?;
+        let request = Request { output: self.folder(path, &config), resume: self.resume(), config };
+        let done =
+            train::train_with(&request, &mut |config, observer| train::open(config, observer), &mut terminal);
+        terminal.finish();
+        let report = done.inspect_err(|error| terminal.log(&crate::chain(error)))?;
+        match (self.voice.json(), self.voice.quiet()) {
+            (true, _) => print(&format!("{:#}", report.run_record))?,
+            (false, true) => {}
+            (false, false) => print(&summary(&report))?,
         }
         Ok(ExitCode::SUCCESS)
     }
 
+    /// The run's folder.
+    fn folder(&self, path: &Path, config: &TrainConfig) -> PathBuf {
+        let named = self.output.clone().or_else(|| config.run.output.as_ref().map(PathBuf::from));
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        named.unwrap_or_else(|| PathBuf::from(format!("{stem}_run")))
+    }
+
+    fn resume(&self) -> Resume {
+        match self.resume.as_str() {
+            "auto" => Resume::Auto,
+            "never" => Resume::Never,
+            path => Resume::From(PathBuf::from(path)),
+        }
+    }
+
     /// The file, with the flags over it.
-    fn configuration(&self, path: &std::path::Path) -> Result<TrainConfig, RunError> {
+    fn configuration(&self, path: &Path) -> Result<TrainConfig, RunError> {
         let budget = self.budget.as_ref().map(|size| format!("memory.budget=\"{}\"", size.escape_default()));
         let flags: Vec<String> = self.set.iter().cloned().chain(budget).collect();
         TrainConfig::read(path, &flags)
     }
+}
+
+fn summary(report: &Report) -> String {
+    let state = &report.state;
+    let loss = report.loss.map_or_else(String::new, |loss| format!(", loss {loss:.4}"));
+    let best = state
+        .best
+        .map_or_else(String::new, |b| format!("; lowest validation loss {:.4} at step {}", b.loss, b.step));
+    format!(
+        "step {} ({} tokens{loss}{best}), ended by {}; {} steps here in {:.1} s, {:.0} tokens/s\ncheckpoint {}",
+        state.step,
+        state.tokens,
+        report.ended.key(),
+        report.steps,
+        report.seconds,
+        report.tokens_per_second,
+        Place(&report.checkpoint),
+    )
 }

@@ -4,6 +4,7 @@
 pub mod checkpoint;
 pub mod config;
 mod engine;
+pub mod feed;
 mod metrics;
 mod resume;
 pub mod schedule;

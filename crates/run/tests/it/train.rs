@@ -54,6 +54,8 @@ impl Toy {
 }
 
 impl Trainable for Toy {
+    fn prepare(&mut self, _: &[f32]) {}
+
     fn take(&mut self) -> Result<Option<Taken>, RunError> {
         std::thread::sleep(self.slow);
         self.place += 1;

@@ -1,21 +1,21 @@
 //! A model in training on a device: its plans, its arena, its data. Invariant: every step follows the plans; what is
 //! allocated beside the arena is the batch and a few numbers.
 
-mod feed;
 mod program;
 mod store;
 mod subject;
 
-use super::config::{OptimizerKind, TrainConfig};
+use super::config::{ModelKind, OptimizerKind, TrainConfig};
+use super::feed::{self, Feed};
 use super::trainable::{Applied, Evaluated, Found, Part, Stored, Taken, Trainable};
 use crate::{Observer, RunError, Settings, machine, price};
 use exec::cpu::CpuDevice;
 use exec::{Executor, ParamSource, Survivor};
-use feed::{Feed, Side};
 use graph::{Bounds, Bytes, Counts, StateKind};
 use plan::training::plans;
 use plan::{Program, Target};
 use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
 use store::Store;
 use subject::Subject;
 
@@ -27,8 +27,7 @@ pub fn plan_of(
     budget: Bytes,
     observer: &mut dyn Observer,
 ) -> Result<plan::Found, RunError> {
-    let subject = Subject::open(config, feed::vocabulary(config)?, &feed::widths(config)?, observer)?;
-    program::search(config, &subject, target, budget)
+    program::search(config, &subject(config, observer)?, target, budget)
 }
 
 /// The model of a configuration with its data, ready for its first step.
@@ -36,10 +35,15 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
     let threads = config.run.threads.0.map_or_else(machine::cores, |n| n as usize);
     let target = Settings { threads, ..Settings::default() }.target()?;
     let budget = machine::parse_budget(&config.memory.budget, machine::available().free)?;
-    let subject = Subject::open(config, feed::vocabulary(config)?, &feed::widths(config)?, observer)?;
+    let subject = subject(config, observer)?;
     let found = program::search(config, &subject, &target, budget)?;
     let bounds = program::bounds(config, found.candidate.tokens);
-    let feed = Feed::open(config, bounds)?;
+    let most = data::train::Bounds {
+        tokens: bounds.tokens as usize,
+        sequences: bounds.sequences as usize,
+        longest: bounds.longest as usize,
+    };
+    let feed = Feed::open(config, most, tokenizer(config).as_deref())?;
     let plan::Found { program, candidate, .. } = found;
     let mut executor = Executor::new(Box::new(CpuDevice::new(threads)), program)?;
     start(&mut executor, subject.source(config.run.seed))?;
@@ -73,6 +77,22 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
         feed,
         executor,
     }))
+}
+
+/// What a configuration trains. Of a head's data the widths are read.
+fn subject(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Subject, RunError> {
+    if config.model.kind != ModelKind::Head {
+        return Subject::open(config, feed::vocabulary(config, tokenizer(config).as_deref())?, &[], observer);
+    }
+    let rows = data::train::rows::RowSet::open(feed::row_settings(config, 2)?)?;
+    let widths: Vec<u64> = rows.widths().iter().map(|&w| w as u64).collect();
+    Subject::open(config, 0, &widths, observer)
+}
+
+/// The tokenizer that came with the weights to start from, if one did.
+fn tokenizer(config: &TrainConfig) -> Option<PathBuf> {
+    let path = Path::new(config.model.from.as_ref()?).join("tokenizer.json");
+    path.is_file().then_some(path)
 }
 
 /// Parameters at their start, states at theirs, masters equal to their parameters.
@@ -139,13 +159,15 @@ impl Engine {
     fn upload(&mut self, plan: usize) -> Result<Counts, RunError> {
         let executor = &mut self.executor;
         match &self.feed {
-            Feed::Documents { batch, .. } => {
+            Feed::Tokens(feed) => {
+                let batch = &feed.batch;
                 executor.input_i32(plan, "ids", &batch.ids)?;
                 executor.input_i32(plan, "spans", batch.spans.as_flattened())?;
                 executor.input_i32(plan, "targets", &batch.targets)?;
                 Ok(Counts { tokens: batch.ids.len() as u64, sequences: batch.spans.len() as u64 })
             }
-            Feed::Rows { batch, .. } => {
+            Feed::Rows(feed) => {
+                let batch = &feed.batch;
                 for (name, values) in ["dna", "protein"].iter().zip(&batch.parts) {
                     executor.input_f32(plan, name, values)?;
                 }
@@ -182,23 +204,11 @@ impl Engine {
         }
         Ok(dropped)
     }
-
-    fn batch(&self) -> Taken {
-        match &self.feed {
-            Feed::Documents { batch, .. } => {
-                Taken { tokens: batch.ids.len() as u64, targets: batch.target_tokens }
-            }
-            Feed::Rows { batch, .. } => {
-                let rows = batch.targets.len() as u64;
-                Taken { tokens: rows, targets: rows }
-            }
-        }
-    }
 }
 
 impl Trainable for Engine {
     fn take(&mut self) -> Result<Option<Taken>, RunError> {
-        self.taken = self.feed.fill(Side::Train)?.then(|| self.batch());
+        self.taken = self.feed.take()?;
         Ok(self.taken)
     }
 
@@ -252,10 +262,7 @@ impl Trainable for Engine {
     }
 
     fn evaluate(&mut self) -> Result<Option<Evaluated>, RunError> {
-        if !self.feed.fill(Side::Validation)? {
-            return Ok(None);
-        }
-        let targets = self.batch().targets;
+        let Some(Taken { targets, .. }) = self.feed.take_validation()? else { return Ok(None) };
         let plan = self.indices.evaluate;
         let counts = self.upload(plan)?;
         self.executor.run(plan, counts)?;
@@ -264,8 +271,7 @@ impl Trainable for Engine {
     }
 
     fn rewind(&mut self) -> Result<(), RunError> {
-        self.feed.rewind();
-        Ok(())
+        self.feed.rewind()
     }
 
     fn position(&self) -> Result<Value, RunError> {
@@ -287,7 +293,9 @@ impl Trainable for Engine {
 
     fn plan(&self) -> Result<Value, RunError> {
         let mut plan = price::to_json(self.program())?;
-        plan["host"] = self.feed.host_bytes();
+        let held = self.feed.host_bytes().into_iter();
+        plan["host"] =
+            held.map(|h| (h.what.to_owned(), json!(h.bytes))).collect::<serde_json::Map<_, _>>().into();
         plan["sequences"] = json!(self.bounds.sequences);
         Ok(plan)
     }

@@ -1,7 +1,7 @@
 //! What is trained: its graphs, the groups of its parameters, and where they start. Invariant: the configuration and
 //! the vocabulary decide it; no data is read here.
 
-use crate::train::config::{Activation, Decay, MaskKind, Model, ModelKind, Norm, Pool, Position, TrainConfig};
+use crate::train::config::{Activation, Decay, MaskKind, Model, ModelKind, Norm, Position, TrainConfig};
 use crate::{EncoderModel, Observer, RunError};
 use data::bounded;
 use data::weights::{HubEnv, Weights};
@@ -85,11 +85,12 @@ impl Subject {
     pub fn groups(&self, config: &TrainConfig, graph: &Graph) -> BTreeMap<String, Group> {
         let tuning = match &self.kind {
             Kind::Encoder { lora: Some(_), .. } => Tuning::Adapters,
+            Kind::Encoder { .. } if config.model.freeze_encoder => Tuning::Head,
             Kind::Encoder { .. } | Kind::Decoder(_) | Kind::Head(_) => Tuning::Full,
         };
         let of = |param: &Param| {
             let named = |patterns: &[String]| patterns.iter().any(|pattern| is_like(&param.name, pattern));
-            if !trains(tuning, param) || named(&config.model.freeze) {
+            if !trains(tuning, param) {
                 return Group::Frozen;
             }
             let decays = match (group(param), config.optimizer.decay) {
@@ -230,10 +231,6 @@ fn decoder(config: &TrainConfig, vocabulary: u64) -> Result<(Kind, Option<From>)
     let mlp = match m.activation {
         Activation::Gelu => Mlp::Gelu,
         Activation::Swiglu => Mlp::SwiGlu,
-        Activation::Geglu => {
-            let text = "model.activation geglu: the decoders here gate with swiglu, or have a plain gelu; take one of them";
-            return Err(RunError::Refused(text.to_owned()));
-        }
     };
     let a = m.attention;
     let mask = match a.mask {
@@ -273,10 +270,6 @@ fn decoder(config: &TrainConfig, vocabulary: u64) -> Result<(Kind, Option<From>)
 
 fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(Kind, Option<From>), RunError> {
     let task = m.classes.map_or(Task::MaskedLm, Task::Classes);
-    if m.pool == Pool::Cls {
-        let text = "model.pool cls: classifiers here read the mean of a sequence; take mean";
-        return Err(RunError::Refused(text.to_owned()));
-    }
     let lora = m.lora.as_ref().map(|l| Lora {
         rank: l.rank,
         alpha: l.alpha as f32,
