@@ -28,6 +28,7 @@ mod view;
 pub mod attention;
 pub mod batch_norm;
 pub mod cast;
+pub mod dispatch;
 pub mod dropout;
 pub mod elementwise;
 pub mod embed;
@@ -37,6 +38,8 @@ pub mod norm_grad;
 pub mod peak;
 pub mod reduce;
 pub mod rope;
+pub mod route;
+pub mod router_loss;
 pub mod scatter;
 
 #[cfg(test)]
