@@ -11,3 +11,4 @@ mod experts;
 mod goldens;
 mod op_cases;
 mod rig;
+mod training;
