@@ -7,6 +7,8 @@ mod devices;
 mod differences;
 mod evaluate;
 mod executor;
+mod experts;
 mod goldens;
 mod op_cases;
 mod rig;
+mod training;
