@@ -10,6 +10,7 @@ mod amx;
 mod device;
 #[cfg(target_arch = "x86_64")]
 mod gemm_amx;
+mod half;
 mod isa;
 mod kernels;
 mod launch;
@@ -22,14 +23,19 @@ mod simd;
 #[cfg(target_arch = "x86_64")]
 mod simd_x86;
 mod tile;
+mod total;
 mod view;
 
+pub mod adafactor;
 pub mod attention;
 pub mod elementwise;
 pub mod embed;
 pub mod gemm;
 pub mod norm;
+pub mod optimizer;
+pub mod optimizer_8bit;
 pub mod peak;
+pub mod place;
 pub mod reduce;
 pub mod rope;
 

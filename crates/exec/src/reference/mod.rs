@@ -6,6 +6,7 @@
 //! machine, whatever else is in the batch.
 #![forbid(unsafe_code)]
 
+mod adamw_8bit;
 mod add;
 mod attention;
 mod batch_norm;
@@ -21,6 +22,7 @@ mod layer_norm_grad;
 mod linear;
 mod linear_grad;
 mod operands;
+mod optimizer;
 mod relu;
 mod rotary_table;
 mod segment_mean;
@@ -98,12 +100,12 @@ pub fn eval(
         Op::GroupedLinearWeightGrad(_) => Err(UNWRITTEN),
         Op::LinearCrossEntropy(_) => Err(UNWRITTEN),
         Op::LinearCrossEntropyGrad(_) => Err(UNWRITTEN),
-        Op::Accumulate(_) => Err(UNWRITTEN),
-        Op::Adafactor(_) => Err(UNWRITTEN),
-        Op::AdamW(_) => Err(UNWRITTEN),
-        Op::AdamW8bit(_) => Err(UNWRITTEN),
-        Op::GradScale(_) => Err(UNWRITTEN),
-        Op::Sgd(_) => Err(UNWRITTEN),
+        Op::Accumulate(_) => optimizer::eval_accumulate(&mut operands),
+        Op::Adafactor(op) => optimizer::eval_adafactor(op, &mut operands),
+        Op::AdamW(op) => optimizer::eval_adamw(op, &mut operands),
+        Op::AdamW8bit(op) => adamw_8bit::eval(op, &mut operands),
+        Op::GradScale(op) => optimizer::eval_grad_scale(op, &mut operands),
+        Op::Sgd(op) => optimizer::eval_sgd(op, &mut operands),
     }?;
     operands.end()?;
     keep(results, outs)
