@@ -120,6 +120,12 @@ impl Executor {
         self.device.download(at, bytemuck::cast_slice_mut(out))
     }
 
+    /// The same of integers.
+    pub fn output_i32(&mut self, plan: usize, name: &str, out: &mut [i32]) -> Result<(), DeviceError> {
+        let at = self.output_address(plan, name)?;
+        self.device.download(at, bytemuck::cast_slice_mut(out))
+    }
+
     /// Where an input lies in the arena.
     pub fn input_address(&self, plan: usize, name: &str) -> Result<u64, DeviceError> {
         let value = self.program.plans()[plan].1.graph.input(name);

@@ -42,6 +42,7 @@ ops! {
     AdamW8bit "adamw_8bit"
     Add "add"
     Attention "attention"
+    AttentionGrad "attention_grad"
     BatchNorm "batch_norm"
     BatchNormGrad "batch_norm_grad"
     BatchNormTrain "batch_norm_train"

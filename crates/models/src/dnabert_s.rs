@@ -44,6 +44,7 @@ impl DnabertConfig {
         let head_dim = self.hidden_size / self.heads;
         Attention {
             heads: self.heads as u32,
+            kv_heads: self.heads as u32,
             head_dim: head_dim as u32,
             scale: (head_dim as f32).powf(-0.5),
             mask: Mask::Full,

@@ -68,6 +68,7 @@ impl Esm2Config {
     fn attention(&self) -> Attention {
         Attention {
             heads: self.heads as u32,
+            kv_heads: self.heads as u32,
             head_dim: self.head_dim() as u32,
             scale: (self.head_dim() as f32).powf(-0.5),
             mask: Mask::Full,

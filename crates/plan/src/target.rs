@@ -121,6 +121,7 @@ fn columns(graph: &Graph, node: &Node) -> u64 {
     let first_output = || node.outputs.iter().flatten().next().map_or(0, |&v| graph.spec(v).row_elements());
     match node.op {
         Op::Attention(attention) => u64::from(attention.head_dim),
+        Op::AttentionGrad(gradient) => u64::from(gradient.forward.head_dim),
         Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => {
             graph.spec(node.inputs[0]).row_elements()
         }
@@ -188,6 +189,7 @@ fn items(graph: &Graph, node: &Node) -> u64 {
         | Op::AdamW8bit(_)
         | Op::Add(_)
         | Op::Attention(_)
+        | Op::AttentionGrad(_)
         | Op::BatchNorm(_)
         | Op::BatchNormGrad(_)
         | Op::BatchNormTrain(_)
@@ -362,6 +364,7 @@ impl Target {
             | Op::AdamW8bit(_)
             | Op::Add(_)
             | Op::Attention(_)
+            | Op::AttentionGrad(_)
             | Op::BatchNorm(_)
             | Op::BatchNormGrad(_)
             | Op::BatchNormTrain(_)

@@ -79,7 +79,8 @@ impl Device for CpuDevice {
         let cpu = &self.cpu;
         match launched.op {
             Op::Add(_) => elementwise::add(cpu, l.input(0)?, l.input(1)?, l.output(0)?),
-            Op::Attention(op) => l.attention(cpu, op)?,
+            Op::Attention(op) => launch::attention::attention(&l, cpu, op)?,
+            Op::AttentionGrad(op) => launch::attention::attention_grad(&l, cpu, op)?,
             Op::BatchNorm(op) => {
                 let [gamma, beta, mean, var] = [l.vector(1)?, l.vector(2)?, l.vector(3)?, l.vector(4)?];
                 let norm = BatchNorm { gamma, beta, mean, var, eps: op.eps };

@@ -1,16 +1,12 @@
 //! The operands of a launch as the kernels take them. Invariant: every view lies inside the arena; token ids,
 //! indices and spans are checked before a kernel sees them.
 
-use super::attention::{self, Rope};
 use super::gemm::{self, Act};
 use super::{Cpu, Rows, RowsMut, embed, launch};
 use crate::arena::Arena;
 use crate::device::{DeviceError, Launch, Operand};
-use graph::ops::{Attention, Bias, Embed, Epilogue, Linear, Qkv, alibi_slopes};
+use graph::ops::{Embed, Epilogue, Linear};
 use graph::{DType, Layout};
-
-/// As many heads as a launch can have without allocating their slopes.
-const MAX_HEADS: usize = 128;
 
 /// The operands of a launch as the kernels take them.
 pub(super) struct Operands<'a> {
@@ -133,43 +129,6 @@ impl<'a> Operands<'a> {
         };
         let epilogue = gemm::Epilogue { bias, act, residual };
         gemm::linear(cpu, self.input(0)?, self.vector(1)?, epilogue, self.output(0)?, self.workspace()?);
-        Ok(())
-    }
-
-    pub(super) fn attention(&self, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
-        let width = op.width() as usize;
-        let [q, k, v] = match op.qkv {
-            Qkv::Separate => [self.input(0)?, self.input(1)?, self.input(2)?],
-            Qkv::Fused => {
-                let qkv = self.input(0)?;
-                [0, 1, 2].map(|i| qkv.columns(i * width, width))
-            }
-        };
-        let after = op.operands();
-        let spans = self.spans(after, q.rows())?;
-        let rope = if op.rotary {
-            Some(Rope { cos: self.vector(after + 1)?, sin: self.vector(after + 2)? })
-        } else {
-            None
-        };
-        let mut slopes = [0.0; MAX_HEADS];
-        let heads = op.heads as usize;
-        if heads > MAX_HEADS {
-            return Err(self.refuse(format!("{heads} heads are more than {MAX_HEADS}")));
-        }
-        let slopes = match op.bias {
-            Bias::None => None,
-            Bias::Alibi => {
-                for (slot, slope) in slopes.iter_mut().zip(alibi_slopes(op.heads)) {
-                    *slot = slope;
-                }
-                Some(&slopes[..heads])
-            }
-        };
-        let shape =
-            attention::Attention { heads, head_dim: op.head_dim as usize, scale: op.scale, rope, slopes };
-        let lse = self.launch.outs[1].as_ref().map(|_| self.output(1)).transpose()?;
-        attention::attention(cpu, shape, q, k, v, spans, self.output(0)?, lse, self.workspace()?);
         Ok(())
     }
 }

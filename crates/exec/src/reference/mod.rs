@@ -9,6 +9,7 @@
 mod adamw_8bit;
 mod add;
 mod attention;
+mod attention_grad;
 mod batch_norm;
 mod concat;
 mod device;
@@ -43,7 +44,7 @@ use operands::Operands;
 /// `dce` dropped. Inputs are those of the op's documentation, floats (or i32, or codes, where it says so), in C
 /// order. What is computed is f64 and not rounded, so central differences of it are good to about 1e-8.
 ///
-/// Rows that no span covers are zero in what `Attention` and `Embed` with token dropout give.
+/// Rows that no span covers are zero in what `Attention`, its gradient and `Embed` with token dropout give.
 ///
 /// Errors: inputs that do not fit the op or each other, an index or span outside of what it points into,
 /// and shapes in `outs` that the op does not give.
@@ -56,6 +57,7 @@ pub fn eval(
     let results = match op {
         Op::Add(_) => add::eval(&mut operands),
         Op::Attention(op) => attention::eval(op, &mut operands),
+        Op::AttentionGrad(op) => attention_grad::eval(op, &mut operands),
         Op::BatchNorm(op) => batch_norm::eval(op, &mut operands),
         Op::Concat(_) => concat::eval(&mut operands),
         Op::Embed(op) => embed::eval(op, &mut operands),

@@ -2,14 +2,14 @@
 //! target says `Unsupported`.
 
 use crate::op_cases::{Case, cases};
-use crate::rig::{On, load, output, run};
-use graph::{Op, Role};
+use crate::rig::{On, load, output, output_i32, run};
+use graph::{DType, Op, Role, TensorSpec};
 use plan::PlanError;
 use plimsoll_exec::Executor;
 use plimsoll_exec::reference::Data;
 
-/// The outputs of a case; `None` where the target has no kernel.
-fn results(on: On, case: &Case) -> Option<Vec<Vec<f32>>> {
+/// The outputs of a case, floats rounded to f32; `None` where the target has no kernel.
+pub fn results(on: On, case: &Case) -> Option<Vec<Data>> {
     let weight = |name: &str| match &case.ins[name[2..].parse::<usize>().expect("in{i}")].data {
         Data::Float(data) => rounded(data),
         Data::I32(_) | Data::U8(_) => panic!("{}: weights are floats", case.name),
@@ -23,10 +23,19 @@ fn results(on: On, case: &Case) -> Option<Vec<Vec<f32>>> {
         Err(error) => panic!("{}: {error}", case.name),
     };
     run(&mut executor, |e| give(e, case), case.counts);
-    let shapes = case.out_shapes();
-    let outs =
-        shapes.iter().enumerate().map(|(i, s)| output(&mut executor, &format!("out{i}"), s.iter().product()));
-    Some(outs.collect())
+    let outs = case.outs();
+    let out = |(i, spec): (usize, &TensorSpec)| {
+        let (name, elements) = (format!("out{i}"), spec.elements_at(case.counts) as usize);
+        match spec.dtype {
+            DType::F32 => {
+                let out = output(&mut executor, &name, elements);
+                Data::Float(out.into_iter().map(f64::from).collect())
+            }
+            DType::I32 => Data::I32(output_i32(&mut executor, &name, elements)),
+            DType::Bf16 | DType::F16 | DType::U8 => panic!("{}: output {i} is {spec}", case.name),
+        }
+    };
+    Some(outs.iter().enumerate().map(out).collect())
 }
 
 fn rounded(data: &[f64]) -> Vec<f32> {
@@ -51,11 +60,16 @@ fn compare(on: On, case: &Case) {
         return;
     };
     for (i, (found, wanted)) in found.iter().zip(case.reference()).enumerate() {
-        let wanted = wanted.rounded().expect("outputs are floats");
+        let at = format!("{} on {}: output {i}", case.name, on.name());
+        let Some(wanted) = wanted.rounded() else {
+            assert_eq!(*found, wanted.data, "{at}");
+            continue;
+        };
+        let Data::Float(found) = found else { panic!("{at} is no float") };
         let limit = case.tolerance.limit(&wanted);
-        for (at, (f, w)) in found.iter().zip(&wanted).enumerate() {
-            let close = (f - w).abs() <= limit;
-            assert!(close, "{} on {}: output {i}[{at}] is {f}, not {w} (limit {limit})", case.name, on.name());
+        for (j, (&f, &w)) in found.iter().zip(&wanted).enumerate() {
+            let close = (f as f32 - w).abs() <= limit;
+            assert!(close, "{at}[{j}] is {f}, not {w} (limit {limit})");
         }
     }
 }

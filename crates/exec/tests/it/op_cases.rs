@@ -148,12 +148,16 @@ impl Case {
         self.ins.iter().map(tensor).collect()
     }
 
-    /// Shapes of the outputs in this launch.
-    pub fn out_shapes(&self) -> Vec<Vec<usize>> {
+    /// Types of the outputs.
+    pub fn outs(&self) -> Vec<TensorSpec> {
         let specs: Vec<&TensorSpec> = self.ins.iter().map(|o| &o.spec).collect();
         let outs = self.op.rules().infer(&specs, &self.bounds);
-        let outs = outs.unwrap_or_else(|rule| panic!("{}: {rule}", self.name));
-        outs.iter().map(|spec| self.shape(spec)).collect()
+        outs.unwrap_or_else(|rule| panic!("{}: {rule}", self.name))
+    }
+
+    /// Shapes of the outputs in this launch.
+    pub fn out_shapes(&self) -> Vec<Vec<usize>> {
+        self.outs().iter().map(|spec| self.shape(spec)).collect()
     }
 
     /// What the reference kernels give: every output.
@@ -239,7 +243,8 @@ fn cases_are_graphs_inside_their_bounds() {
 fn the_reference_runs_every_case() {
     for case in cases() {
         for out in case.reference() {
-            let values = out.rounded().expect("every op gives floats");
+            // Integers and codes must be equal, and are finite.
+            let Some(values) = out.rounded() else { continue };
             assert!(values.iter().all(|x| x.is_finite()), "{}: {values:?}", case.name);
             // A tolerance that admits the fourth digit tests nothing.
             let largest = values.iter().fold(case.tolerance.scale, |m, x| m.max(x.abs()));

@@ -94,3 +94,10 @@ pub fn output(executor: &mut Executor, name: &str, elements: usize) -> Vec<f32> 
     executor.output_f32(0, name, &mut out).unwrap_or_else(|e| panic!("{e}"));
     out
 }
+
+/// The same of integers.
+pub fn output_i32(executor: &mut Executor, name: &str, elements: usize) -> Vec<i32> {
+    let mut out = vec![0; elements];
+    executor.output_i32(0, name, &mut out).unwrap_or_else(|e| panic!("{e}"));
+    out
+}

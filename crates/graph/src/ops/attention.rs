@@ -2,21 +2,25 @@
 //! (Dao et al. 2022): keys and values are visited in blocks with a running maximum and sum.
 
 use super::*;
+use crate::Op;
 use serde::{Deserialize, Serialize};
 
 /// For every sequence s with rows a..b, every head h and row i in a..b:
-/// `o[i,h] = sum_j softmax_j(score(i,j)) v[j,h]`, `lse[i,h] = ln sum_j exp(score(i,j))`, j in a..b, with
-/// `score(i,j) = rot(scale q[i,h], i-a) . rot(k[j,h], j-a) - slope[h] |i-j|`.
+/// `o[i,h] = sum_j softmax_j(score(i,j)) v[j,g]`, `lse[i,h] = ln sum_j exp(score(i,j))`, over the j in a..b that
+/// the mask shows to i, with `score(i,j) = rot(scale q[i,h], i-a) . rot(k[j,g], j-a) - slope[h] |i-j|`.
 ///
-/// `rot` is rotary embedding in its half-split form (Su et al. 2021; ESM-2 scales q before rotating it),
-/// the slopes are ALiBi's (Press et al. 2022) on both sides, as MosaicBERT has them.
+/// G heads of k and v serve H of q, in order: g = h / (H / G) (Ainslie et al. 2023). `rot` is rotary embedding
+/// in its half-split form (Su et al. 2021; ESM-2 scales q before rotating it), the slopes are ALiBi's (Press et
+/// al. 2022) on both sides, as MosaicBERT has them; under a causal mask they are those of the paper.
 ///
-/// Inputs: q, k, v: (T, H*d) each, or one qkv: (T, 3*H*d); spans: (S, 2); with `rotary` cos and sin:
-/// (longest, d/2) each. Outputs: o (T, H*d), lse (T, H) in f32.
+/// Inputs: q: (T, H*d), k, v: (T, G*d), or one qkv: (T, (H + 2 G) * d); spans: (S, 2); with `rotary` cos and
+/// sin: (longest, d/2) each. Outputs: o (T, H*d), lse (T, H) in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attention {
     /// H.
     pub heads: u32,
+    /// G, a divisor of H.
+    pub kv_heads: u32,
     /// d.
     pub head_dim: u32,
     /// Factor of q.
@@ -29,14 +33,6 @@ pub struct Attention {
     pub rotary: bool,
     /// How q, k and v come.
     pub qkv: Qkv,
-}
-
-/// Which keys a query sees.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Mask {
-    /// All of its own sequence.
-    Full,
 }
 
 /// What is added to the scores.
@@ -70,9 +66,23 @@ pub fn alibi_slopes(heads: u32) -> impl Iterator<Item = f32> {
 }
 
 impl Attention {
-    /// Columns of q, k, v and o: H*d.
+    /// Columns of q and o: H*d.
     pub fn width(&self) -> u64 {
         u64::from(self.heads) * u64::from(self.head_dim)
+    }
+
+    /// Columns of k and of v: G*d.
+    pub fn kv_width(&self) -> u64 {
+        u64::from(self.kv_heads) * u64::from(self.head_dim)
+    }
+
+    /// Columns of the matrices that hold q, k and v.
+    pub fn columns(&self) -> Vec<u64> {
+        let (q, kv) = (self.width(), self.kv_width());
+        match self.qkv {
+            Qkv::Separate => vec![q, kv, kv],
+            Qkv::Fused => vec![q + 2 * kv],
+        }
     }
 
     /// How many of the inputs hold q, k and v.
@@ -82,17 +92,38 @@ impl Attention {
             Qkv::Fused => 1,
         }
     }
+
+    /// How many inputs there are: q, k and v, spans, tables.
+    pub fn inputs(&self) -> usize {
+        self.operands() + 1 + if self.rotary { 2 } else { 0 }
+    }
+
+    /// Multiply-adds of one product of all heads, scores or values, in a step of `counts`: every token in a
+    /// sequence of the longest length, the worst case of a packed step.
+    pub(super) fn products(&self, bounds: &Bounds, counts: Counts) -> u64 {
+        let longest = bounds.longest.min(counts.tokens).max(1);
+        let pairs = u128::from(counts.tokens) * u128::from(self.mask.pairs(longest)) / u128::from(longest);
+        u64::try_from(pairs).unwrap_or(u64::MAX).saturating_mul(self.width())
+    }
+
+    fn check(&self) -> Result<(), RuleError> {
+        if self.heads == 0 || self.head_dim == 0 || (self.rotary && !self.head_dim.is_multiple_of(2)) {
+            return Err(RuleError(format!("cannot have {} heads of {}", self.heads, self.head_dim)));
+        }
+        if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
+            let (q, kv) = (self.heads, self.kv_heads);
+            return Err(RuleError(format!("cannot share {kv} heads of keys and values among {q} heads")));
+        }
+        self.mask.check()
+    }
 }
 
 impl OpRules for Attention {
     fn infer(&self, ins: &[&TensorSpec], bounds: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         let operands = self.operands();
-        arity(ins, operands + 1 + if self.rotary { 2 } else { 0 })?;
-        if self.heads == 0 || self.head_dim == 0 || (self.rotary && !self.head_dim.is_multiple_of(2)) {
-            return Err(RuleError(format!("cannot have {} heads of {}", self.heads, self.head_dim)));
-        }
-        let columns = self.width() * if operands == 1 { 3 } else { 1 };
-        for x in &ins[..operands] {
+        arity(ins, self.inputs())?;
+        self.check()?;
+        for (x, columns) in ins.iter().zip(self.columns()) {
             float("q, k, v", x)?;
             shape_is("q, k, v", x, &[Dim::Tokens(1), Dim::Fixed(columns)])?;
         }
@@ -108,14 +139,24 @@ impl OpRules for Attention {
         ])
     }
 
-    fn vjp(&self, _: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
-        Err(NotDifferentiable)
+    fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
+        if cx.output_grads[1].is_some() {
+            return Err(NotDifferentiable);
+        }
+        let mut inputs = vec![cx.dy()?];
+        inputs.extend(&cx.node.inputs);
+        inputs.extend([cx.output(0)?, cx.output(1)?]);
+        let grads = cx.builder.node(Op::AttentionGrad(AttentionGrad { forward: *self }), &inputs);
+        // None for spans and rotary tables, which are constants.
+        for (slot, grad) in cx.input_grads.iter_mut().zip(grads).take(self.operands()) {
+            *slot = Some(grad);
+        }
+        Ok(())
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], bounds: &Bounds, counts: Counts) -> Cost {
-        // Every token against the longest sequence: the worst case of a packed step.
-        let pairs = counts.tokens * bounds.longest.min(counts.tokens);
-        streaming(4 * pairs * self.width(), ins, outs, counts)
+        // Scores and values.
+        streaming(4 * self.products(bounds, counts), ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {
@@ -142,6 +183,27 @@ impl OpRules for Attention {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn costs_follow_the_mask() {
+        let bounds = Bounds { tokens: 1000, sequences: 10, longest: 100 };
+        let full = Attention {
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 8,
+            scale: 1.0,
+            mask: Mask::Full,
+            bias: Bias::None,
+            rotary: false,
+            qkv: Qkv::Separate,
+        };
+        let of = |mask, tokens| Attention { mask, ..full }.products(&bounds, Counts { tokens, sequences: 1 });
+        assert_eq!(of(Mask::Full, 1000), 1000 * 100 * 32);
+        assert_eq!(of(Mask::Full, 10), 10 * 10 * 32);
+        assert_eq!(of(Mask::Causal, 1000), 10 * 5050 * 32);
+        assert_eq!(of(Mask::Window(1), 1000), 1000 * 32);
+        assert_eq!(of(Mask::Full, 0), 0);
+    }
 
     #[test]
     fn slopes_of_dnabert_s() {

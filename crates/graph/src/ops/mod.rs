@@ -3,6 +3,8 @@
 
 mod add;
 mod attention;
+mod attention_grad;
+mod attention_mask;
 mod batch_norm;
 mod batch_norm_train;
 mod cast;
@@ -31,7 +33,9 @@ mod softmax;
 mod terminal;
 
 pub use add::Add;
-pub use attention::{Attention, Bias, Mask, Qkv, alibi_slopes};
+pub use attention::{Attention, Bias, Qkv, alibi_slopes};
+pub use attention_grad::AttentionGrad;
+pub use attention_mask::Mask;
 pub use batch_norm::BatchNorm;
 pub use batch_norm_train::{BatchNormGrad, BatchNormTrain, BatchNormTrainGrad};
 pub use cast::Cast;

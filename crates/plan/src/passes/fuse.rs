@@ -73,12 +73,12 @@ impl Fusion {
         }
         let weights: Vec<ValueId> = parts.into_iter().map(|parts| self.stack(parts)).collect();
         // The first of the three becomes the fused one: whatever it reads is there already.
-        let columns = Dim::Fixed(3 * attention.width());
+        attention.qkv = Qkv::Fused;
+        let columns = Dim::Fixed(attention.columns()[0]);
         let spec = TensorSpec { shape: vec![Dim::Tokens(1), columns], ..self.g.spec(inputs[0]).clone() };
         let out = self.push(Value { spec, def: Def::Node(first, 0) });
         self.g.nodes[first.index()].outputs = vec![Some(out)];
         self.set_inputs(first.index(), std::iter::once(x).chain(weights).collect());
-        attention.qkv = Qkv::Fused;
         self.g.nodes[i].op = Op::Attention(attention);
         self.set_inputs(i, std::iter::once(out).chain(inputs[3..].iter().copied()).collect());
     }

@@ -1,6 +1,7 @@
 //! Gradients: what has none is an error that names it, and every reader adds its share.
 
 use crate::cases::{attention_block, bounds, count, defined_by, gradients, mlp, target};
+use graph::ops::GeluGrad;
 use graph::{Builder, DType, Dim, Graph, Op};
 use plimsoll_plan::{AutodiffPolicy, PlanError, Policy, compile, passes};
 
@@ -8,13 +9,29 @@ fn differentiate(graph: &Graph) -> Result<Graph, PlanError> {
     passes::autodiff(graph, &AutodiffPolicy { outputs: vec!["y".to_owned()] })
 }
 
+/// Gradients of gradients are nobody's business.
 #[test]
 fn what_has_no_gradient_is_named() {
-    let graph = attention_block().finish().expect("verified");
-    let error = differentiate(&graph).expect_err("attention has no gradient");
-    let PlanError::NotDifferentiable { node, label } = &error else { panic!("{error}") };
-    assert_eq!((graph.node(*node).op.name(), label.as_str()), ("attention", "attention"));
-    assert_eq!(error.to_string(), "node n3 (attention) has no gradient; freeze what lies before it");
+    let mut g = Builder::new(bounds(64));
+    let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(8)], DType::F32);
+    let y = g.linear(x, "fc", 8, true);
+    let y = g.one(Op::GeluGrad(GeluGrad {}), &[y, x]);
+    g.output("y", y);
+    let error = differentiate(&g.finish().expect("verified")).expect_err("it has no gradient");
+    assert!(matches!(error, PlanError::NotDifferentiable { .. }), "{error}");
+    assert_eq!(error.to_string(), "node n1 (gelu_grad) has no gradient; freeze what lies before it");
+}
+
+/// q, k and v get gradients from o and lse, which the forward pass then keeps; spans and tables get none.
+#[test]
+fn attention_has_a_gradient() {
+    let graph = differentiate(&attention_block().finish().expect("verified")).expect("differentiable");
+    assert_eq!((count(&graph, "attention"), count(&graph, "attention_grad")), (1, 1));
+    for name in ["q", "k", "v"] {
+        let grad = graph.output(&format!("grad {name}.weight")).expect("a gradient");
+        let dy = defined_by(&graph, grad).inputs[0];
+        assert_eq!(defined_by(&graph, dy).op.name(), "attention_grad", "{name}");
+    }
 }
 
 #[test]

@@ -97,7 +97,7 @@ pub fn with_updates() -> Graph {
 /// Full attention of `heads` heads without positions.
 pub fn attention(heads: u32, head_dim: u32) -> Op {
     let (mask, bias, qkv) = (Mask::Full, Bias::None, Qkv::Separate);
-    Op::Attention(Attention { heads, head_dim, scale: 0.5, mask, bias, rotary: false, qkv })
+    Op::Attention(Attention { heads, kv_heads: heads, head_dim, scale: 0.5, mask, bias, rotary: false, qkv })
 }
 
 /// q, k and v of one x -> attention -> linear -> y.

@@ -8,6 +8,7 @@ use graph::Op;
 
 const PLAIN: Attention = Attention {
     heads: 1,
+    kv_heads: 1,
     head_dim: 2,
     scale: 1.0,
     mask: Mask::Full,
@@ -115,7 +116,8 @@ fn rows(x: &Tensor, rows: Range<usize>) -> Tensor {
 #[test]
 fn a_packed_sequence_has_the_bits_it_has_alone() {
     let (heads, d) = (3, 4);
-    let op = Attention { heads: 3, head_dim: 4, scale: 0.5, rotary: true, bias: Bias::Alibi, ..PLAIN };
+    let op =
+        Attention { heads: 3, kv_heads: 3, head_dim: 4, scale: 0.5, rotary: true, bias: Bias::Alibi, ..PLAIN };
     let x = [1, 2, 3].map(|seed| random(seed, &[7, heads * d]));
     let [cos, sin] = tables(5, &[1.0, 0.1]);
     let run_on = |range: Range<usize>, pairs: &[i32]| {
@@ -135,7 +137,7 @@ fn a_packed_sequence_has_the_bits_it_has_alone() {
 
 #[test]
 fn fused_is_separate_side_by_side() {
-    let op = Attention { heads: 2, head_dim: 4, scale: 0.5, bias: Bias::Alibi, ..PLAIN };
+    let op = Attention { heads: 2, kv_heads: 2, head_dim: 4, scale: 0.5, bias: Bias::Alibi, ..PLAIN };
     let x = [1, 2, 3].map(|seed| random(seed, &[5, 8]));
     let fused = (0..5).flat_map(|r| x.iter().flat_map(move |x| &floats(x)[r * 8..(r + 1) * 8])).copied();
     let fused = Tensor::f64(&[5, 24], fused.collect());
@@ -162,9 +164,19 @@ fn refusals() {
             ReferenceError::Shape { what: "q", wanted: vec![3, 4], found: vec![3, 2] },
         ),
         (
-            Attention { head_dim: 1, heads: 2, ..rotary },
+            Attention { head_dim: 1, heads: 2, kv_heads: 2, ..rotary },
             spans(&[0, 2]),
             ReferenceError::Attribute { why: "heads must be some, and even where they are rotated" },
+        ),
+        (
+            Attention { heads: 3, kv_heads: 2, ..rotary },
+            spans(&[0, 2]),
+            ReferenceError::Attribute { why: "heads of keys and values must divide those of queries" },
+        ),
+        (
+            Attention { mask: Mask::Window(0), ..rotary },
+            spans(&[0, 2]),
+            ReferenceError::Attribute { why: "a mask must show every query to itself" },
         ),
     ];
     for (op, spans, error) in cases {

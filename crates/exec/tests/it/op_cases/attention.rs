@@ -1,10 +1,10 @@
-//! Cases of attention: every head dim of the model families, every form of its inputs, sequences below, at
-//! and above the blocks of a kernel. Invariant: rotary tables are of f32 angles, as `RotaryTable` has them.
+//! Cases of attention and of its gradient: every head dim of the model families, every form of its inputs, every
+//! mask, sequences below, at and above the blocks of a kernel. Invariant: rotary tables are of f32 angles, as `RotaryTable` has them.
 
 use super::{BATCHES, Case, Noise, Tolerance, UNIT};
 use graph::ops::*;
 use graph::{Dim, Op};
-use plimsoll_exec::reference::Data;
+use plimsoll_exec::reference::{Data, Tensor};
 
 /// (heads, head dim); 24 is no power of two, 3 heads have slopes of two ALiBi sets.
 const HEADS: [(u32, u32); 6] = [(4, 8), (3, 16), (2, 24), (2, 32), (3, 64), (1, 128)];
@@ -23,55 +23,120 @@ const FORMS: [Form; 8] = [
     (Qkv::Fused, Bias::Alibi, true),
 ];
 
+/// Windows below, at and above a vector of lanes and a block of keys; blocks that are whole vectors and not.
+const MASKS: [Mask; 8] = [
+    Mask::Causal,
+    Mask::Window(1),
+    Mask::Window(17),
+    Mask::Window(192),
+    Mask::Window(200),
+    Mask::BlockSparse { block: 16, local: 2, global: 1 },
+    Mask::BlockSparse { block: 50, local: 1, global: 2 },
+    Mask::BlockSparse { block: 7, local: 3, global: 0 },
+];
+
+/// (heads, heads of keys and values, head dim).
+const SHARED: [(u32, u32, u32); 6] = [(2, 2, 8), (4, 2, 16), (2, 1, 24), (2, 2, 40), (3, 1, 64), (2, 1, 128)];
+
 /// All cases of this file.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for (i, heads) in HEADS.into_iter().enumerate() {
+    for (i, (heads, head_dim)) in HEADS.into_iter().enumerate() {
         for (j, lengths) in BATCHES.into_iter().enumerate() {
-            cases.push(attention(heads, lengths, FORMS[(i + j) % 8], 1.0));
+            cases.push(attention(op((heads, heads, head_dim), FORMS[(i + j) % 8]), lengths, 1.0));
         }
     }
     // Every form on one batch.
     for form in FORMS {
-        cases.push(attention((2, 40), &[17, 64, 65, 1], form, 1.0));
+        cases.push(attention(op((2, 2, 40), form), &[17, 64, 65, 1], 1.0));
     }
     // The widths of ESM-2 8M and 35M and of DNABERT-S.
-    cases.push(attention((20, 16), &[50, 33], FORMS[0], 1.0));
-    cases.push(attention((20, 24), &[50, 33], FORMS[0], 1.0));
-    cases.push(attention((12, 64), &[50, 33], FORMS[1], 1.0));
+    for (shape, form) in [((20, 20, 16), 0), ((20, 20, 24), 0), ((12, 12, 64), 1)] {
+        cases.push(attention(op(shape, FORMS[form]), &[50, 33], 1.0));
+    }
     // Peaked rows, and scores whose exponentials overflow f32 unless the maximum is subtracted.
     for amplitude in [3.0, 30.0] {
-        cases.push(attention((2, 32), &[170, 2], FORMS[0], amplitude));
-        cases.push(attention((3, 16), &[50, 170], FORMS[1], amplitude));
+        cases.push(attention(op((2, 2, 32), FORMS[0]), &[170, 2], amplitude));
+        cases.push(attention(op((3, 3, 16), FORMS[1]), &[50, 170], amplitude));
+    }
+    cases.extend(gradients());
+    cases
+}
+
+/// Every mask, form and head dim; batches about a kernel's blocks of queries and keys.
+fn gradients() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, mask) in MASKS.into_iter().chain([Mask::Full]).enumerate() {
+        for (j, lengths) in [&[1, 50, 2][..], &[129, 1, 33], &[385]].into_iter().enumerate() {
+            cases.push(gradient(masked(mask, SHARED[(i + 2 * j) % 6], FORMS[(i + 3 * j) % 8]), lengths));
+        }
+    }
+    for form in FORMS {
+        cases.push(gradient(masked(Mask::Causal, (2, 1, 40), form), &[17, 64, 65, 1]));
+        cases.push(gradient(op((2, 2, 24), form), &[31, 1, 128, 192]));
+    }
+    for (i, (heads, head_dim)) in HEADS.into_iter().enumerate() {
+        cases.push(gradient(op((heads, heads, head_dim), FORMS[i]), &[50, 170]));
     }
     cases
 }
 
+fn op((heads, kv_heads, head_dim): (u32, u32, u32), (qkv, bias, rotary): Form) -> Attention {
+    let scale = (head_dim as f32).sqrt().recip();
+    Attention { heads, kv_heads, head_dim, scale, mask: Mask::Full, bias, rotary, qkv }
+}
+
+fn masked(mask: Mask, shape: (u32, u32, u32), form: Form) -> Attention {
+    Attention { mask, ..op(shape, form) }
+}
+
 /// c = 4, K: the terms of a score and of a row; an error in a score is a relative error of its weight, hence
 /// the scale: scores are about as large as the amplitude squared.
-fn attention((heads, head_dim): (u32, u32), lengths: &[u64], form: Form, amplitude: f32) -> Case {
-    let (qkv, bias, rotary) = form;
-    let name = format!("attention {heads} x {head_dim}, {lengths:?}, {form:?}, amplitude {amplitude}");
-    let scale = (head_dim as f32).sqrt().recip();
-    let op = Attention { heads, head_dim, scale, mask: Mask::Full, bias, rotary, qkv };
+fn attention(op: Attention, lengths: &[u64], amplitude: f32) -> Case {
+    let name = format!("{op:?}, {lengths:?}, amplitude {amplitude}");
     let longest = lengths.iter().copied().max().unwrap_or(0);
-    let k = u64::from(head_dim) + longest;
+    let k = u64::from(op.head_dim) + longest;
     let tolerance = Tolerance { c: 4.0, k, scale: amplitude * amplitude };
-    let slack = u64::from(head_dim / 8 % 2) * 5;
-    let mut case = Case::new(name, Op::Attention(op), lengths, slack, tolerance);
-    let noise = Noise { amplitude, ..UNIT };
-    let columns = |n: u64| [Dim::Tokens(1), Dim::Fixed(n * op.width())];
-    case = match qkv {
-        Qkv::Separate => case.noise(&columns(1), noise).noise(&columns(1), noise).noise(&columns(1), UNIT),
-        Qkv::Fused => case.noise(&columns(3), noise),
-    };
+    let case = Case::new(name, Op::Attention(op), lengths, slack(&op), tolerance);
+    inputs(case, &op, lengths, Noise { amplitude, ..UNIT })
+}
+
+fn slack(op: &Attention) -> u64 {
+    u64::from(op.head_dim / 8 % 2) * 5
+}
+
+/// With q, k, v, spans and tables.
+fn inputs(mut case: Case, op: &Attention, lengths: &[u64], noise: Noise) -> Case {
+    for (i, columns) in op.columns().into_iter().enumerate() {
+        let noise = if i == 2 { UNIT } else { noise };
+        case = case.noise(&[Dim::Tokens(1), Dim::Fixed(columns)], noise);
+    }
     case = case.spans(lengths);
-    if rotary {
+    if op.rotary {
         for of in [f64::cos, f64::sin] {
-            case = with_table(case, head_dim, of);
+            case = with_table(case, op.head_dim, of);
         }
     }
     case
+}
+
+/// The gradient for noise, from what the reference's forward pass gives, rounded to f32.
+///
+/// c = 8, K: the terms of a score, of a row and of a column. An error in a score or in `do . v`, sums over the
+/// head, is one in every term; shared heads add their own.
+fn gradient(op: Attention, lengths: &[u64]) -> Case {
+    let name = format!("gradient of {op:?}, {lengths:?}");
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    let k = u64::from(op.head_dim) + longest * u64::from(op.heads / op.kv_heads);
+    let grad = AttentionGrad { forward: op };
+    let case = Case::new(name, Op::AttentionGrad(grad), lengths, slack(&op), Tolerance::sum(8.0, k));
+    let width = [Dim::Tokens(1), Dim::Fixed(op.width())];
+    let case = inputs(case.noise(&width, UNIT), &op, lengths, UNIT);
+    let forward = Case { op: Op::Attention(op), ins: case.ins[1..].to_vec(), ..case.clone() };
+    let rounded = |t: &Tensor| t.rounded().expect("floats").into_iter().map(f64::from).collect();
+    let [o, lse] = [0, 1].map(|i| Data::Float(rounded(&forward.reference()[i])));
+    let heads = [Dim::Tokens(1), Dim::Fixed(op.heads.into())];
+    case.operand(&width, o, false).operand(&heads, lse, false)
 }
 
 /// With `of(p f_j)`, f_j = 10000^(-2j/d) (Su et al. 2021).

@@ -1,0 +1,90 @@
+//! The gradient of attention, as its formula stands, from o and lse as they are given. Invariant: a
+//! sequence sees nothing but itself.
+
+use super::attention::{Inputs, scores, slopes};
+use super::{Operands, ReferenceError, Tensor, dot};
+use graph::ops::{Attention, AttentionGrad, Qkv};
+
+pub(super) fn eval(op: &AttentionGrad, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let op = &op.forward;
+    let gradient = ins.columns("do", op.width() as usize)?;
+    let inputs = Inputs::take(op, ins)?;
+    let (tokens, heads, d) = (inputs.tokens(), op.heads as usize, op.head_dim as usize);
+    if gradient.rows != tokens {
+        let (wanted, found) = (vec![tokens, gradient.columns], vec![gradient.rows, gradient.columns]);
+        return Err(ReferenceError::Shape { what: "do", wanted, found });
+    }
+    let o = ins.shaped("o", &[tokens, heads * d])?;
+    let lse = ins.shaped("lse", &[tokens, heads])?;
+    let mut sums = Sums::new(op, tokens);
+    for span in &inputs.spans {
+        for (h, slope) in slopes(op).into_iter().enumerate() {
+            let [q, k, v] = inputs.head(op, span, h);
+            let [mut dq, mut dk, mut dv] = [(); 3].map(|()| vec![vec![0.0; d]; span.len()]);
+            for (i, q) in q.iter().enumerate() {
+                let row = span.start + i;
+                let at = (row * heads + h) * d;
+                let dy = &gradient.data[at..at + d];
+                let inner = dot(dy, &o[at..at + d]);
+                for (j, score) in scores(op.mask, i, q, &k, slope) {
+                    let p = libm::exp(score - lse[row * heads + h]);
+                    let ds = p * (dot(dy, &v[j]) - inner);
+                    add(&mut dv[j], p, dy);
+                    add(&mut dk[j], ds, q);
+                    add(&mut dq[i], ds, &k[j]);
+                }
+            }
+            for (i, (dq, dk)) in dq.iter_mut().zip(&mut dk).enumerate() {
+                inputs.rotate(i, dq, true);
+                inputs.rotate(i, dk, true);
+            }
+            sums.take(op, span.start, h, [(&dq, f64::from(op.scale)), (&dk, 1.0), (&dv, 1.0)]);
+        }
+    }
+    Ok(sums.tensors(op, tokens))
+}
+
+fn add(sum: &mut [f64], factor: f64, x: &[f64]) {
+    sum.iter_mut().zip(x).for_each(|(s, x)| *s += factor * x);
+}
+
+/// dq, dk and dv side by side, (T, (H + 2 G) d).
+struct Sums {
+    columns: usize,
+    data: Vec<f64>,
+}
+
+impl Sums {
+    fn new(op: &Attention, tokens: usize) -> Self {
+        let columns = (op.width() + 2 * op.kv_width()) as usize;
+        Self { columns, data: vec![0.0; tokens * columns] }
+    }
+
+    /// Adds what head `head` of a sequence from row `start` on gives, each part times its factor.
+    fn take(&mut self, op: &Attention, start: usize, head: usize, parts: [(&[Vec<f64>], f64); 3]) {
+        let shared = op.heads as usize + head / (op.heads / op.kv_heads) as usize;
+        let places = [head, shared, shared + op.kv_heads as usize];
+        for ((part, factor), place) in parts.into_iter().zip(places) {
+            for (i, x) in part.iter().enumerate() {
+                let at = (start + i) * self.columns + place * op.head_dim as usize;
+                add(&mut self.data[at..][..x.len()], factor, x);
+            }
+        }
+    }
+
+    fn tensors(self, op: &Attention, tokens: usize) -> Vec<Tensor> {
+        let (q, kv) = (op.width() as usize, op.kv_width() as usize);
+        let part = |(first, columns): (usize, usize)| {
+            let rows = self.data.chunks(self.columns).take(tokens);
+            let data: Vec<f64> = rows.flat_map(|row| &row[first..first + columns]).copied().collect();
+            Tensor::f64(&[tokens, columns], data)
+        };
+        match op.qkv {
+            Qkv::Fused => vec![part((0, self.columns))],
+            Qkv::Separate => [(0, q), (q, kv), (q + kv, kv)].map(part).into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

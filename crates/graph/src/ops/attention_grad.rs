@@ -1,0 +1,63 @@
+//! The gradient of attention, by recomputation (Dao et al. 2022; Dao 2023): the forward pass leaves o and lse,
+//! from which every weight comes back on its own, so no S x S matrix is ever kept.
+
+use super::*;
+use serde::{Deserialize, Serialize};
+
+/// With `p(i,j) = exp(score(i,j) - lse[i,h])` and the scores of [`Attention`], per sequence and head, over the
+/// pairs that the mask admits: `ds(i,j) = p(i,j) (do[i,h] . v[j,g] - do[i,h] . o[i,h])`,
+/// `dq[i,h] = scale rot'(sum_j ds(i,j) rot(k[j,g], j-a), i-a)`,
+/// `dk[j,g] = rot'(sum over h of g, i of ds(i,j) rot(scale q[i,h], i-a), j-a)`,
+/// `dv[j,g] = sum over h of g, i of p(i,j) do[i,h]`; rot' turns back. Rows that no span covers get zeros.
+///
+/// Inputs do: (T, H*d), all inputs of the forward op, its o and lse. Outputs dq, dk, dv, or one dqkv, of the
+/// shapes of q, k, v or qkv.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AttentionGrad {
+    /// Whose gradient it is.
+    pub forward: Attention,
+}
+
+impl OpRules for AttentionGrad {
+    fn infer(&self, ins: &[&TensorSpec], bounds: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        let forward = self.forward.inputs();
+        arity(ins, forward + 3)?;
+        let outs = self.forward.infer(&ins[1..=forward], bounds)?;
+        float("do", ins[0])?;
+        shape_is("do", ins[0], &outs[0].shape)?;
+        float("o", ins[forward + 1])?;
+        shape_is("o", ins[forward + 1], &outs[0].shape)?;
+        shape_is("lse", ins[forward + 2], &outs[1].shape)?;
+        if ins[forward + 2].dtype != DType::F32 {
+            return Err(RuleError(format!("lse must be f32, not {}", ins[forward + 2])));
+        }
+        let of = |x: &&TensorSpec| TensorSpec::activation(x.shape.clone(), x.dtype);
+        Ok(ins[1..=self.forward.operands()].iter().map(of).collect())
+    }
+
+    fn vjp(&self, _: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
+        Err(NotDifferentiable)
+    }
+
+    fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], bounds: &Bounds, counts: Counts) -> Cost {
+        // Scores, do v, dv, dk, dq.
+        streaming(10 * self.forward.products(bounds, counts), ins, outs, counts)
+    }
+
+    fn alias(&self, _: usize) -> &'static [usize] {
+        &[]
+    }
+
+    fn precision(&self) -> PrecisionClass {
+        PrecisionClass::Matmul
+    }
+
+    fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
+        let forward = self.forward.inputs();
+        let outs = self.forward.shard(&ins[1..=forward])?;
+        if ins[0] != outs[0] || ins[forward + 1..].iter().ne(&outs) {
+            return Err(ShardError("do, o and lse must be placed as q is"));
+        }
+        Ok(vec![outs[0]; self.forward.operands()])
+    }
+}

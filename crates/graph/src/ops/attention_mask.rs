@@ -1,0 +1,161 @@
+//! Which keys a query of attention sees. Invariant: the one place that says so: rules and costs, the reference
+//! and every kernel ask here. Every query sees itself, so no row of a softmax is empty.
+
+use super::RuleError;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// Which keys a query sees; positions are those in its own sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mask {
+    /// All of its own sequence.
+    Full,
+    /// Those up to itself.
+    Causal,
+    /// The last so many up to itself, itself included (Jiang et al. 2023).
+    Window(u32),
+    /// Causal, in blocks of positions: a query of block b sees the last `local` blocks up to its own and the
+    /// first `global` ones (Child et al. 2019, "fixed").
+    BlockSparse {
+        /// Positions of a block.
+        block: u32,
+        /// Blocks behind a query, its own included.
+        local: u32,
+        /// Blocks at the start of the sequence, which everybody after them sees.
+        global: u32,
+    },
+}
+
+impl Mask {
+    /// The keys that query `i` of `n` sees, as two runs: some at the start, and those near itself. The first
+    /// one is empty where they would meet. Every end grows with `i`.
+    pub fn keys(&self, i: usize, n: usize) -> [Range<usize>; 2] {
+        match *self {
+            Self::Full => [0..0, 0..n],
+            Self::Causal => [0..0, 0..i + 1],
+            Self::Window(width) => [0..0, (i + 1).saturating_sub(width as usize)..i + 1],
+            Self::BlockSparse { block, local, global } => {
+                let block = block as usize;
+                let start = (i / block + 1).saturating_sub(local as usize).saturating_mul(block);
+                let global = block.saturating_mul(global as usize);
+                if global < start { [0..global, start..i + 1] } else { [0..0, 0..i + 1] }
+            }
+        }
+    }
+
+    /// The queries of `n` that see key `j`: always one run.
+    pub fn queries(&self, j: usize, n: usize) -> Range<usize> {
+        match *self {
+            Self::Full => 0..n,
+            Self::Causal => j..n,
+            Self::Window(width) => j..n.min(j.saturating_add(width as usize)),
+            Self::BlockSparse { block, local, global } => {
+                let b = j / block as usize;
+                let end = b.saturating_add(local as usize).saturating_mul(block as usize);
+                if b < global as usize { j..n } else { j..n.min(end) }
+            }
+        }
+    }
+
+    /// How many pairs of a query and a key of a sequence of `n` tokens there are.
+    pub fn pairs(&self, n: u64) -> u64 {
+        match *self {
+            Self::Full => n * n,
+            Self::Causal => n + ramp(n, n),
+            Self::Window(width) => n + ramp(n, u64::from(width) - 1),
+            Self::BlockSparse { block, local, global } => {
+                let (block, behind) = (u64::from(block), u64::from(local) - 1);
+                let (blocks, rest) = (n / block, n % block);
+                let far = |b: u64| b.saturating_sub(behind);
+                // Whole blocks that the queries of block b see beside their own.
+                let others = |b: u64| b.min(behind) + far(b).min(global.into());
+                let all = ramp(blocks, behind) + ramp(far(blocks), global.into());
+                let own = |rows: u64| rows + ramp(rows, rows);
+                blocks * own(block) + own(rest) + block * (block * all + rest * others(blocks))
+            }
+        }
+    }
+
+    /// Refuses masks that hide a query from itself.
+    pub fn check(&self) -> Result<(), RuleError> {
+        match *self {
+            Self::Full | Self::Causal => Ok(()),
+            Self::Window(0) => Err(RuleError("cannot have a window of no keys".to_owned())),
+            Self::Window(_) => Ok(()),
+            Self::BlockSparse { block, local, .. } if block == 0 || local == 0 => {
+                Err(RuleError(format!("cannot have {local} local blocks of {block} positions")))
+            }
+            Self::BlockSparse { .. } => Ok(()),
+        }
+    }
+}
+
+/// `sum over i < n of min(i, most)`.
+fn ramp(n: u64, most: u64) -> u64 {
+    let rising = n.min(most);
+    rising * rising.saturating_sub(1) / 2 + (n - rising) * most
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rule as it is written, key by key.
+    fn sees(mask: Mask, i: usize, j: usize) -> bool {
+        match mask {
+            Mask::Full => true,
+            Mask::Causal => j <= i,
+            Mask::Window(width) => j <= i && i - j < width as usize,
+            Mask::BlockSparse { block, local, global } => {
+                let (b, c) = (i / block as usize, j / block as usize);
+                j <= i && (b - c < local as usize || c < global as usize)
+            }
+        }
+    }
+
+    #[test]
+    fn runs_and_counts_are_those_of_the_rule() {
+        let sparse = |block, local, global| Mask::BlockSparse { block, local, global };
+        let masks = [
+            Mask::Full,
+            Mask::Causal,
+            Mask::Window(1),
+            Mask::Window(5),
+            Mask::Window(100),
+            Mask::Window(u32::MAX),
+            sparse(1, 1, 0),
+            sparse(4, 1, 0),
+            sparse(4, 2, 1),
+            sparse(3, 1, 2),
+            sparse(3, 4, 3),
+            sparse(16, 2, 9),
+            sparse(u32::MAX, u32::MAX, u32::MAX),
+        ];
+        for mask in masks {
+            for n in 0..40 {
+                let mut pairs = 0;
+                for i in 0..n {
+                    let [far, near] = mask.keys(i, n);
+                    assert!(far.end == 0 || far.end < near.start, "{mask:?} {i} of {n}: {far:?} {near:?}");
+                    for j in 0..n {
+                        let seen = sees(mask, i, j);
+                        pairs += u64::from(seen);
+                        assert_eq!(far.contains(&j) || near.contains(&j), seen, "{mask:?}: {i} and {j} of {n}");
+                        assert_eq!(mask.queries(j, n).contains(&i), seen, "{mask:?}: {j} for {i} of {n}");
+                    }
+                }
+                assert_eq!(mask.pairs(n as u64), pairs, "{mask:?} of {n}");
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_is_hidden_from_himself() {
+        let sparse = |block, local| Mask::BlockSparse { block, local, global: 1 };
+        for mask in [Mask::Window(0), sparse(0, 1), sparse(4, 0)] {
+            assert!(mask.check().is_err(), "{mask:?}");
+        }
+        assert!(sparse(4, 1).check().is_ok());
+    }
+}
