@@ -20,12 +20,15 @@ pub(crate) struct Codes {
     middles: [f32; 256],
     /// By sign and upper half of a number: its code, or the one before.
     cells: [[u8; CELLS]; 2],
+    /// The lowest code of what is above zero.
+    least: u8,
 }
 
 /// Codes with a sign.
 pub(crate) static SIGNED: Codes = Codes::new(true);
 
-/// Codes from zero on.
+/// Codes from zero on. What is not zero has another code: a second moment that was forgotten damps nothing, and what is
+/// left of a first moment would be a step of any size.
 pub(crate) static UNSIGNED: Codes = Codes::new(false);
 
 impl Codes {
@@ -51,7 +54,8 @@ impl Codes {
         }
         values[255] = 1.0;
         let middles = middles(&values);
-        Self { values, middles, cells: [cells(&middles, false), cells(&middles, true)] }
+        let least = if signed { 0 } else { 1 };
+        Self { values, middles, cells: [cells(&middles, false), cells(&middles, true)], least }
     }
 
     /// What a code stands for.
@@ -67,14 +71,15 @@ impl Codes {
         let cell = ((bits & 0x7FFF_FFFF) >> 16) as usize;
         let cell = cell.saturating_sub(FIRST_CELL).min(CELLS - 1);
         let code = self.cells[(bits >> 31) as usize][cell];
-        code + u8::from(x > self.middles[code as usize])
+        let code = code + u8::from(x > self.middles[code as usize]);
+        if x > 0.0 { code.max(self.least) } else { code }
     }
 
     /// The same of a number that no f32 need be, by its definition.
     pub(crate) fn nearest_exact(&self, x: f64) -> u8 {
         let middle = |i: usize| (f64::from(self.values[i]) + f64::from(self.values[i + 1])) / 2.0;
         let code = (0..255).position(|i| x <= middle(i)).unwrap_or(255);
-        code as u8
+        if x > 0.0 { self.least.max(code as u8) } else { code as u8 }
     }
 }
 

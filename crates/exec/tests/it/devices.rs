@@ -2,7 +2,7 @@
 //! target says `Unsupported`.
 
 use crate::op_cases::{Case, cases};
-use crate::rig::{On, load, output, output_i32, run};
+use crate::rig::{On, load, output, output_i32, output_u8, run};
 use graph::{DType, Op, Role, TensorSpec};
 use plan::PlanError;
 use plimsoll_exec::Executor;
@@ -32,7 +32,8 @@ pub fn results(on: On, case: &Case) -> Option<Vec<Data>> {
                 Data::Float(out.into_iter().map(f64::from).collect())
             }
             DType::I32 => Data::I32(output_i32(&mut executor, &name, elements)),
-            DType::Bf16 | DType::F16 | DType::U8 => panic!("{}: output {i} is {spec}", case.name),
+            DType::U8 => Data::U8(output_u8(&mut executor, &name, elements)),
+            DType::Bf16 | DType::F16 => panic!("{}: output {i} is {spec}", case.name),
         }
     };
     Some(outs.iter().enumerate().map(out).collect())
@@ -48,7 +49,7 @@ fn give(executor: &mut Executor, case: &Case) {
         let given = match &operand.data {
             Data::Float(data) => executor.input_f32(0, &name, &rounded(data)),
             Data::I32(data) => executor.input_i32(0, &name, data),
-            Data::U8(_) => panic!("{}: codes are no inputs", case.name),
+            Data::U8(data) => executor.input_u8(0, &name, data),
         };
         given.unwrap_or_else(|e| panic!("{}: {e}", case.name));
     }

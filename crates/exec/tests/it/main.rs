@@ -7,4 +7,5 @@ mod devices;
 mod executor;
 mod goldens;
 mod op_cases;
+mod optimizers;
 mod rig;

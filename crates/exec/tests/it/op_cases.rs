@@ -7,6 +7,7 @@
 
 mod attention;
 mod linear;
+mod optimizer;
 mod rows;
 mod sequences;
 
@@ -72,7 +73,8 @@ pub const UNIT: Noise = Noise { offset: 0.0, amplitude: 1.0 };
 
 /// All cases, in a fixed order.
 pub fn cases() -> Vec<Case> {
-    [rows::cases(), linear::cases(), attention::cases(), sequences::cases()].concat()
+    let parts = [rows::cases(), linear::cases(), attention::cases(), sequences::cases(), optimizer::cases()];
+    parts.concat()
 }
 
 impl Tolerance {
@@ -135,7 +137,7 @@ impl Case {
         let dtype = match data {
             Data::Float(_) => DType::F32,
             Data::I32(_) => DType::I32,
-            Data::U8(_) => panic!("no op takes codes"),
+            Data::U8(_) => DType::U8,
         };
         let spec = TensorSpec::activation(shape, dtype).with_role(Role::Input);
         self.ins.push(Operand { spec, data, weight });
