@@ -167,7 +167,7 @@ impl Executor {
 
     /// Sets everything but weights to NaN: a run after it can only be right if it reads what it wrote.
     pub fn poison(&mut self) -> Result<(), DeviceError> {
-        let weights: u64 = self.program.plans().iter().map(|(_, p)| p.memory.persistent.0).sum();
+        let weights = self.program.persistent().0;
         let rest = self.program.arena_bytes() - Bytes(weights);
         self.device.fill(weights, rest, POISON)
     }

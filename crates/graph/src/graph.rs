@@ -118,6 +118,18 @@ pub enum StateKind {
     Buffer,
 }
 
+impl StateKind {
+    /// Its line in the ledger.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Gradient => "gradients",
+            Self::Optimizer => "optimizer",
+            Self::Master => "master weights",
+            Self::Buffer => "buffers",
+        }
+    }
+}
+
 impl Graph {
     /// An empty graph for at most `bounds`.
     pub fn new(bounds: Bounds) -> Self {

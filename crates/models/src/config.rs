@@ -160,7 +160,7 @@ fn shown(text: &str) -> String {
 pub(crate) struct Keys<'a>(pub(crate) &'a Map<String, Value>);
 
 impl Keys<'_> {
-    fn bad(&self, key: &'static str, wanted: impl Into<String>) -> ConfigError {
+    pub(crate) fn bad(&self, key: &'static str, wanted: impl Into<String>) -> ConfigError {
         let found = self.0.get(key).map_or("nothing".to_owned(), |value| shown(&value.to_string()));
         ConfigError::Key { key, wanted: wanted.into(), found }
     }
@@ -170,6 +170,36 @@ impl Keys<'_> {
         let fits = |n: &u64| (1..=1 << 24).contains(n);
         let found = self.0.get(key).and_then(Value::as_u64).filter(fits);
         found.ok_or_else(|| self.bad(key, "a whole number between 1 and 16777216"))
+    }
+
+    /// A size that may be left out.
+    pub(crate) fn or(&self, key: &'static str, default: u64) -> Result<u64, ConfigError> {
+        if self.has(key) { self.size(key) } else { Ok(default) }
+    }
+
+    /// Whether the key is there and not null.
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.0.get(key).is_some_and(|v| !v.is_null())
+    }
+
+    /// A key that must not be there: what it asks for is not implemented.
+    pub(crate) fn absent(&self, key: &'static str) -> Result<(), ConfigError> {
+        if self.has(key) { Err(self.bad(key, "left out")) } else { Ok(()) }
+    }
+
+    /// A number from 0 on.
+    pub(crate) fn number(&self, key: &'static str, default: f32) -> Result<f32, ConfigError> {
+        if !self.has(key) {
+            return Ok(default);
+        }
+        let found = self.0.get(key).and_then(Value::as_f64).map(|x| x as f32);
+        found.filter(|x| x.is_finite() && *x >= 0.0).ok_or_else(|| self.bad(key, "a number from 0 on"))
+    }
+
+    /// Which of two texts; the first one where the key is missing.
+    pub(crate) fn choice(&self, key: &'static str, known: [&str; 2]) -> Result<usize, ConfigError> {
+        self.one_of(key, &[None, Some(known[0]), Some(known[1])])?;
+        Ok(usize::from(self.0.get(key).and_then(Value::as_str) == Some(known[1])))
     }
 
     /// A token of a vocabulary.

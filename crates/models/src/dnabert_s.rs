@@ -55,11 +55,26 @@ impl DnabertConfig {
     }
 }
 
-/// The encoder. It has no masked-language-model head: DNABERT-S is used for its embedding.
+/// The mean of a sequence is over all of its tokens.
+pub(crate) const MEAN: SegmentMean = SegmentMean { skip_first: 0, skip_last: 0 };
+
+/// The encoder. DNABERT-S is used for its embedding, so there are no logits here; training has the head.
 pub fn dnabert_s(c: &DnabertConfig, bounds: Bounds, outputs: &[Output]) -> Result<Graph, VerifyError> {
-    let wanted = Wanted { outputs, mean: SegmentMean { skip_first: 0, skip_last: 0 } };
+    let wanted = Wanted { outputs, mean: MEAN };
     let g = &mut Builder::new(bounds);
     let batch = &mut Batch::inputs(g);
+    let (x, _) = encode(g, c, batch, &wanted);
+    wanted.last(g, batch, x, c.layers);
+    std::mem::replace(g, Builder::new(bounds)).finish()
+}
+
+/// The last hidden state (T, D) and the embedding (V, D).
+pub(crate) fn encode(
+    g: &mut Builder,
+    c: &DnabertConfig,
+    batch: &mut Batch,
+    wanted: &Wanted<'_>,
+) -> (ValueId, ValueId) {
     g.scope("embeddings.", None);
     let table = g.param("word_embeddings.weight", &[c.vocab_size, c.hidden_size]);
     let row = g.param_rows("token_type_embeddings.weight", &[c.type_vocab_size, c.hidden_size], (0, 1));
@@ -71,8 +86,7 @@ pub fn dnabert_s(c: &DnabertConfig, bounds: Bounds, outputs: &[Output]) -> Resul
         x = block(g, c, x, batch);
     }
     g.scope("", None);
-    wanted.last(g, batch, x, c.layers);
-    std::mem::replace(g, Builder::new(bounds)).finish()
+    (x, table)
 }
 
 /// One post-LN block. x: (T, D).

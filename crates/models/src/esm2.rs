@@ -3,7 +3,7 @@
 
 use crate::config::{ConfigError, Keys, Output};
 use crate::layers::{Batch, Wanted};
-use graph::ops::{Attention, Bias, Embed, Mask, Qkv, RotaryTable, SegmentMean, TokenDropout};
+use graph::ops::{Attention, Bias, Embed, Epilogue, Linear, Mask, Qkv, RotaryTable, SegmentMean, TokenDropout};
 use graph::{Bounds, Builder, Graph, Op, ValueId, VerifyError};
 
 /// The sizes and switches of an ESM-2 model.
@@ -79,14 +79,34 @@ impl Esm2Config {
     }
 }
 
+/// The mean of a sequence is over its residues.
+pub(crate) const MEAN: SegmentMean = SegmentMean { skip_first: 1, skip_last: 1 };
+
 /// The encoder, and with [`Output::Logits`] its masked-language-model head.
 pub fn esm2(c: &Esm2Config, bounds: Bounds, outputs: &[Output]) -> Result<Graph, VerifyError> {
-    let wanted = Wanted { outputs, mean: SegmentMean { skip_first: 1, skip_last: 1 } };
+    let wanted = Wanted { outputs, mean: MEAN };
     let g = &mut Builder::new(bounds);
     let batch = &mut Batch::inputs(g);
+    let (x, table) = encode(g, c, batch, &wanted);
+    wanted.last(g, batch, x, c.layers);
+    if outputs.contains(&Output::Logits) {
+        let h = lm_transform(g, c, x);
+        let bias = g.param("bias", &[c.vocab_size]);
+        let logits = g.one(Op::Linear(Linear { bias: true, epilogue: Epilogue::None }), &[h, table, bias]);
+        g.output("logits", logits);
+    }
+    std::mem::replace(g, Builder::new(bounds)).finish()
+}
+
+/// The last hidden state (T, D) and the embedding (V, D).
+pub(crate) fn encode(
+    g: &mut Builder,
+    c: &Esm2Config,
+    batch: &mut Batch,
+    wanted: &Wanted<'_>,
+) -> (ValueId, ValueId) {
     let table = g.param("embeddings.word_embeddings.weight", &[c.vocab_size, c.hidden_size]);
     let mut x = embed(g, c, batch, table); // (T, D)
-
     g.scope("encoder.layer.0.attention.self.", None);
     let inv_freq = g.param("rotary_embeddings.inv_freq", &[c.head_dim() / 2]);
     let rotary = g.node(Op::RotaryTable(RotaryTable {}), &[inv_freq]); // cos, sin: (longest, d/2)
@@ -96,14 +116,9 @@ pub fn esm2(c: &Esm2Config, bounds: Bounds, outputs: &[Output]) -> Result<Graph,
         x = block(g, c, x, batch, &rotary);
     }
     g.scope("encoder.", None);
-    x = g.layer_norm(x, "emb_layer_norm_after", c.eps);
+    let x = g.layer_norm(x, "emb_layer_norm_after", c.eps);
     g.scope("", None);
-    wanted.last(g, batch, x, c.layers);
-    if outputs.contains(&Output::Logits) {
-        let logits = lm_head(g, c, x, table);
-        g.output("logits", logits);
-    }
-    std::mem::replace(g, Builder::new(bounds)).finish()
+    (x, table)
 }
 
 fn embed(g: &mut Builder, c: &Esm2Config, batch: &Batch, table: ValueId) -> ValueId {
@@ -131,13 +146,10 @@ fn block(g: &mut Builder, c: &Esm2Config, x: ValueId, batch: &Batch, rotary: &[V
     g.add(x, h)
 }
 
-/// dense -> gelu -> layer norm -> decoder tied to the embedding. (T, D) -> (T, V).
-fn lm_head(g: &mut Builder, c: &Esm2Config, x: ValueId, table: ValueId) -> ValueId {
-    use graph::ops::{Epilogue, Linear};
+/// dense -> gelu -> layer norm, before the output that is tied to the embedding. (T, D) -> (T, D).
+pub(crate) fn lm_transform(g: &mut Builder, c: &Esm2Config, x: ValueId) -> ValueId {
     g.scope("lm_head.", None);
     let h = g.linear(x, "dense", c.hidden_size, true);
     let h = g.gelu(h);
-    let h = g.layer_norm(h, "layer_norm", c.eps);
-    let bias = g.param("bias", &[c.vocab_size]);
-    g.one(Op::Linear(Linear { bias: true, epilogue: Epilogue::None }), &[h, table, bias])
+    g.layer_norm(h, "layer_norm", c.eps)
 }

@@ -1,6 +1,7 @@
 //! Models whose configuration is known without the hub, so that `plan` works offline.
 
-use crate::{DnabertConfig, Encoder, Esm2Config};
+use crate::{DecoderConfig, DnabertConfig, Encoder, Esm2Config, Experts, Mlp, Norm, Positions};
+use graph::ops::Mask;
 
 /// (hub id, one line about it).
 pub const KNOWN: &[(&str, &str)] = &[
@@ -35,4 +36,41 @@ pub fn known(id: &str) -> Option<Encoder> {
         })),
         _ => None,
     }
+}
+
+/// The mixture-of-experts language models `tiny`, `small`, `base` and `large`: LayerNorm, GELU experts, rotary
+/// positions, biases, an output of its own, a vocabulary of 65 536.
+pub fn moe(size: &str) -> Option<DecoderConfig> {
+    let (hidden_size, layers, heads, experts, top_k) = match size {
+        "tiny" => (384, 8, 6, 4, 2),
+        "small" => (512, 14, 8, 8, 2),
+        "base" => (768, 16, 12, 16, 2),
+        "large" => (1024, 24, 16, 32, 4),
+        _ => return None,
+    };
+    Some(DecoderConfig {
+        vocab_size: 65_536,
+        hidden_size,
+        layers,
+        heads,
+        kv_heads: heads,
+        head_dim: 64,
+        intermediate_size: 4 * hidden_size,
+        norm: Norm::Layer,
+        eps: 1e-5,
+        positions: Positions::Rotary(10_000.0),
+        mask: Mask::Causal,
+        mlp: Mlp::Gelu,
+        bias: true,
+        tied: false,
+        experts: Some(Experts {
+            experts,
+            top_k,
+            shared: 0,
+            renormalise: true,
+            capacity: 0,
+            balance: 0.01,
+            z: 0.001,
+        }),
+    })
 }

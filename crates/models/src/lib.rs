@@ -6,16 +6,28 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod decoder;
 mod dnabert_s;
 mod esm2;
+mod init;
 mod known;
 mod layers;
+mod lora;
+mod mlm;
 mod mlp_head;
 mod names;
+mod training;
+mod tuning;
 
 pub use config::{ConfigError, Encoder, Output};
+pub use decoder::{DecoderConfig, Experts, Mlp, Norm, Positions, active_parameters};
 pub use dnabert_s::{DnabertConfig, dnabert_s};
 pub use esm2::{Esm2Config, esm2};
-pub use known::{KNOWN, known};
+pub use init::{Init, init, init_param};
+pub use known::{KNOWN, known, moe};
+pub use lora::{Lora, TrainingError};
+pub use mlm::Task;
 pub use mlp_head::{HeadConfig, mlp_head};
 pub use names::{candidates, derived, twins};
+pub use training::Training;
+pub use tuning::{Group, Tuning, group, trains};

@@ -175,7 +175,7 @@ impl Replay<'_> {
         for (k, out) in node.outputs.iter().enumerate() {
             let Some(v) = *out else { continue };
             let slice = self.slice(v)?;
-            if slice.region != Region::Transient {
+            if slice.region != Region::Transient && !self.is_home(slice, v)? {
                 return Err(format!("{v} is written outside of the transient region"));
             }
             for (j, input) in ins.iter().enumerate() {
@@ -200,9 +200,15 @@ impl Replay<'_> {
         }
         let outputs: Vec<ValueId> = node.outputs.iter().flatten().copied().collect();
         for (v, slice) in outputs.into_iter().zip(written) {
-            self.transient.write(slice, Some(v));
+            self.holders(slice.region).write(slice, Some(v));
         }
         Ok(())
+    }
+
+    /// Whether a slice is the storage of a state whose new value is `v`.
+    fn is_home(&self, slice: Slice, v: ValueId) -> Result<bool, String> {
+        let states = self.graph.updates.iter().filter(|(_, new)| *new == v).map(|(state, _)| *state);
+        Ok(states.map(|state| self.slice(state)).collect::<Result<Vec<_>, _>>()?.contains(&slice))
     }
 
     /// A parameter comes from its file: the same bytes whenever that is, so nothing may ever change it.

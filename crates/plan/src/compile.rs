@@ -4,10 +4,12 @@
 use crate::liveness::{Buffer, buffers};
 use crate::pack::{Item, Problem, solve};
 use crate::schedule::schedule;
+use crate::updates::Updates;
 use crate::{
-    Instr, MemoryPlan, PlanError, Policy, Region, Schedule, Slice, Target, Weights, check, check_target, passes,
+    Instr, MemoryPlan, Persistent, PlanError, Policy, Region, Schedule, Slice, Target, Weights, check,
+    check_target, passes,
 };
-use graph::{Bytes, Def, Graph, Role, ValueId};
+use graph::{Bytes, Def, Graph, ValueId};
 use serde::{Deserialize, Serialize};
 
 /// One step: everything that is needed to run, print, diff and hash it.
@@ -43,6 +45,18 @@ pub fn compile_with(
     target: &Target,
     dump: Dump<'_>,
 ) -> Result<Plan, PlanError> {
+    compile_shared(graph, policy, target, &mut Persistent::new(), dump)
+}
+
+/// Plans a graph whose parameters and states lie where `persistent` has them from earlier plans, or get a place
+/// there; and shows it after every pass.
+pub fn compile_shared(
+    graph: &Graph,
+    policy: &Policy,
+    target: &Target,
+    persistent: &mut Persistent,
+    dump: Dump<'_>,
+) -> Result<Plan, PlanError> {
     let mut verified = |after: &'static str, graph: Graph| -> Result<Graph, PlanError> {
         graph.verify().map_err(|source| PlanError::Verify { after, source })?;
         dump(after, &graph);
@@ -65,16 +79,21 @@ pub fn compile_with(
         }
     }
     let schedule = schedule(&graph, policy.weights);
-    let memory = place(&graph, &schedule, target)?;
+    let memory = place(&graph, &schedule, target, persistent)?;
     check(&graph, &schedule, &memory)?;
     check_target(&graph, &schedule, &memory, target)?;
     Ok(Plan { graph, schedule, memory })
 }
 
 /// Gives every value its address.
-fn place(graph: &Graph, schedule: &Schedule, target: &Target) -> Result<MemoryPlan, PlanError> {
+fn place(
+    graph: &Graph,
+    schedule: &Schedule,
+    target: &Target,
+    shared: &mut Persistent,
+) -> Result<MemoryPlan, PlanError> {
     let mut slices: Vec<Option<Slice>> = vec![None; graph.values.len()];
-    let persistent = place_persistent(graph, schedule, target, &mut slices);
+    place_persistent(graph, schedule, target, shared, &mut slices);
     let buffers = buffers(graph, schedule);
     let scratch = scratch(graph, schedule, target)?;
     let item = |bytes: Bytes, birth, death| Item { size: bytes.0, birth, death };
@@ -97,7 +116,7 @@ fn place(graph: &Graph, schedule: &Schedule, target: &Target) -> Result<MemoryPl
     let holder = |b: &Buffer| b.holder(bound.instant);
     let live_at_peak: Vec<ValueId> = live.iter().filter_map(|&k| buffers.get(k)).map(holder).collect();
     Ok(MemoryPlan {
-        persistent,
+        persistent: shared.bytes(),
         transient: Bytes(packing.height),
         slices,
         workspaces,
@@ -107,28 +126,27 @@ fn place(graph: &Graph, schedule: &Schedule, target: &Target) -> Result<MemoryPl
     })
 }
 
-/// Parameters and states that stay, one behind the other in the order of the graph.
+/// Parameters and states that stay, one behind the other in the order of the graph, and the new values that are
+/// written into their storage.
 fn place_persistent(
     graph: &Graph,
     schedule: &Schedule,
     target: &Target,
+    shared: &mut Persistent,
     slices: &mut [Option<Slice>],
-) -> Bytes {
+) {
     let mut loaded = vec![false; graph.values.len()];
     schedule.loads().for_each(|v| loaded[v.index()] = true);
-    let mut end = Bytes::ZERO;
     for (id, value) in graph.values().filter(|(_, v)| v.def == Def::Source) {
-        let persistent = match value.spec.role {
-            Role::Param(_) | Role::State(_) => true,
-            Role::Input | Role::Activation | Role::Grad | Role::Scratch => false,
-        };
-        if persistent && !loaded[id.index()] {
-            let bytes = value.spec.bytes(&graph.bounds);
-            slices[id.index()] = Some(Slice { region: Region::Persistent, offset: end.0, bytes });
-            end = (end + bytes).align_up(target.alignment);
+        if !loaded[id.index()] {
+            slices[id.index()] = shared.place(graph, &value.spec, target.alignment);
         }
     }
-    end
+    for (v, home) in Updates::of(graph).home.iter().enumerate() {
+        if let Some(state) = home {
+            slices[v] = slices[state.index()];
+        }
+    }
 }
 
 /// (instruction, scratch of its kernel). Here a target without a kernel is found out.

@@ -19,14 +19,15 @@ mod program;
 mod schedule;
 mod search;
 mod target;
+mod updates;
 
 pub use bill::{Bill, Remedy};
 pub use check::{CheckError, check, check_target};
-pub use compile::{Dump, Plan, compile, compile_with};
+pub use compile::{Dump, Plan, compile, compile_shared, compile_with};
 pub use cost::step_seconds;
 pub use error::PlanError;
 pub use ledger::{Entry, Ledger};
-pub use memory::{MemoryPlan, Region, Slice};
+pub use memory::{MemoryPlan, Persistent, Region, Slice};
 pub use policy::{AutodiffPolicy, Policy, Weights};
 pub use program::{Program, Staging};
 pub use schedule::{Instr, Schedule};

@@ -2,6 +2,7 @@
 //! storage of an input only where the op's alias rule allows it and nobody reads that input later.
 
 use crate::schedule::{Instr, Schedule};
+use crate::updates::Updates;
 use graph::{Bytes, Graph, Node, NodeId, Role, ValueId};
 
 /// Storage that one value, or several after each other, live in.
@@ -26,6 +27,7 @@ impl Buffer {
 /// The transient buffers of a schedule.
 pub(crate) fn buffers(graph: &Graph, schedule: &Schedule) -> Vec<Buffer> {
     let deaths = deaths(graph, schedule);
+    let home = Updates::of(graph).home;
     let mut of_value: Vec<Option<usize>> = vec![None; graph.values.len()];
     let mut buffers: Vec<Buffer> = vec![];
     let mut open = |values: &mut [Option<usize>], v: ValueId, birth: u32, death: u32| {
@@ -56,7 +58,11 @@ pub(crate) fn buffers(graph: &Graph, schedule: &Schedule) -> Vec<Buffer> {
         let mut taken = vec![];
         for (k, out) in graph.node(id).outputs.iter().enumerate() {
             let Some(v) = *out else { continue };
-            match reusable(graph, id, k, v, instant, &deaths, &taken) {
+            if home[v.index()].is_some() {
+                continue;
+            }
+            let free = |old: ValueId| deaths[old.index()] == instant && home[old.index()].is_none();
+            match reusable(graph, id, k, v, free, &taken) {
                 Some(old) => {
                     taken.push(old);
                     merges.push((instant, old, v));
@@ -96,14 +102,13 @@ fn deaths(graph: &Graph, schedule: &Schedule) -> Vec<u32> {
     deaths
 }
 
-/// The input whose storage output `k` = `v` of a node may take over.
+/// The input whose storage output `k` = `v` of a node may take over, among those that are `free` from here on.
 fn reusable(
     graph: &Graph,
     id: NodeId,
     k: usize,
     v: ValueId,
-    instant: u32,
-    deaths: &[u32],
+    free: impl Fn(ValueId) -> bool,
     taken: &[ValueId],
 ) -> Option<ValueId> {
     let node: &Node = graph.node(id);
@@ -119,7 +124,7 @@ fn reusable(
         computed
             && !elsewhere
             && !taken.contains(old)
-            && deaths[old.index()] == instant
+            && free(*old)
             && graph.spec(*old).bytes(&graph.bounds) == bytes
             && graph.spec(*old).shape == graph.spec(v).shape
     })

@@ -2,9 +2,10 @@
 //! region that they take turns in. Invariant: the arena is the sum of these three and nothing else.
 
 use crate::{Bill, Instr, Ledger, Plan, PlanError, Region, Remedy, Slice, Target, step_seconds};
-use graph::{Bytes, Graph, Role, ValueId, node_label};
+use graph::{Bytes, Def, Graph, Role, ValueId, node_label};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 /// Plans that share an arena.
@@ -51,6 +52,8 @@ pub struct Program {
     target: Target,
     plans: Vec<(String, Plan)>,
     staging: Vec<Staging>,
+    /// Whether all plans were made with one [`Persistent`](crate::Persistent).
+    shared: bool,
 }
 
 /// Bytes of the arena that belong to no plan: rows that wait between two of them.
@@ -65,7 +68,13 @@ pub struct Staging {
 impl Program {
     /// Puts plans for one target together.
     pub fn new(target: Target, plans: Vec<(String, Plan)>, staging: Vec<Staging>) -> Self {
-        Self { target, plans, staging }
+        Self { target, plans, staging, shared: false }
+    }
+
+    /// Puts plans together that were made with one [`Persistent`](crate::Persistent): their parameters and states
+    /// are the same bytes.
+    pub fn sharing(target: Target, plans: Vec<(String, Plan)>) -> Self {
+        Self { target, plans, staging: vec![], shared: true }
     }
 
     /// The machine.
@@ -99,7 +108,7 @@ impl Program {
 
     /// Where in the arena staging `k` begins.
     pub fn staging_address(&self, k: usize) -> u64 {
-        self.persistent_before(self.plans.len()).0 + self.staging_before(k).0
+        self.persistent().0 + self.staging_before(k).0
     }
 
     /// The one allocation, to the byte.
@@ -136,11 +145,7 @@ impl Program {
     /// What the bytes at the peak are for; sums to [`Program::peak`] exactly.
     pub fn ledger(&self) -> Ledger {
         let mut ledger = Ledger::new();
-        let mut padding = Bytes::ZERO;
-        for (_, plan) in &self.plans {
-            let weights = self.add_persistent(plan, &mut ledger);
-            padding += plan.memory.persistent - weights;
-        }
+        let mut padding = self.persistent() - self.add_persistent(&mut ledger);
         let (peak, _) = self.peak_at();
         if let Some((_, plan)) = self.plans.get(peak) {
             let live = add_transient(plan, &mut ledger);
@@ -213,26 +218,40 @@ impl Program {
         Err(PlanError::OverBudget(Box::new(self.bill(budget, vec![]))))
     }
 
-    fn add_persistent(&self, plan: &Plan, ledger: &mut Ledger) -> Bytes {
+    /// What lies in the persistent region, each byte once.
+    fn add_persistent(&self, ledger: &mut Ledger) -> Bytes {
+        let mut seen = BTreeSet::new();
         let mut sum = Bytes::ZERO;
-        for (v, value) in plan.graph.values() {
-            if plan.memory.slice(v).is_none_or(|slice| slice.region != Region::Persistent) {
-                continue;
+        for (i, (_, plan)) in self.plans.iter().enumerate() {
+            for (v, value) in plan.graph.values().filter(|(_, v)| v.def == Def::Source) {
+                let slice = plan.memory.slice(v).filter(|slice| slice.region == Region::Persistent);
+                let Some(slice) = slice else { continue };
+                let label = match value.spec.role {
+                    Role::Param(_) => "params",
+                    Role::State(s) => plan.graph.states[s.index()].kind.label(),
+                    Role::Input | Role::Activation | Role::Grad | Role::Scratch => continue,
+                };
+                if slice.bytes > Bytes::ZERO && seen.insert(self.address(i, slice)) {
+                    ledger.add(label, slice.bytes);
+                    sum += slice.bytes;
+                }
             }
-            let label = match value.spec.role {
-                Role::Param(_) => "params",
-                Role::State(_) => "states",
-                Role::Input | Role::Activation | Role::Grad | Role::Scratch => continue,
-            };
-            let bytes = value.spec.bytes(&plan.graph.bounds);
-            ledger.add(label, bytes);
-            sum += bytes;
         }
         sum
     }
 
+    /// Bytes of weights and states: the arena's first region.
+    pub fn persistent(&self) -> Bytes {
+        self.persistent_before(self.plans.len())
+    }
+
     fn persistent_before(&self, plan: usize) -> Bytes {
-        self.plans[..plan].iter().map(|(_, p)| p.memory.persistent).sum()
+        let all = self.plans.iter().map(|(_, p)| p.memory.persistent);
+        match self.shared {
+            false => all.take(plan).sum(),
+            true if plan == self.plans.len() => all.max().unwrap_or_default(),
+            true => Bytes::ZERO,
+        }
     }
 
     fn staging_before(&self, k: usize) -> Bytes {
@@ -240,7 +259,7 @@ impl Program {
     }
 
     fn transient_base(&self) -> Bytes {
-        self.persistent_before(self.plans.len()) + self.staging_before(self.staging.len())
+        self.persistent() + self.staging_before(self.staging.len())
     }
 
     fn transient(&self) -> Bytes {
@@ -275,9 +294,9 @@ fn add_transient(plan: &Plan, ledger: &mut Ledger) -> Bytes {
             Role::Input => "inputs",
             Role::Activation | Role::Grad | Role::Scratch if is_output(v) => "outputs",
             Role::Activation | Role::Scratch => "activations",
-            Role::Grad => "gradients",
+            Role::Grad => "activation gradients",
             Role::Param(_) => STREAMED,
-            Role::State(_) => "states",
+            Role::State(s) => graph.states[s.index()].kind.label(),
         };
         add(label, graph.spec(v).bytes(&graph.bounds));
     }

@@ -2,6 +2,7 @@
 
 use crate::Weights;
 use crate::passes::streamed;
+use crate::updates::Updates;
 use graph::{Graph, NodeId, ValueId};
 use serde::{Deserialize, Serialize};
 
@@ -29,14 +30,16 @@ pub struct Schedule {
     pub instrs: Vec<Instr>,
 }
 
-/// Nodes in the order of the graph, each behind the loads of its streamed parameters, then the updates: nobody
-/// reads the old state after them.
+/// Nodes in the order of the graph, each behind the loads of its streamed parameters and before the copies of
+/// states that nobody reads after it. What is written into its state's storage needs no copy.
 pub(crate) fn schedule(graph: &Graph, weights: Weights) -> Schedule {
     let streamed = match weights {
         Weights::Resident | Weights::Trained => vec![false; graph.values.len()],
         Weights::Streamed => streamed(graph),
     };
-    let mut instrs = vec![];
+    let updates = Updates::of(graph);
+    let copy = |&(to, from): &(ValueId, ValueId)| Instr::Copy { from, to };
+    let mut instrs: Vec<Instr> = updates.before.iter().map(copy).collect();
     for (id, node) in graph.nodes() {
         for (k, &v) in node.inputs.iter().enumerate() {
             if streamed[v.index()] && !node.inputs[..k].contains(&v) {
@@ -44,8 +47,8 @@ pub(crate) fn schedule(graph: &Graph, weights: Weights) -> Schedule {
             }
         }
         instrs.push(Instr::Launch(id));
+        instrs.extend(updates.copies[id.index()].iter().map(copy));
     }
-    instrs.extend(graph.updates.iter().map(|&(to, from)| Instr::Copy { from, to }));
     Schedule { instrs }
 }
 

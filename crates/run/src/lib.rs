@@ -38,6 +38,7 @@ pub mod plot;
 pub mod predict;
 pub mod price;
 mod session;
+pub mod train;
 pub mod verify;
 
 pub use data::printable::{Place, is_printable};

@@ -2,9 +2,8 @@
 //! Invariant: operands come from a checked plan, so their ranges are inside the arena and overlap only where
 //! the op's alias rule allows it; token ids and spans come from outside and are checked at every launch.
 
-use super::norm::BatchNorm;
 use super::operands::Operands;
-use super::{Cpu, Isa, elementwise, embed, kernels, launch, norm, reduce, rope};
+use super::{Cpu, Isa, elementwise, kernels, launch, reduce};
 use crate::arena::Arena;
 use crate::device::{Device, DeviceError, Launch};
 use graph::{Bytes, Op};
@@ -81,44 +80,17 @@ impl Device for CpuDevice {
             Op::Add(_) => elementwise::add(cpu, l.input(0)?, l.input(1)?, l.output(0)?),
             Op::Attention(op) => launch::attention::attention(&l, cpu, op)?,
             Op::AttentionGrad(op) => launch::attention::attention_grad(&l, cpu, op)?,
-            Op::BatchNorm(op) => {
-                let [gamma, beta, mean, var] = [l.vector(1)?, l.vector(2)?, l.vector(3)?, l.vector(4)?];
-                let norm = BatchNorm { gamma, beta, mean, var, eps: op.eps };
-                norm::batch_norm(cpu, l.input(0)?, norm, l.output(0)?);
-            }
-            Op::Concat(_) => {
-                let mut y = l.output(0)?;
-                let mut column = 0;
-                for i in 0..launched.ins.len() {
-                    let x = l.input(i)?;
-                    elementwise::copy(cpu, x, y.columns(column, x.cols()));
-                    column += x.cols();
-                }
-            }
+            Op::BatchNorm(op) => launch::forward::batch_norm(&l, cpu, op)?,
+            Op::Concat(op) => launch::forward::concat(&l, cpu, op)?,
             Op::Embed(op) => l.embed(cpu, op)?,
             Op::Gelu(_) => elementwise::gelu(cpu, l.input(0)?, l.output(0)?),
-            Op::Glu(_) => elementwise::glu(cpu, l.input(0)?, l.output(0)?),
-            Op::LayerNorm(op) => {
-                let (gamma, beta, y) = (l.vector(1)?, l.vector(2)?, l.output(0)?);
-                let (mean, rstd) = (l.vector_out(1)?, l.vector_out(2)?);
-                norm::layer_norm(cpu, l.input(0)?, gamma, beta, op.eps, y, mean, rstd);
-            }
+            Op::Glu(op) => launch::forward::glu(&l, cpu, op)?,
+            Op::LayerNorm(op) => launch::forward::layer_norm(&l, cpu, op)?,
             Op::Linear(op) => l.linear(cpu, op)?,
             Op::Relu(_) => elementwise::relu(cpu, l.input(0)?, l.output(0)?),
-            Op::RotaryTable(_) => {
-                let inv_freq = l.vector(0)?;
-                let (cos, sin) = (l.flat_out(0)?, l.flat_out(1)?);
-                rope::table(inv_freq, cos.len() / inv_freq.len().max(1), cos, sin);
-            }
-            Op::SegmentMean(op) => {
-                let x = l.input(0)?;
-                let (first, last) = (op.skip_first as usize, op.skip_last as usize);
-                reduce::segment_mean(cpu, x, l.spans(1, x.rows())?, first, last, l.output(0)?);
-            }
-            Op::SelectRows(_) => {
-                let x = l.input(0)?;
-                embed::gather(cpu, l.ids(1, x.rows())?, x, None, l.output(0)?);
-            }
+            Op::RotaryTable(op) => launch::forward::rotary_table(&l, op)?,
+            Op::SegmentMean(op) => launch::forward::segment_mean(&l, cpu, op)?,
+            Op::SelectRows(op) => launch::forward::select_rows(&l, cpu, op)?,
             Op::Softmax(_) => reduce::softmax(cpu, l.input(0)?, l.output(0)?),
             Op::BatchNormGrad(op) => launch::backward::batch_norm_grad(&l, cpu, op)?,
             Op::BatchNormTrain(op) => launch::backward::batch_norm_train(&l, cpu, op)?,

@@ -1,4 +1,4 @@
-//! Ops that look at one element at a time: add, GELU, ReLU, the gated product, copy, fill.
+//! Ops that look at one element at a time: add, GELU, ReLU, the gated product, their gradients, copy, fill.
 //!
 //! Invariant: an output element depends on the input elements at its own place only.
 
@@ -25,12 +25,47 @@ pub fn relu(cpu: &Cpu, x: Rows<'_>, y: RowsMut<'_>) {
     each(cpu, Op::Relu, x, x, y);
 }
 
-/// y (T, F) = gelu(x[.., ..F]) * x[.., F..] for x (T, 2F): MosaicBERT's gated linear unit
-/// (Shazeer, 2020). `y` may be exactly the first F columns of `x`.
-pub fn glu(cpu: &Cpu, x: Rows<'_>, y: RowsMut<'_>) {
+/// The function of a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// x Phi(x), exact.
+    Gelu,
+    /// x / (1 + e^-x).
+    Silu,
+}
+
+/// y (T, F) = f(x[.., ..F]) * x[.., F..] for x (T, 2F): a gated linear unit (Shazeer, 2020).
+/// `y` may be exactly the first F columns of `x`.
+pub fn glu(cpu: &Cpu, gate: Gate, x: Rows<'_>, y: RowsMut<'_>) {
     let half = y.cols();
     assert_eq!(x.cols(), 2 * half, "columns of x");
-    each(cpu, Op::Glu, x.columns(0, half), x.columns(half, half), y);
+    each(cpu, Op::Glu(gate), x.columns(0, half), x.columns(half, half), y);
+}
+
+/// dx[.., ..F] = dy f'(x[.., ..F]) x[.., F..], dx[.., F..] = dy f(x[.., ..F]) for x (T, 2F).
+/// `dx` may be exactly `x`.
+pub fn glu_grad(cpu: &Cpu, gate: Gate, dy: Rows<'_>, x: Rows<'_>, dx: RowsMut<'_>) {
+    let (rows, half) = (dy.rows(), dy.cols());
+    assert!(x.rows() == rows && x.cols() == 2 * half, "x is ({rows}, {})", 2 * half);
+    assert!(dx.rows() == rows && dx.cols() == 2 * half, "dx is ({rows}, {})", 2 * half);
+    cpu.by_rows(rows, 2 * half, &|range| cpu.isa().run(GluGrad { gate, dy, x, dx: &dx, range }));
+}
+
+/// dx = dy (Phi(x) + x phi(x)). `dx` may be exactly `dy` or `x`.
+pub fn gelu_grad(cpu: &Cpu, dy: Rows<'_>, x: Rows<'_>, dx: RowsMut<'_>) {
+    assert!(dy.rows() == x.rows() && dy.cols() == x.cols(), "dy and x of one shape");
+    each(cpu, Op::GeluGrad, dy, x, dx);
+}
+
+/// dx = dy, and 0 where x <= 0. `dx` may be exactly `dy` or `x`.
+pub fn relu_grad(cpu: &Cpu, dy: Rows<'_>, x: Rows<'_>, dx: RowsMut<'_>) {
+    assert!(dy.rows() == x.rows() && dy.cols() == x.cols(), "dy and x of one shape");
+    each(cpu, Op::ReluGrad, dy, x, dx);
+}
+
+/// y = factor x. `y` may be exactly `x`.
+pub fn scale(cpu: &Cpu, factor: f32, x: Rows<'_>, y: RowsMut<'_>) {
+    each(cpu, Op::Scale(factor), x, x, y);
 }
 
 /// y = x, for example into some columns of a concatenation.
@@ -49,8 +84,11 @@ pub fn fill(cpu: &Cpu, value: f32, y: RowsMut<'_>) {
 enum Op {
     Add,
     Gelu,
+    GeluGrad,
     Relu,
-    Glu,
+    ReluGrad,
+    Scale(f32),
+    Glu(Gate),
     Copy,
     Fill(f32),
 }
@@ -60,6 +98,9 @@ fn each(cpu: &Cpu, op: Op, a: Rows<'_>, b: Rows<'_>, y: RowsMut<'_>) {
     assert!(a.rows() == rows && a.cols() == cols, "x and y of one shape, ({rows}, {cols})");
     cpu.by_rows(rows, cols, &|range| cpu.isa().run(Each { op, a, b, y: &y, range }));
 }
+
+/// The least positive f32: what is below it is at most 0.
+const LEAST: f32 = f32::from_bits(1);
 
 struct Each<'a> {
     op: Op,
@@ -83,13 +124,50 @@ impl Kernel for Each<'_> {
                 let v = match self.op {
                     Op::Add => s.add(a(), b()),
                     Op::Gelu => math::gelu(s, a()),
+                    Op::GeluGrad => s.mul(a(), math::gelu_slope(s, b())),
                     Op::Relu => s.max(s.splat(0.0), a()),
-                    Op::Glu => s.mul(math::gelu(s, a()), b()),
+                    Op::ReluGrad => s.zero_below(a(), b(), s.splat(LEAST)),
+                    Op::Scale(factor) => s.mul(a(), s.splat(factor)),
+                    Op::Glu(Gate::Gelu) => s.mul(math::gelu(s, a()), b()),
+                    Op::Glu(Gate::Silu) => s.mul(math::silu(s, a()), b()),
                     Op::Copy => a(),
                     Op::Fill(value) => s.splat(value),
                 };
                 // SAFETY: as above; this task alone writes row r.
                 unsafe { s.store_n(self.y.row(r).add(j), v, n) };
+            }
+        }
+    }
+}
+
+struct GluGrad<'a> {
+    gate: Gate,
+    dy: Rows<'a>,
+    x: Rows<'a>,
+    dx: &'a RowsMut<'a>,
+    range: Range<usize>,
+}
+
+impl Kernel for GluGrad<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let half = self.dy.cols();
+        for r in self.range.clone() {
+            let (dy, x, dx) = (self.dy.row(r), self.x.row(r), self.dx.row(r));
+            for j in (0..half).step_by(LANES) {
+                let n = LANES.min(half - j);
+                // SAFETY: columns j..j + n of row r of dy, and of either half of x and dx; both halves are
+                // read before they are written, and this task alone writes row r.
+                unsafe {
+                    let dy = s.load_n(dy.add(j), n);
+                    let (gate, value) = (s.load_n(x.add(j), n), s.load_n(x.add(half + j), n));
+                    let (f, slope) = match self.gate {
+                        Gate::Gelu => (math::gelu(s, gate), math::gelu_slope(s, gate)),
+                        Gate::Silu => (math::silu(s, gate), math::silu_slope(s, gate)),
+                    };
+                    s.store_n(dx.add(j), s.mul(s.mul(dy, slope), value), n);
+                    s.store_n(dx.add(half + j), s.mul(dy, f), n);
+                }
             }
         }
     }

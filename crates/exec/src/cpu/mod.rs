@@ -7,10 +7,10 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod columns;
 mod device;
 #[cfg(target_arch = "x86_64")]
 mod gemm_amx;
-mod half;
 mod isa;
 mod kernels;
 mod launch;
@@ -26,18 +26,24 @@ mod tile;
 mod total;
 mod view;
 
+pub mod accumulate;
 pub mod adafactor;
 pub mod attention;
+pub mod batch_norm;
+pub mod cast;
+pub mod dropout;
 pub mod elementwise;
 pub mod embed;
 pub mod gemm;
 pub mod norm;
+pub mod norm_grad;
 pub mod optimizer;
 pub mod optimizer_8bit;
 pub mod peak;
 pub mod place;
 pub mod reduce;
 pub mod rope;
+pub mod scatter;
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! Layer norm and batch norm (running statistics), row by row.
+//! Layer norm, RMS norm and batch norm (running statistics), row by row.
 //!
 //! Invariant: a row's mean and variance are two passes of sixteen interleaved f32 sums, added
 //! up in the fixed tree: the row's length fixes the order.
@@ -34,6 +34,19 @@ pub fn layer_norm(
     cpu.by_rows(rows, cols, &|range| {
         let (mean, rstd) = (mean as *mut f32, rstd as *mut f32);
         cpu.isa().run(LayerNorm { x, gamma, beta, eps, y: &y, mean, rstd, range });
+    });
+}
+
+/// y = x * rstd * gamma for each row, rstd = 1 / sqrt(mean(x^2) + eps) (Zhang and Sennrich, 2019).
+/// `y` may be exactly `x`. `rstd`, one value per row, is written where given.
+pub fn rms_norm(cpu: &Cpu, x: Rows<'_>, gamma: &[f32], eps: f32, y: RowsMut<'_>, rstd: Option<&mut [f32]>) {
+    let (rows, cols) = (x.rows(), x.cols());
+    assert!(y.rows() == rows && y.cols() == cols, "y is ({rows}, {cols})");
+    assert!(gamma.len() == cols, "gamma of {cols}");
+    assert!(rstd.as_ref().is_none_or(|v| v.len() == rows), "one statistic per row");
+    let rstd = rstd.map_or(0, |v| v.as_mut_ptr() as usize);
+    cpu.by_rows(rows, cols, &|range| {
+        cpu.isa().run(RmsNorm { x, gamma, eps, y: &y, rstd: rstd as *mut f32, range });
     });
 }
 
@@ -124,6 +137,45 @@ unsafe fn statistics<S: Simd>(s: S, x: *const f32, cols: usize, eps: f32) -> (f3
         sum = s.fma(d, d, sum);
     }
     (mean, 1.0 / (s.sum(sum) / cols as f32 + eps).sqrt())
+}
+
+struct RmsNorm<'a> {
+    x: Rows<'a>,
+    gamma: &'a [f32],
+    eps: f32,
+    y: &'a RowsMut<'a>,
+    rstd: *mut f32,
+    range: Range<usize>,
+}
+
+impl Kernel for RmsNorm<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let cols = self.x.cols();
+        for r in self.range.clone() {
+            let x = self.x.row(r);
+            let mut sum = s.splat(0.0);
+            for j in (0..cols).step_by(LANES) {
+                // SAFETY: at most the rest of the row.
+                let v = unsafe { s.load_n(x.add(j), LANES.min(cols - j)) };
+                sum = s.fma(v, v, sum);
+            }
+            let rstd = 1.0 / (s.sum(sum) / cols as f32 + self.eps).sqrt();
+            for j in (0..cols).step_by(LANES) {
+                let n = LANES.min(cols - j);
+                // SAFETY: j + n <= cols, the length of row r of x and y, and of gamma.
+                unsafe {
+                    let gamma = s.load_n(self.gamma.as_ptr().add(j), n);
+                    let v = s.mul(s.load_n(x.add(j), n), s.splat(rstd));
+                    s.store_n(self.y.row(r).add(j), s.mul(v, gamma), n);
+                }
+            }
+            if !self.rstd.is_null() {
+                // SAFETY: a given column has one value per row, this row's written here.
+                unsafe { self.rstd.add(r).write(rstd) };
+            }
+        }
+    }
 }
 
 struct Batch<'a> {

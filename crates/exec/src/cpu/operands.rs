@@ -45,6 +45,11 @@ impl<'a> Operands<'a> {
         Ok(unsafe { RowsMut::from_raw(self.start(o)?, rows, columns, columns) })
     }
 
+    /// An output, if it is wanted.
+    pub(super) fn output_if(&self, k: usize) -> Result<Option<RowsMut<'a>>, DeviceError> {
+        self.launch.outs[k].as_ref().map(|_| self.output(k)).transpose()
+    }
+
     /// An input as one run of floats.
     pub(super) fn vector(&self, i: usize) -> Result<&'a [f32], DeviceError> {
         let o = &self.launch.ins[i];
@@ -73,12 +78,17 @@ impl<'a> Operands<'a> {
         Ok(unsafe { std::slice::from_raw_parts_mut(start, bytes.0 as usize / 4) })
     }
 
-    /// Row indices below `rows`.
-    pub(super) fn ids(&self, i: usize, rows: usize) -> Result<&'a [u32], DeviceError> {
+    /// An input as one run of words.
+    pub(super) fn words(&self, i: usize) -> Result<&'a [u32], DeviceError> {
         let o = &self.launch.ins[i];
         let len = o.spec.elements_at(self.launch.counts) as usize;
         // SAFETY: inside the arena; every bit pattern is a u32.
-        let ids: &[u32] = unsafe { std::slice::from_raw_parts(self.start(o)?.cast(), len) };
+        Ok(unsafe { std::slice::from_raw_parts(self.start(o)?.cast(), len) })
+    }
+
+    /// Row indices below `rows`.
+    pub(super) fn ids(&self, i: usize, rows: usize) -> Result<&'a [u32], DeviceError> {
+        let ids = self.words(i)?;
         match ids.iter().find(|&&id| id as usize >= rows) {
             Some(id) => Err(self.refuse(format!("row {} of a table of {rows}", *id as i32))),
             None => Ok(ids),

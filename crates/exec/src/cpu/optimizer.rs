@@ -1,4 +1,4 @@
-//! AdamW and SGD, gradients added up, and the scale of all gradients.
+//! AdamW and SGD, and the scale of all gradients.
 //!
 //! Invariant: a new state depends on old ones at its own element only. The norm is a sum of squares in f64, chunk by
 //! chunk in their order; the square of an f32 is exact there, so no instruction set changes it.
@@ -40,15 +40,6 @@ pub fn sgd(cpu: &Cpu, op: &Sgd, g: Gradient<'_>, p: Place<'_, f32>, scale: Scale
 /// One step of SGD with momentum on p and its buffer.
 pub fn sgd_momentum(cpu: &Cpu, op: &Sgd, g: Gradient<'_>, states: [Place<'_, f32>; 2], scale: Scale, lr: f32) {
     update(cpu, SgdStep { op: *op, lr }, g, states, scale);
-}
-
-/// acc = keep ? acc + g : g.
-pub fn accumulate(cpu: &Cpu, acc: Place<'_, f32>, g: Gradient<'_>, keep: bool) {
-    let once = Scale { factor: 1.0, ok: true };
-    match keep {
-        true => update(cpu, Sum, g, [acc], once),
-        false => update(cpu, First, g, [acc], once),
-    }
 }
 
 /// The scale of `grads` and their norm, both unscaled (torch.nn.utils.clip_grad_norm_).
@@ -146,27 +137,6 @@ impl Step<2> for SgdStep {
         let b = s.fma(momentum, b, g);
         let by = if self.op.nesterov { s.fma(momentum, b, g) } else { b };
         [self.down(s, p, by), b]
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Sum;
-
-impl Step<1> for Sum {
-    #[inline(always)]
-    fn step<S: Simd>(&self, s: S, g: S::V, [acc]: [S::V; 1]) -> [S::V; 1] {
-        [s.add(acc, g)]
-    }
-}
-
-/// What was there may be no number, and does not matter.
-#[derive(Clone, Copy)]
-struct First;
-
-impl Step<1> for First {
-    #[inline(always)]
-    fn step<S: Simd>(&self, _: S, g: S::V, _: [S::V; 1]) -> [S::V; 1] {
-        [g]
     }
 }
 

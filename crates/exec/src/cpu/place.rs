@@ -3,7 +3,7 @@
 //! Invariant: a [`Place`] may be read and written at the same address; whoever has one touches each element of it
 //! from one task only, and reads it before writing it.
 
-use super::half::{bf16_to_f32, f16_to_f32};
+use super::cast::{Half, bf16_to_f32, f16_to_f32};
 use super::simd::{LANES, Simd};
 use core::marker::PhantomData;
 
@@ -74,12 +74,10 @@ impl<'a, T> Place<'a, T> {
 /// A gradient; only read.
 #[derive(Clone, Copy, Debug)]
 pub enum Gradient<'a> {
-    /// f32.
+    /// Of 32 bits.
     F32(&'a [f32]),
-    /// Bits of bfloat16.
-    Bf16(&'a [u16]),
-    /// Bits of IEEE binary16.
-    F16(&'a [u16]),
+    /// Of 16 bits.
+    Half(Half, &'a [u16]),
 }
 
 impl Gradient<'_> {
@@ -87,7 +85,7 @@ impl Gradient<'_> {
     pub fn len(&self) -> usize {
         match self {
             Self::F32(g) => g.len(),
-            Self::Bf16(g) | Self::F16(g) => g.len(),
+            Self::Half(_, g) => g.len(),
         }
     }
 
@@ -106,26 +104,29 @@ impl Gradient<'_> {
             // SAFETY: as the caller promises.
             Self::F32(g) => unsafe { s.load_n(g.as_ptr().add(i), n) },
             // SAFETY: as the caller promises.
-            Self::Bf16(g) => unsafe { widened(s, g.as_ptr().add(i), n, bf16_to_f32) },
-            // SAFETY: as the caller promises.
-            Self::F16(g) => unsafe { widened(s, g.as_ptr().add(i), n, f16_to_f32) },
+            Self::Half(half, g) => unsafe { load_half(s, *half, g.as_ptr().add(i), n) },
         }
     }
 }
 
+/// `n` (at most 16) elements widened, zeros after them.
+///
 /// # Safety
-/// `n` (at most 16) elements must be readable at `p`.
+/// They must be readable at `p`.
 #[inline(always)]
-unsafe fn widened<S: Simd>(s: S, p: *const u16, n: usize, of: impl Fn(u16) -> f32) -> S::V {
+pub(super) unsafe fn load_half<S: Simd>(s: S, half: Half, p: *const u16, n: usize) -> S::V {
     let mut bits = [0; LANES];
-    // SAFETY: the caller promises `n` readable elements; full vectors are one load.
+    // SAFETY: the caller promises `n` readable elements; a whole vector is one load.
     unsafe {
         match n {
             LANES => bits = p.cast::<[u16; LANES]>().read_unaligned(),
             _ => core::ptr::copy_nonoverlapping(p, bits.as_mut_ptr(), n),
         }
     }
-    let floats = bits.map(of);
+    let floats: [f32; LANES] = match half {
+        Half::Bf16 => core::array::from_fn(|i| bf16_to_f32(bits[i])),
+        Half::F16 => core::array::from_fn(|i| f16_to_f32(bits[i])),
+    };
     // SAFETY: sixteen floats.
     unsafe { s.load(floats.as_ptr()) }
 }

@@ -1,4 +1,4 @@
-//! Softmax over rows, and the mean over each sequence's rows.
+//! Softmax over rows, the mean over each sequence's rows, and their gradients.
 //!
 //! Invariant: a row's softmax uses sixteen interleaved sums in the fixed tree; a segment's mean
 //! adds its rows one after another in f64, from the segment's first to its last.
@@ -39,6 +39,39 @@ pub fn segment_mean(
         // At most `end`, so that an over-trimmed span is an empty range.
         let rows = (start + skip_first).min(end)..end.saturating_sub(skip_last);
         cpu.isa().run(Mean { x, rows, columns, segment, y: &y });
+    });
+}
+
+/// dx = y (dy - sum dy y) for each row. `dx` may be exactly `dy` or `y`.
+pub fn softmax_grad(cpu: &Cpu, dy: Rows<'_>, y: Rows<'_>, dx: RowsMut<'_>) {
+    let (rows, cols) = (dy.rows(), dy.cols());
+    assert!(y.rows() == rows && y.cols() == cols, "y is ({rows}, {cols})");
+    assert!(dx.rows() == rows && dx.cols() == cols, "dx is ({rows}, {cols})");
+    cpu.by_rows(rows, cols, &|range| cpu.isa().run(SoftmaxGrad { dy, y, dx: &dx, range }));
+}
+
+/// dx[t] = dy[s] / n for the n rows of span s that `segment_mean` averages; zeros for all others.
+pub fn segment_mean_grad(
+    cpu: &Cpu,
+    dy: Rows<'_>,
+    spans: &[[u32; 2]],
+    skip_first: usize,
+    skip_last: usize,
+    dx: RowsMut<'_>,
+) {
+    assert!(dy.rows() == spans.len() && dy.cols() == dx.cols(), "dy is (spans, columns of dx)");
+    super::check_spans(spans, dx.rows());
+    cpu.by_rows(dx.rows(), dx.cols(), &|range| {
+        for t in range {
+            let segment = spans.partition_point(|span| span[1] as usize <= t);
+            let counted = spans.get(segment).map(|&[start, end]| {
+                (start as usize + skip_first).min(end as usize)..(end as usize).saturating_sub(skip_last)
+            });
+            let counted = counted.filter(|counted| counted.contains(&t));
+            let share = counted.map_or(0.0, |counted| 1.0 / counted.len() as f32);
+            let from = (share > 0.0).then(|| dy.row(segment));
+            cpu.isa().run(Share { from, share, dx: &dx, t });
+        }
     });
 }
 
@@ -109,6 +142,60 @@ impl Kernel for Mean<'_> {
             let to = self.y.row(self.segment).wrapping_add(self.columns.start + j);
             // SAFETY: an element of y that this task alone writes.
             unsafe { to.write((sum / count) as f32) };
+        }
+    }
+}
+
+struct SoftmaxGrad<'a> {
+    dy: Rows<'a>,
+    y: Rows<'a>,
+    dx: &'a RowsMut<'a>,
+    range: Range<usize>,
+}
+
+impl Kernel for SoftmaxGrad<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let cols = self.y.cols();
+        for r in self.range.clone() {
+            let (dy, y, dx) = (self.dy.row(r), self.y.row(r), self.dx.row(r));
+            // SAFETY: row r of dy, y and dx holds `cols` f32; elements are read before they are written.
+            unsafe {
+                let mut sum = s.splat(0.0);
+                for j in (0..cols).step_by(LANES) {
+                    let n = LANES.min(cols - j);
+                    sum = s.fma(s.load_n(dy.add(j), n), s.load_n(y.add(j), n), sum);
+                }
+                let sum = s.splat(s.sum(sum));
+                for j in (0..cols).step_by(LANES) {
+                    let n = LANES.min(cols - j);
+                    let v = s.mul(s.load_n(y.add(j), n), s.sub(s.load_n(dy.add(j), n), sum));
+                    s.store_n(dx.add(j), v, n);
+                }
+            }
+        }
+    }
+}
+
+/// A row times a number; `from` is `None` for zeros.
+struct Share<'a> {
+    from: Option<*const f32>,
+    share: f32,
+    dx: &'a RowsMut<'a>,
+    t: usize,
+}
+
+impl Kernel for Share<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let cols = self.dx.cols();
+        for j in (0..cols).step_by(LANES) {
+            let n = LANES.min(cols - j);
+            // SAFETY: `from` is a row of `cols` columns, as row t of dx, which this task alone writes.
+            unsafe {
+                let v = self.from.map_or(s.splat(0.0), |from| s.load_n(from.add(j), n));
+                s.store_n(self.dx.row(self.t).add(j), s.mul(v, s.splat(self.share)), n);
+            }
         }
     }
 }

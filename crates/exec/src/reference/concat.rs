@@ -1,6 +1,7 @@
-//! `y[r] = x0[r] ++ x1[r] ++ ...`. Invariant: numbers are copied.
+//! `y[r] = x0[r] ++ x1[r] ++ ...`, and the columns of one part. Invariant: numbers are copied.
 
 use super::{Operands, ReferenceError, Tensor};
+use graph::ops::ConcatGrad;
 
 pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let mut parts = vec![ins.matrix("every input")?];
@@ -16,6 +17,16 @@ pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError
     let columns = parts.iter().map(|p| p.columns).sum();
     let y = (0..rows).flat_map(|r| parts.iter().flat_map(move |p| p.row(r))).copied().collect();
     Ok(vec![Tensor::f64(&[rows, columns], y)])
+}
+
+pub(super) fn eval_grad(op: &ConcatGrad, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let dy = ins.matrix("dy")?;
+    let end = op.first.saturating_add(op.count);
+    if end > dy.columns as u64 {
+        return Err(ReferenceError::Attribute { why: "dy has fewer columns" });
+    }
+    let dx = dy.iter_rows().flat_map(|dy| &dy[op.first as usize..end as usize]).copied().collect();
+    Ok(vec![Tensor::f64(&[dy.rows, op.count as usize], dx)])
 }
 
 #[cfg(test)]
@@ -34,6 +45,18 @@ mod tests {
         let y = Tensor::f32(&[2, 3], vec![1.0, 2.0, 5.0, 3.0, 4.0, 6.0]);
         check(Op::Concat(Concat {}), &ins, &[y], 0.0);
         check(Op::Concat(Concat {}), &ins[1..2], &ins[1..2], 0.0);
+    }
+
+    #[test]
+    fn takes_columns_apart() {
+        let dy = Tensor::f32(&[2, 3], vec![1.0, 2.0, 5.0, 3.0, 4.0, 6.0]);
+        let part = |first, count| Op::ConcatGrad(ConcatGrad { first, count });
+        check(part(0, 2), std::slice::from_ref(&dy), &[Tensor::f32(&[2, 2], vec![1.0, 2.0, 3.0, 4.0])], 0.0);
+        check(part(2, 1), std::slice::from_ref(&dy), &[Tensor::f32(&[2, 1], vec![5.0, 6.0])], 0.0);
+        for op in [part(2, 2), part(u64::MAX, 2)] {
+            let error = eval(&op, &[&dy], &[Some(vec![2, 2])]).unwrap_err();
+            assert_eq!(error.to_string(), "dy has fewer columns");
+        }
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! Token embedding. Invariant: ESM's scale is computed in f32, as the reference implementation does; rows
+//! Token embedding and its gradient. Invariant: ESM's scale is computed in f32, as the reference implementation does; rows
 //! of `<mask>` are zero, whatever the scale.
 
 use super::{Operands, ReferenceError, Tensor, operands::rows_of};
-use graph::ops::{Embed, TokenDropout};
+use graph::ops::{Embed, EmbedGrad, TokenDropout};
 
 pub(super) fn eval(op: &Embed, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let ids = ins.integers("ids")?;
@@ -24,6 +24,34 @@ pub(super) fn eval(op: &Embed, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, Re
     Ok(vec![Tensor::f64(&[ids.len(), table.columns], x)])
 }
 
+pub(super) fn eval_grad(op: &EmbedGrad, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let dx = ins.matrix("dx")?;
+    let ids = ins.integers("ids")?;
+    let vocabulary = op.vocab as usize;
+    let rows = rows_of("ids", ids, vocabulary)?;
+    if rows.len() != dx.rows {
+        return Err(ReferenceError::Shape { what: "ids", wanted: vec![dx.rows], found: vec![rows.len()] });
+    }
+    let scales = match op.token_dropout {
+        Some(dropout) => scales(&dropout, ids, ins)?,
+        None => vec![1.0; ids.len()],
+    };
+    let mut dtable = vec![0.0; vocabulary * dx.columns];
+    let mut drow = vec![0.0; dx.columns];
+    for (t, from) in dx.iter_rows().enumerate().filter(|&(t, _)| scales[t] != 0.0) {
+        let to = &mut dtable[rows[t] * dx.columns..(rows[t] + 1) * dx.columns];
+        for (c, dx) in from.iter().enumerate() {
+            to[c] += scales[t] * dx;
+            drow[c] += scales[t] * dx;
+        }
+    }
+    let mut outs = vec![Tensor::f64(&[vocabulary, dx.columns], dtable)];
+    if op.row {
+        outs.push(Tensor::f64(&[1, dx.columns], drow));
+    }
+    Ok(outs)
+}
+
 /// The factor of every token: 0 for `<mask>` and for rows of no sequence.
 fn scales(dropout: &TokenDropout, ids: &[i32], ins: &mut Operands<'_>) -> Result<Vec<f64>, ReferenceError> {
     let mut scales = vec![0.0; ids.len()];
@@ -43,7 +71,7 @@ fn scales(dropout: &TokenDropout, ids: &[i32], ins: &mut Operands<'_>) -> Result
 mod tests {
     use super::super::{eval, testing::check};
     use super::*;
-    use graph::Op;
+    use graph::{DType, Op};
 
     const ESM: TokenDropout = TokenDropout { mask_id: 3, keep: 0.88 };
 
@@ -88,6 +116,24 @@ mod tests {
         let x = Tensor::f32(&[2, 2], vec![2.0 * 0.88, 1.76, 4.0 * 0.88, 4.0 * 0.88]);
         let (ids, spans) = (Tensor::i32(&[2], vec![0, 1]), Tensor::i32(&[1, 2], vec![0, 2]));
         check(embed(Some(ESM), true), &[ids, table(), row, spans], &[x], 0.0);
+    }
+
+    #[test]
+    fn gradients_add_up_by_token() {
+        let dx = Tensor::f32(&[4, 2], vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+        let ids = Tensor::i32(&[4], vec![1, 3, 1, 0]);
+        let grad =
+            |token_dropout, row| Op::EmbedGrad(EmbedGrad { token_dropout, row, vocab: 4, dtype: DType::F32 });
+        let dtable = Tensor::f32(&[4, 2], vec![7.0, 8.0, 6.0, 8.0, 0.0, 0.0, 3.0, 4.0]);
+        let drow = Tensor::f32(&[1, 2], vec![16.0, 20.0]);
+        check(grad(None, true), &[dx.clone(), ids.clone()], &[dtable.clone(), drow], 0.0);
+        check(grad(None, false), &[dx.clone(), ids.clone()], &[dtable], 0.0);
+        // Masked: token 1 of the only sequence, of three; the last row is in no sequence.
+        let spans = Tensor::i32(&[1, 2], vec![0, 3]);
+        let s = 0.88_f32 / (1.0 - 1.0_f32 / 3.0);
+        let dtable = Tensor::f32(&[4, 2], vec![0.0, 0.0, 6.0 * s, 8.0 * s, 0.0, 0.0, 0.0, 0.0]);
+        let drow = Tensor::f32(&[1, 2], vec![6.0 * s, 8.0 * s]);
+        check(grad(Some(ESM), true), &[dx, ids, spans], &[dtable, drow], 1e-6);
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub(super) fn gelu(x: f64) -> f64 {
 }
 
 /// `Phi(x) + x phi(x)`.
-fn slope(x: f64) -> f64 {
+pub(super) fn slope(x: f64) -> f64 {
     phi_below(x) + x * libm::exp(-0.5 * x * x) / (2.0 * PI).sqrt()
 }
 

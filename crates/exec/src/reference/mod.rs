@@ -11,13 +11,15 @@ mod add;
 mod attention;
 mod attention_grad;
 mod batch_norm;
+mod batch_norm_train;
 mod concat;
 mod device;
+mod dropout;
 mod embed;
 mod error;
 mod gelu;
 mod glu;
-mod half;
+pub(crate) mod half;
 mod layer_norm;
 mod layer_norm_grad;
 mod linear;
@@ -25,7 +27,9 @@ mod linear_grad;
 mod operands;
 mod optimizer;
 mod relu;
+mod rms_norm;
 mod rotary_table;
+mod scale;
 mod segment_mean;
 mod select_rows;
 mod softmax;
@@ -70,25 +74,25 @@ pub fn eval(
         Op::LinearInputGrad(_) => linear_grad::eval_input(&mut operands),
         Op::LinearWeightGrad(op) => linear_grad::eval_weight(op, &mut operands),
         Op::Relu(_) => relu::eval(&mut operands),
-        Op::RotaryTable(_) => rotary_table::eval(&mut operands, rotary_table::rows(outs)?),
+        Op::RotaryTable(_) => rotary_table::eval(&mut operands, rows(outs)?),
         Op::SegmentMean(op) => segment_mean::eval(op, &mut operands),
         Op::SelectRows(_) => select_rows::eval(&mut operands),
         Op::Softmax(_) => softmax::eval(&mut operands),
-        Op::BatchNormGrad(_) => Err(UNWRITTEN),
-        Op::BatchNormTrain(_) => Err(UNWRITTEN),
-        Op::BatchNormTrainGrad(_) => Err(UNWRITTEN),
-        Op::Cast(_) => Err(UNWRITTEN),
-        Op::ConcatGrad(_) => Err(UNWRITTEN),
-        Op::Dropout(_) => Err(UNWRITTEN),
-        Op::EmbedGrad(_) => Err(UNWRITTEN),
-        Op::GluGrad(_) => Err(UNWRITTEN),
-        Op::ReluGrad(_) => Err(UNWRITTEN),
-        Op::RmsNorm(_) => Err(UNWRITTEN),
-        Op::RmsNormGrad(_) => Err(UNWRITTEN),
-        Op::Scale(_) => Err(UNWRITTEN),
-        Op::SegmentMeanGrad(_) => Err(UNWRITTEN),
-        Op::SelectRowsGrad(_) => Err(UNWRITTEN),
-        Op::SoftmaxGrad(_) => Err(UNWRITTEN),
+        Op::BatchNormGrad(op) => batch_norm_train::eval_grad(op, &mut operands),
+        Op::BatchNormTrain(op) => batch_norm_train::eval(op, &mut operands),
+        Op::BatchNormTrainGrad(_) => batch_norm_train::eval_train_grad(&mut operands),
+        Op::Cast(_) => scale::eval_cast(&mut operands),
+        Op::ConcatGrad(op) => concat::eval_grad(op, &mut operands),
+        Op::Dropout(op) => dropout::eval(op, &mut operands),
+        Op::EmbedGrad(op) => embed::eval_grad(op, &mut operands),
+        Op::GluGrad(op) => glu::eval_grad(op, &mut operands),
+        Op::ReluGrad(_) => relu::eval_grad(&mut operands),
+        Op::RmsNorm(op) => rms_norm::eval(op, &mut operands),
+        Op::RmsNormGrad(_) => rms_norm::eval_grad(&mut operands),
+        Op::Scale(op) => scale::eval(op, &mut operands),
+        Op::SegmentMeanGrad(op) => segment_mean::eval_grad(op, &mut operands, rows(outs)?),
+        Op::SelectRowsGrad(_) => select_rows::eval_grad(&mut operands, rows(outs)?),
+        Op::SoftmaxGrad(_) => softmax::eval_grad(&mut operands),
         Op::Combine(_) => Err(UNWRITTEN),
         Op::CombineGrad(_) => Err(UNWRITTEN),
         Op::Dispatch(_) => Err(UNWRITTEN),
@@ -115,6 +119,15 @@ pub fn eval(
 
 /// Ops of training on their way here.
 const UNWRITTEN: ReferenceError = ReferenceError::Attribute { why: "it has no reference yet" };
+
+/// Rows of the first wanted output, where no input says them: positions, tokens.
+fn rows(outs: &[Option<Vec<usize>>]) -> Result<usize, ReferenceError> {
+    let Some(shape) = outs.iter().flatten().next() else { return Ok(0) };
+    match shape[..] {
+        [rows, _] => Ok(rows),
+        _ => Err(ReferenceError::Rank { what: "an output", wanted: 2, found: shape.clone() }),
+    }
+}
 
 /// The wanted ones of `results`, which must have the wanted shapes.
 fn keep(results: Vec<Tensor>, outs: &[Option<Vec<usize>>]) -> Result<Vec<Option<Tensor>>, ReferenceError> {

@@ -93,6 +93,12 @@ impl<'a> Operands<'a> {
         Err(ReferenceError::Shape { what, wanted, found })
     }
 
+    /// A matrix of the same size as `other`.
+    pub fn same(&mut self, what: &'static str, other: Matrix<'_>) -> Result<Matrix<'a>, ReferenceError> {
+        let data = self.shaped(what, &[other.rows, other.columns])?;
+        Ok(Matrix { rows: other.rows, columns: other.columns, data })
+    }
+
     /// A vector of integers.
     pub fn integers(&mut self, what: &'static str) -> Result<&'a [i32], ReferenceError> {
         let tensor = self.take()?;

@@ -1,4 +1,4 @@
-//! `y = max(x, 0)`. Invariant: NaN stays NaN.
+//! `y = max(x, 0)` and its gradient. Invariant: NaN stays NaN, and where x is NaN dy stays.
 
 use super::{Operands, ReferenceError, Tensor};
 
@@ -8,16 +8,26 @@ pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError
     Ok(vec![Tensor::f64(shape, x.iter().map(relu).collect())])
 }
 
+pub(super) fn eval_grad(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let (shape, dy) = ins.floats("dy")?;
+    let x = ins.shaped("x", shape)?;
+    let dx = dy.iter().zip(x).map(|(&dy, &x)| if x <= 0.0 { 0.0 } else { dy });
+    Ok(vec![Tensor::f64(shape, dx.collect())])
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::testing::check;
     use super::*;
-    use graph::{Op, ops::Relu};
+    use graph::Op;
+    use graph::ops::{Relu, ReluGrad};
 
     #[test]
     fn keeps_what_is_positive() {
         let t = |data: [f32; 5]| Tensor::f32(&[1, 5], data.to_vec());
         let x = t([-1.0, 0.0, 2.5, f32::NAN, f32::NEG_INFINITY]);
         check(Op::Relu(Relu {}), &[x], &[t([0.0, 0.0, 2.5, f32::NAN, 0.0])], 0.0);
+        let (dy, x) = (t([1.0, 2.0, 3.0, 4.0, 5.0]), t([-1.0, 0.0, 2.5, f32::NAN, f32::INFINITY]));
+        check(Op::ReluGrad(ReluGrad {}), &[dy, x], &[t([0.0, 0.0, 3.0, 4.0, 5.0])], 0.0);
     }
 }

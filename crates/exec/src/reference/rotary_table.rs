@@ -3,6 +3,7 @@
 
 use super::{Operands, ReferenceError, Tensor};
 
+/// `rows`: positions to tabulate, which no input says.
 pub(super) fn eval(ins: &mut Operands<'_>, rows: usize) -> Result<Vec<Tensor>, ReferenceError> {
     let (shape, inv_freq) = ins.floats("inv_freq")?;
     let [half] = *shape else {
@@ -13,15 +14,6 @@ pub(super) fn eval(ins: &mut Operands<'_>, rows: usize) -> Result<Vec<Tensor>, R
         Tensor::f64(&[rows, half], (0..rows).flat_map(angle).map(of).collect())
     };
     Ok(vec![table(libm::cos), table(libm::sin)])
-}
-
-/// Positions to tabulate: the rows of whichever table is wanted. No input says it.
-pub(super) fn rows(outs: &[Option<Vec<usize>>]) -> Result<usize, ReferenceError> {
-    let Some(shape) = outs.iter().flatten().next() else { return Ok(0) };
-    match shape[..] {
-        [rows, _] => Ok(rows),
-        _ => Err(ReferenceError::Rank { what: "an output", wanted: 2, found: shape.clone() }),
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
-//! Mean of the rows of every sequence. Invariant: a sequence without rows that count is zero.
+//! Mean of the rows of every sequence, and its gradient. Invariant: a sequence without rows that count is zero
+//! and has no gradient.
 
 use super::{Operands, ReferenceError, Tensor};
-use graph::ops::SegmentMean;
+use graph::ops::{SegmentMean, SegmentMeanGrad};
 
 pub(super) fn eval(op: &SegmentMean, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let x = ins.matrix("x")?;
@@ -22,11 +23,38 @@ pub(super) fn eval(op: &SegmentMean, ins: &mut Operands<'_>) -> Result<Vec<Tenso
     Ok(vec![Tensor::f64(&[spans.len(), x.columns], y)])
 }
 
+/// `tokens`: the rows of x, which no input says.
+pub(super) fn eval_grad(
+    op: &SegmentMeanGrad,
+    ins: &mut Operands<'_>,
+    tokens: usize,
+) -> Result<Vec<Tensor>, ReferenceError> {
+    let dy = ins.matrix("dy")?;
+    let spans = ins.spans(tokens)?;
+    if spans.len() != dy.rows {
+        return Err(ReferenceError::Shape {
+            what: "spans",
+            wanted: vec![dy.rows, 2],
+            found: vec![spans.len(), 2],
+        });
+    }
+    let mut dx = vec![0.0; tokens * dy.columns];
+    for (span, dy) in spans.iter().zip(dy.iter_rows()) {
+        let first = span.start.saturating_add(op.skip_first as usize);
+        let end = span.end.saturating_sub(op.skip_last as usize);
+        for r in first..end {
+            let to = &mut dx[r * dy.len()..(r + 1) * dy.len()];
+            to.iter_mut().zip(dy).for_each(|(dx, dy)| *dx = dy / (end - first) as f64);
+        }
+    }
+    Ok(vec![Tensor::f64(&[tokens, dy.columns], dx)])
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::{eval, testing::check};
     use super::*;
-    use graph::Op;
+    use graph::{DType, Op};
 
     fn mean(skip_first: u32, skip_last: u32) -> Op {
         Op::SegmentMean(SegmentMean { skip_first, skip_last })
@@ -46,6 +74,23 @@ mod tests {
         for (first, last, y) in cases {
             let y = Tensor::f32(&[4, 2], y.to_vec());
             check(mean(first, last), &[x.clone(), spans.clone()], &[y], 0.0);
+        }
+    }
+
+    #[test]
+    fn every_row_that_counts_has_its_share() {
+        let dy = Tensor::f32(&[4, 1], vec![1.0, 6.0, 5.0, 3.0]);
+        let spans = Tensor::i32(&[4, 2], vec![0, 1, 2, 6, 2, 2, 1, 2]);
+        let cases = [
+            (0, 0, [1.0, 3.0, 1.5, 1.5, 1.5, 1.5]),
+            (1, 1, [0.0, 0.0, 0.0, 3.0, 3.0, 0.0]),
+            (1, 0, [0.0, 0.0, 0.0, 2.0, 2.0, 2.0]),
+            (u32::MAX, u32::MAX, [0.0; 6]),
+        ];
+        for (skip_first, skip_last, dx) in cases {
+            let op = SegmentMeanGrad { skip_first, skip_last, dtype: DType::F32 };
+            let dx = Tensor::f32(&[6, 1], dx.to_vec());
+            check(Op::SegmentMeanGrad(op), &[dy.clone(), spans.clone()], &[dx], 0.0);
         }
     }
 

@@ -1,4 +1,4 @@
-//! `y[i] = x[rows[i]]`. Invariant: numbers are copied.
+//! `y[i] = x[rows[i]]`, and its gradient, which adds up. Invariant: numbers are copied; sums are in order of i.
 
 use super::{Operands, ReferenceError, Tensor, operands::rows_of};
 
@@ -9,11 +9,27 @@ pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError
     Ok(vec![Tensor::f64(&[rows.len(), x.columns], y)])
 }
 
+/// `tokens`: the rows of x, which no input says.
+pub(super) fn eval_grad(ins: &mut Operands<'_>, tokens: usize) -> Result<Vec<Tensor>, ReferenceError> {
+    let dy = ins.matrix("dy")?;
+    let rows = rows_of("rows", ins.integers("rows")?, tokens)?;
+    if rows.len() != dy.rows {
+        return Err(ReferenceError::Shape { what: "rows", wanted: vec![dy.rows], found: vec![rows.len()] });
+    }
+    let mut dx = vec![0.0; tokens * dy.columns];
+    for (&row, from) in rows.iter().zip(dy.iter_rows()) {
+        let to = &mut dx[row * dy.columns..(row + 1) * dy.columns];
+        to.iter_mut().zip(from).for_each(|(sum, dy)| *sum += dy);
+    }
+    Ok(vec![Tensor::f64(&[tokens, dy.columns], dx)])
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::{eval, testing::check};
     use super::*;
-    use graph::{Op, ops::SelectRows};
+    use graph::Op;
+    use graph::ops::{SelectRows, SelectRowsGrad};
 
     #[test]
     fn selects() {
@@ -21,6 +37,14 @@ mod tests {
         let rows = Tensor::i32(&[4], vec![2, 0, 2, 1]);
         let y = Tensor::f32(&[4, 2], vec![5.0, 6.0, 1.0, 2.0, 5.0, 6.0, 3.0, 4.0]);
         check(Op::SelectRows(SelectRows {}), &[x, rows], &[y], 0.0);
+    }
+
+    #[test]
+    fn adds_up_what_was_selected_twice() {
+        let dy = Tensor::f32(&[3, 2], vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let rows = Tensor::i32(&[3], vec![2, 0, 2]);
+        let dx = Tensor::f32(&[4, 2], vec![3.0, 4.0, 0.0, 0.0, 6.0, 8.0, 0.0, 0.0]);
+        check(Op::SelectRowsGrad(SelectRowsGrad {}), &[dy, rows], &[dx], 0.0);
     }
 
     #[test]

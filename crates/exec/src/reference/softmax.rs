@@ -1,6 +1,6 @@
-//! Softmax over rows. Invariant: the largest score is subtracted first, so no exponential overflows.
+//! Softmax over rows and its gradient. Invariant: the largest score is subtracted first, so no exponential overflows.
 
-use super::{Operands, ReferenceError, Tensor};
+use super::{Operands, ReferenceError, Tensor, dot};
 
 pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let x = ins.matrix("x")?;
@@ -9,6 +9,17 @@ pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError
         y.extend(normalise(row).0);
     }
     Ok(vec![Tensor::f64(&[x.rows, x.columns], y)])
+}
+
+pub(super) fn eval_grad(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let dy = ins.matrix("dy")?;
+    let y = ins.same("y", dy)?;
+    let mut dx = Vec::with_capacity(y.data.len());
+    for (dy, y) in dy.iter_rows().zip(y.iter_rows()) {
+        let mean = dot(dy, y);
+        dx.extend(dy.iter().zip(y).map(|(dy, y)| y * (dy - mean)));
+    }
+    Ok(vec![Tensor::f64(&[dy.rows, dy.columns], dx)])
 }
 
 /// The softmax of `scores`, and `ln sum exp(score)`.
@@ -24,9 +35,10 @@ pub(super) fn normalise(scores: &[f64]) -> (Vec<f64>, f64) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::check;
+    use super::super::testing::{check, check_gradient, random, run};
     use super::*;
-    use graph::{Op, ops::Softmax};
+    use graph::Op;
+    use graph::ops::{Softmax, SoftmaxGrad};
 
     #[test]
     fn known_rows() {
@@ -35,6 +47,15 @@ mod tests {
         let (sevenths, nan) = ([1.0, 2.0, 4.0].map(|n| n / 7.0), [f32::NAN; 3]);
         let y = [sevenths, [0.5, 0.5, 0.0], nan].concat();
         check(Op::Softmax(Softmax {}), &[Tensor::f32(&[3, 3], x)], &[Tensor::f32(&[3, 3], y)], 6e-8);
+    }
+
+    #[test]
+    fn gradient() {
+        let (x, dy) = (random(1, &[3, 5]), random(2, &[3, 5]));
+        let op = Op::Softmax(Softmax {});
+        let y = run(op, std::slice::from_ref(&x), &[&[3, 5]]).remove(0);
+        let grad = run(Op::SoftmaxGrad(SoftmaxGrad {}), &[dy.clone(), y], &[&[3, 5]]);
+        check_gradient(op, &[x], 0, &dy, &grad[0], &[&[3, 5]]);
     }
 
     #[test]

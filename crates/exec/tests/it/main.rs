@@ -4,6 +4,8 @@
 
 mod autodiff;
 mod devices;
+mod differences;
+mod evaluate;
 mod executor;
 mod goldens;
 mod op_cases;

@@ -189,8 +189,7 @@ impl Terminal for Sgd {
 
 /// The factor of all gradients of a step: unscaling and the clip of the global norm
 /// (torch.nn.utils.clip_grad_norm_). `norm = |unscale| sqrt(sum g^2)`, `factor = unscale min(1, max_norm / (norm +
-/// 1e-6))`, `ok = norm is a finite
-/// f32`.
+/// 1e-6))`, `ok` where norm is a finite f32.
 ///
 /// Inputs every gradient, unscale: f32 (1). Outputs scale: f32 (2) = (factor, ok), norm: f32 (1).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

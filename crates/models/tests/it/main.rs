@@ -1,5 +1,7 @@
 //! Models as a user of the crate meets them: sizes, configurations, refusals.
 
+mod training;
+
 use graph::Bounds;
 use plimsoll_models::{ConfigError, Encoder, HeadConfig, KNOWN, Output, known, mlp_head};
 

@@ -1,6 +1,8 @@
 //! Planted faults: whatever is broken in a plan, the checker finds it; what is whole it passes.
 
-use crate::cases::{MEAN, bounds, gradients, mlp, model, narrow, plan, streamed_plan, target, with_updates};
+use crate::cases::{
+    MEAN, bounds, gradients, mlp, model, narrow, plan, state, streamed_plan, target, with_updates,
+};
 use crate::oracle;
 use crate::random::{graph_of, recipes, run};
 use graph::{Builder, Bytes, DType, Dim, Graph, ValueId};
@@ -209,7 +211,16 @@ fn schedules_out_of_order_are_caught() {
 
 #[test]
 fn wrong_copies_are_caught() {
-    let p = plan(&with_updates(), &target("null"));
+    let mut g = Builder::new(bounds(64));
+    let shape = [Dim::Fixed(4), Dim::Fixed(8)];
+    let states = ["a", "b"].map(|name| state(&mut g, name, &shape));
+    let x = g.input("x", &shape, DType::F32);
+    let news = states.map(|s| g.add(s, x));
+    // Both old states are read after their new values were computed.
+    let y = g.add(states[0], states[1]);
+    g.output("y", y);
+    states.into_iter().zip(news).for_each(|(s, n)| g.update(s, n));
+    let p = plan(&g.finish().expect("verified"), &target("null"));
     let is_copy = |i: &Instr| matches!(i, Instr::Copy { .. });
     let first = p.schedule.instrs.iter().position(is_copy).expect("an update");
     let (Instr::Copy { from: f0, to: t0 }, Instr::Copy { from: f1, to: t1 }) =
@@ -233,6 +244,26 @@ fn wrong_copies_are_caught() {
     // A launch may not write what survives the step, even where nobody reads it any more.
     let y = p.graph.output("y").expect("an output");
     caught("a launch over a state", &p, |p| p.memory.slices[y.index()] = p.memory.slice(t0));
+}
+
+/// A new value lies in its state's storage where nobody reads the old one later, and then there is no copy.
+#[test]
+fn states_are_updated_in_place() {
+    let p = plan(&with_updates(), &target("null"));
+    let copies = p.schedule.instrs.iter().filter(|i| matches!(i, Instr::Copy { .. })).count();
+    let [(a, new_a), (b, new_b)] = p.graph.updates[..] else { panic!("two updates") };
+    assert_eq!((copies, p.memory.slice(a)), (1, p.memory.slice(new_a)));
+    assert_eq!(p.memory.slice(new_b).map(|s| s.region), Some(Region::Transient));
+    caught("a new value in the other state", &p, |p| {
+        let others = p.memory.slice(b);
+        p.memory.slices[new_a.index()] = others;
+    });
+    let last = p.schedule.instrs.len() - 1;
+    caught("the old state is read after it", &p, |p| {
+        let (first, second) = (0, last - 1);
+        p.graph.nodes.last_mut().expect("y").inputs[0] = a;
+        p.memory.workspaces.swap(first, second);
+    });
 }
 
 /// Every load at every earlier place: caught exactly where something is alive in its bytes between.

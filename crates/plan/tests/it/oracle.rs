@@ -25,13 +25,17 @@ pub fn fault(p: &Plan) -> Option<String> {
         if loaded && p.graph.updates.iter().any(|(state, _)| *state == v) {
             return Some(format!("{v} is loaded and updated"));
         }
-        let survives = matches!(value.spec.role, Role::Param(_) | Role::State(_)) && !loaded;
+        let source = matches!(value.spec.role, Role::Param(_) | Role::State(_)) && !loaded;
+        let survives = source || home(p, v).is_some();
         let region = if survives { Region::Persistent } else { Region::Transient };
         let room = if survives { p.memory.persistent } else { p.memory.transient };
         if slice.region != region || slice.end() > room.0 || slice.bytes != value.spec.bytes(&p.graph.bounds) {
             return Some(format!("{v} lies at {slice:?}"));
         }
-        let (birth, death) = if survives { (0, usize::MAX) } else { life(p, v) };
+        let (birth, read) = life(p, v);
+        // A state whose new value is written into its storage lives up to its last read, and the new one after it.
+        let replaced = p.graph.updates.iter().any(|&(state, new)| state == v && home(p, new) == Some(v));
+        let death = if survives && !replaced { usize::MAX } else { read };
         if loaded && first_read(p, v) < birth {
             return Some(format!("{v} is read before it is loaded"));
         }
@@ -43,6 +47,13 @@ pub fn fault(p: &Plan) -> Option<String> {
         }
     }
     scratch(p, &lives)
+}
+
+/// The state in whose storage its new value `v` is written.
+fn home(p: &Plan, v: ValueId) -> Option<ValueId> {
+    let persistent = p.memory.slice(v).filter(|slice| slice.region == Region::Persistent);
+    let mut updates = p.graph.updates.iter().filter(|(_, new)| *new == v).map(|(state, _)| *state);
+    updates.find(|&state| persistent.is_some() && p.memory.slice(state) == persistent)
 }
 
 fn loads(p: &Plan, v: ValueId) -> usize {

@@ -1,98 +1,136 @@
-//! Launches of norms, gates and other small ops of training, and of their gradients. Invariant: what a kernel relies on is checked here.
+//! Launches of norms, gates and other small ops of training, and of their gradients. Invariant: what a kernel
+//! relies on is checked here.
 
-use super::super::Cpu;
+use super::super::batch_norm::{self, Spread};
+use super::super::elementwise::{self, Gate};
 use super::super::operands::Operands;
-use crate::device::DeviceError;
+use super::super::scatter;
+use super::super::{Cpu, dropout as drop, norm, norm_grad, reduce};
+use super::Launched;
 use graph::ops::*;
 
-pub(in super::super) fn batch_norm_grad(
-    l: &Operands<'_>,
-    _: &Cpu,
-    _: &BatchNormGrad,
-) -> Result<(), DeviceError> {
-    Err(l.refuse("the CPU has no kernel for it".to_owned()))
+pub(in super::super) fn batch_norm_grad(l: &Operands<'_>, cpu: &Cpu, op: &BatchNormGrad) -> Launched {
+    let (gamma, mean, spread) = (l.vector(2)?, l.vector(3)?, Spread::Running(l.vector(4)?, op.eps));
+    let norm = batch_norm::BatchNormGrad { dy: l.input(0)?, x: l.input(1)?, gamma, mean, spread };
+    batch_norm::batch_norm_grad(cpu, norm, l.output_if(0)?, l.vector_out(1)?, l.vector_out(2)?);
+    Ok(())
 }
 
-pub(in super::super) fn batch_norm_train(
-    l: &Operands<'_>,
-    _: &Cpu,
-    _: &BatchNormTrain,
-) -> Result<(), DeviceError> {
-    Err(l.refuse("the CPU has no kernel for it".to_owned()))
+pub(in super::super) fn batch_norm_train(l: &Operands<'_>, cpu: &Cpu, op: &BatchNormTrain) -> Launched {
+    let x = l.input(0)?;
+    if x.rows() < 2 {
+        return Err(l.refuse("the variance of a batch needs two rows".to_owned()));
+    }
+    let (gamma, beta, running) = (l.vector(1)?, l.vector(2)?, [l.vector(3)?, l.vector(4)?]);
+    let (eps, momentum) = (op.eps, op.momentum);
+    let norm = batch_norm::BatchNormTrain { x, gamma, beta, running, eps, momentum };
+    let statistics = [l.vector_out(1)?, l.vector_out(2)?, l.vector_out(3)?, l.vector_out(4)?];
+    batch_norm::batch_norm_train(cpu, norm, l.output_if(0)?, statistics);
+    Ok(())
 }
 
-pub(in super::super) fn batch_norm_train_grad(
-    l: &Operands<'_>,
-    _: &Cpu,
-    _: &BatchNormTrainGrad,
-) -> Result<(), DeviceError> {
-    Err(l.refuse("the CPU has no kernel for it".to_owned()))
+pub(in super::super) fn batch_norm_train_grad(l: &Operands<'_>, cpu: &Cpu, _: &BatchNormTrainGrad) -> Launched {
+    let (mean, spread, gamma) = (l.vector(2)?, Spread::Batch(l.vector(3)?), l.vector(4)?);
+    let norm = batch_norm::BatchNormGrad { dy: l.input(0)?, x: l.input(1)?, gamma, mean, spread };
+    batch_norm::batch_norm_grad(cpu, norm, l.output_if(0)?, l.vector_out(1)?, l.vector_out(2)?);
+    Ok(())
 }
 
-pub(in super::super) fn cast(l: &Operands<'_>, _: &Cpu, _: &Cast) -> Result<(), DeviceError> {
-    Err(l.refuse("the CPU has no kernel for it".to_owned()))
+/// The change itself is the device's, which widens operands and rounds results.
+pub(in super::super) fn cast(l: &Operands<'_>, cpu: &Cpu, _: &Cast) -> Launched {
+    elementwise::copy(cpu, l.input(0)?, l.output(0)?);
+    Ok(())
 }
 
-pub(in super::super) fn concat_grad(l: &Operands<'_>, _: &Cpu, _: &ConcatGrad) -> Result<(), DeviceError> {
-    Err(l.refuse("the CPU has no kernel for it".to_owned()))
+pub(in super::super) fn concat_grad(l: &Operands<'_>, cpu: &Cpu, op: &ConcatGrad) -> Launched {
+    let columns = l.input(0)?.columns(op.first as usize, op.count as usize);
+    elementwise::copy(cpu, columns, l.output(0)?);
+    Ok(())
 }
 
-pub(in super::super) fn dropout(l: &Operands<'_>, _: &Cpu, _: &Dropout) -> Result<(), DeviceError> {
-    Err(l.refuse("the CPU has no kernel for it".to_owned()))
+pub(in super::super) fn dropout(l: &Operands<'_>, cpu: &Cpu, op: &Dropout) -> Launched {
+    let [low, high] = *l.words(1)? else {
+        return Err(l.refuse("a seed has two words".to_owned()));
+    };
+    let how = drop::Dropout { p: op.p, stream: op.stream, seed: [low, high] };
+    drop::dropout(cpu, how, l.input(0)?, l.output(0)?);
+    Ok(())
 }
 
-pub(in super::super) fn embed_grad(l: &Operands<'_>, _: &Cpu, _: &EmbedGrad) -> Result<(), DeviceError> {
-    Err(l.refuse("the CPU has no kernel for it".to_owned()))
+pub(in super::super) fn embed_grad(l: &Operands<'_>, cpu: &Cpu, op: &EmbedGrad) -> Launched {
+    let ids = l.ids(1, op.vocab as usize)?;
+    let dropout = match op.token_dropout {
+        Some(TokenDropout { mask_id, keep }) => {
+            Some(scatter::TokenDropout { spans: l.spans(2, ids.len())?, mask_id: mask_id as u32, keep })
+        }
+        None => None,
+    };
+    let drow = if op.row { l.vector_out(1)? } else { None };
+    scatter::embed_grad(cpu, ids, l.input(0)?, dropout, l.output_if(0)?, drow);
+    Ok(())
 }
 
-pub(in super::super) fn gelu_grad(l: &Operands<'_>, _: &Cpu, _: &GeluGrad) -> Result<(), DeviceError> {
-    Err(l.refuse("the CPU has no kernel for it".to_owned()))
+pub(in super::super) fn gelu_grad(l: &Operands<'_>, cpu: &Cpu, _: &GeluGrad) -> Launched {
+    elementwise::gelu_grad(cpu, l.input(0)?, l.input(1)?, l.output(0)?);
+    Ok(())
 }
 
-pub(in super::super) fn glu_grad(l: &Operands<'_>, _: &Cpu, _: &GluGrad) -> Result<(), DeviceError> {
-    Err(l.refuse("the CPU has no kernel for it".to_owned()))
+/// The gate of an activation.
+pub(in super::super) fn gate(activation: Activation) -> Gate {
+    match activation {
+        Activation::Gelu => Gate::Gelu,
+        Activation::Silu => Gate::Silu,
+    }
 }
 
-pub(in super::super) fn layer_norm_grad(
-    l: &Operands<'_>,
-    _: &Cpu,
-    _: &LayerNormGrad,
-) -> Result<(), DeviceError> {
-    Err(l.refuse("the CPU has no kernel for it".to_owned()))
+pub(in super::super) fn glu_grad(l: &Operands<'_>, cpu: &Cpu, op: &GluGrad) -> Launched {
+    elementwise::glu_grad(cpu, gate(op.activation), l.input(0)?, l.input(1)?, l.output(0)?);
+    Ok(())
 }
 
-pub(in super::super) fn relu_grad(l: &Operands<'_>, _: &Cpu, _: &ReluGrad) -> Result<(), DeviceError> {
-    Err(l.refuse("the CPU has no kernel for it".to_owned()))
+pub(in super::super) fn layer_norm_grad(l: &Operands<'_>, cpu: &Cpu, _: &LayerNormGrad) -> Launched {
+    let (mean, rstd, gamma) = (Some(l.vector(2)?), l.vector(3)?, l.vector(4)?);
+    let norm = norm_grad::NormGrad { dy: l.input(0)?, x: l.input(1)?, mean, rstd, gamma };
+    norm_grad::norm_grad(cpu, norm, l.output_if(0)?, l.vector_out(1)?, l.vector_out(2)?);
+    Ok(())
 }
 
-pub(in super::super) fn rms_norm(l: &Operands<'_>, _: &Cpu, _: &RmsNorm) -> Result<(), DeviceError> {
-    Err(l.refuse("the CPU has no kernel for it".to_owned()))
+pub(in super::super) fn relu_grad(l: &Operands<'_>, cpu: &Cpu, _: &ReluGrad) -> Launched {
+    elementwise::relu_grad(cpu, l.input(0)?, l.input(1)?, l.output(0)?);
+    Ok(())
 }
 
-pub(in super::super) fn rms_norm_grad(l: &Operands<'_>, _: &Cpu, _: &RmsNormGrad) -> Result<(), DeviceError> {
-    Err(l.refuse("the CPU has no kernel for it".to_owned()))
+pub(in super::super) fn rms_norm(l: &Operands<'_>, cpu: &Cpu, op: &RmsNorm) -> Launched {
+    norm::rms_norm(cpu, l.input(0)?, l.vector(1)?, op.eps, l.output(0)?, l.vector_out(1)?);
+    Ok(())
 }
 
-pub(in super::super) fn scale(l: &Operands<'_>, _: &Cpu, _: &Scale) -> Result<(), DeviceError> {
-    Err(l.refuse("the CPU has no kernel for it".to_owned()))
+pub(in super::super) fn rms_norm_grad(l: &Operands<'_>, cpu: &Cpu, _: &RmsNormGrad) -> Launched {
+    let (rstd, gamma) = (l.vector(2)?, l.vector(3)?);
+    let norm = norm_grad::NormGrad { dy: l.input(0)?, x: l.input(1)?, mean: None, rstd, gamma };
+    norm_grad::norm_grad(cpu, norm, l.output_if(0)?, l.vector_out(1)?, None);
+    Ok(())
 }
 
-pub(in super::super) fn segment_mean_grad(
-    l: &Operands<'_>,
-    _: &Cpu,
-    _: &SegmentMeanGrad,
-) -> Result<(), DeviceError> {
-    Err(l.refuse("the CPU has no kernel for it".to_owned()))
+pub(in super::super) fn scale(l: &Operands<'_>, cpu: &Cpu, op: &Scale) -> Launched {
+    elementwise::scale(cpu, op.factor, l.input(0)?, l.output(0)?);
+    Ok(())
 }
 
-pub(in super::super) fn select_rows_grad(
-    l: &Operands<'_>,
-    _: &Cpu,
-    _: &SelectRowsGrad,
-) -> Result<(), DeviceError> {
-    Err(l.refuse("the CPU has no kernel for it".to_owned()))
+pub(in super::super) fn segment_mean_grad(l: &Operands<'_>, cpu: &Cpu, op: &SegmentMeanGrad) -> Launched {
+    let dx = l.output(0)?;
+    let (first, last) = (op.skip_first as usize, op.skip_last as usize);
+    reduce::segment_mean_grad(cpu, l.input(0)?, l.spans(1, dx.rows())?, first, last, dx);
+    Ok(())
 }
 
-pub(in super::super) fn softmax_grad(l: &Operands<'_>, _: &Cpu, _: &SoftmaxGrad) -> Result<(), DeviceError> {
-    Err(l.refuse("the CPU has no kernel for it".to_owned()))
+pub(in super::super) fn select_rows_grad(l: &Operands<'_>, cpu: &Cpu, _: &SelectRowsGrad) -> Launched {
+    let dx = l.output(0)?;
+    scatter::scatter(cpu, l.ids(1, dx.rows())?, l.input(0)?, dx);
+    Ok(())
+}
+
+pub(in super::super) fn softmax_grad(l: &Operands<'_>, cpu: &Cpu, _: &SoftmaxGrad) -> Launched {
+    reduce::softmax_grad(cpu, l.input(0)?, l.input(1)?, l.output(0)?);
+    Ok(())
 }

@@ -2,7 +2,9 @@
 //! checked here: element types by the rows of the kernel table, shapes by the rules of the ops.
 
 use super::super::Cpu;
+use super::super::accumulate::{Accumulator, accumulate as add};
 use super::super::adafactor::{Factored, adafactor as factored};
+use super::super::cast::Half;
 use super::super::operands::Operands;
 use super::super::optimizer::{self, Scale};
 use super::super::optimizer_8bit::{self, Moment};
@@ -12,7 +14,13 @@ use graph::DType;
 use graph::ops::*;
 
 pub(in super::super) fn accumulate(l: &Operands<'_>, cpu: &Cpu, _: &Accumulate) -> Result<(), DeviceError> {
-    optimizer::accumulate(cpu, place(l, 0, 0, DType::F32)?, gradient(l, 1)?, l.vector(2)?[0] != 0.0);
+    let acc = match l.launch.ins[0].spec.dtype {
+        DType::F32 => Accumulator::F32(place(l, 0, 0, DType::F32)?),
+        DType::Bf16 => Accumulator::Half(Half::Bf16, place(l, 0, 0, DType::Bf16)?),
+        DType::F16 => Accumulator::Half(Half::F16, place(l, 0, 0, DType::F16)?),
+        DType::I32 | DType::U8 => return Err(l.refuse(format!("{} are no gradients", l.launch.ins[0].spec))),
+    };
+    add(cpu, acc, gradient(l, 1)?, l.vector(2)?[0] != 0.0);
     Ok(())
 }
 
@@ -90,8 +98,8 @@ fn gradient<'a>(l: &Operands<'a>, i: usize) -> Result<Gradient<'a>, DeviceError>
     match o.spec.dtype {
         // SAFETY: as above.
         DType::F32 => Ok(Gradient::F32(unsafe { std::slice::from_raw_parts(start.cast(), len) })),
-        DType::Bf16 => Ok(Gradient::Bf16(halves())),
-        DType::F16 => Ok(Gradient::F16(halves())),
+        DType::Bf16 => Ok(Gradient::Half(Half::Bf16, halves())),
+        DType::F16 => Ok(Gradient::Half(Half::F16, halves())),
         DType::I32 | DType::U8 => Err(l.refuse(format!("{} is no gradient", o.spec))),
     }
 }

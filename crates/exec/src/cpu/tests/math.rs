@@ -1,7 +1,7 @@
-//! exp and GELU on dense grids; the lanes' agreement.
+//! exp, GELU, SiLU and their slopes on dense grids; the lanes' agreement.
 
 use super::{machines, numbers, same_bits};
-use crate::cpu::elementwise::gelu;
+use crate::cpu::elementwise::{Gate, gelu, gelu_grad, glu, glu_grad};
 use crate::cpu::isa::Kernel;
 use crate::cpu::math::exp;
 use crate::cpu::simd::{LANES, Simd};
@@ -69,6 +69,53 @@ fn gelu_is_exact_to_1e_7() {
         }
         let odd = gelu_of(&Cpu::with_isa(1, isa), &[f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
         assert!(odd[0].is_nan() && odd[1] == f32::INFINITY && odd[2].abs() < 1e-15, "{odd:?}");
+    }
+}
+
+/// f and f' of `gate` at x, by gradients of 1 and a gated value of 1.
+fn gate_of(cpu: &Cpu, gate: Gate, x: &[f32]) -> [Vec<f32>; 2] {
+    let both: Vec<f32> = x.iter().flat_map(|&x| [x, 1.0]).collect();
+    let (rows, ones) = (x.len(), vec![1.0; x.len()]);
+    let (mut y, mut dx) = (vec![f32::NAN; rows], vec![f32::NAN; 2 * rows]);
+    let wide = Rows::new(&both, rows, 2, 2);
+    glu(cpu, gate, wide, RowsMut::new(&mut y, rows, 1, 1));
+    glu_grad(cpu, gate, Rows::new(&ones, rows, 1, 1), wide, RowsMut::new(&mut dx, rows, 2, 2));
+    let slopes = dx.iter().step_by(2).copied().collect();
+    same_bits(&y, &dx.iter().skip(1).step_by(2).copied().collect::<Vec<_>>(), "the gradient of the value");
+    [y, slopes]
+}
+
+#[test]
+fn gates_and_slopes_are_exact_to_3e_7() {
+    let mut x: Vec<f32> = (0..300_001).map(|i| -15.0 + i as f32 * 1e-4).collect();
+    x.extend([-1e30, -1e4, -87.0, -50.0, 50.0, 90.0, 1e4, 1e30, 1e-30, -1e-30, 0.0]);
+    for isa in Isa::available() {
+        for gate in [Gate::Gelu, Gate::Silu] {
+            let [y, slopes] = gate_of(&Cpu::with_isa(1, isa), gate, &x);
+            for ((&x, y), slope) in x.iter().zip(y).zip(slopes) {
+                let x = f64::from(x);
+                let (f, d) = match gate {
+                    Gate::Gelu => {
+                        let phi = 0.5 * libm::erfc(-x / std::f64::consts::SQRT_2);
+                        (x * phi, phi + x * (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt())
+                    }
+                    Gate::Silu => {
+                        let s = 1.0 / (1.0 + (-x).exp());
+                        (x * s, s * (1.0 + x * (1.0 - s)))
+                    }
+                };
+                let (off, most) = ((f64::from(y) - f).abs(), 4e-8 + 3.0 * ulp(f));
+                assert!(off <= most, "{}: {gate:?}({x}) = {y}, want {f}, off {off:e}", isa.name());
+                let off = (f64::from(slope) - d).abs();
+                // Slopes go up to 1.13: three operations of half an ulp each, and what the logistic function is off.
+                assert!(off <= 3e-7, "{}: {gate:?}'({x}) = {slope}, want {d}, off {off:e}", isa.name());
+            }
+        }
+        let (x, ones) = ([f32::NAN, f32::INFINITY, f32::NEG_INFINITY], [1.0; 3]);
+        let mut dx = [9.0; 3];
+        let of = |x| Rows::new(x, 1, 3, 3);
+        gelu_grad(&Cpu::with_isa(1, isa), of(&ones), of(&x), RowsMut::new(&mut dx, 1, 3, 3));
+        assert!(dx[0].is_nan() && dx[1] == 1.0 && dx[2].abs() < 1e-15, "{dx:?}");
     }
 }
 

@@ -1,9 +1,11 @@
 //! The kernels against plain f64 loops, and their bits against themselves.
 
 mod attention;
+mod cast;
 mod gemm;
 mod gemm_amx;
 mod math;
+mod optimizer;
 mod peer;
 mod rows;
 

@@ -164,7 +164,12 @@ fn element_wise_ops_stay_at_their_place() {
         elementwise::copy(&cpu, shape(&a), cat.columns(0, n));
         elementwise::copy(&cpu, shape(&b), cat.columns(n, n));
         assert!(both.chunks(2 * n + 1).all(|row| row[2 * n].is_nan()), "wrote past the columns");
-        elementwise::glu(&cpu, Rows::new(&both, m, 2 * n, 2 * n + 1), RowsMut::new(&mut y, m, n, n));
+        elementwise::glu(
+            &cpu,
+            elementwise::Gate::Gelu,
+            Rows::new(&both, m, 2 * n, 2 * n + 1),
+            RowsMut::new(&mut y, m, n, n),
+        );
         let mut gelu = vec![f32::NAN; m * n];
         elementwise::gelu(&cpu, shape(&a), RowsMut::new(&mut gelu, m, n, n));
         same_bits(&y, &gelu.iter().zip(&b).map(|(g, b)| g * b).collect::<Vec<_>>(), "glu");

@@ -2,7 +2,7 @@
 
 use super::{Case, Noise, ROWS, Tolerance, UNIT};
 use graph::ops::*;
-use graph::{Dim, Op};
+use graph::{DType, Dim, Op};
 
 /// Numbers of columns: whole vectors, tails, and a single one.
 const COLUMNS: [u64; 7] = [8, 24, 33, 40, 160, 320, 1];
@@ -18,6 +18,8 @@ pub fn cases() -> Vec<Case> {
         cases.extend(norms(rows, columns, UNIT));
         cases.push(softmax(rows, columns, UNIT));
         cases.push(concat(rows, Dim::Tokens(1), &[columns, 8, 33]));
+        cases.push(concat_grad(rows, columns));
+        cases.push(softmax_grad(rows, columns));
     }
     // A mean far from zero, where E[x^2] - E[x]^2 loses its digits.
     cases.extend(norms(13, 160, Noise { offset: 100.0, amplitude: 1.0 }));
@@ -39,47 +41,96 @@ fn case(op: Op, rows: u64, columns: u64, noise: Noise, tolerance: Tolerance) -> 
     Case::new(name, op, &[rows], rows % 2 * 3, tolerance)
 }
 
-/// c: 1 for one exactly rounded operation; 0 for none; 4 where erf is approximated.
-fn elementwise(rows: u64, columns: u64) -> [Case; 5] {
+/// c: 1 for one exactly rounded operation; 0 for none; 4 where erf or exp is approximated.
+fn elementwise(rows: u64, columns: u64) -> [Case; 13] {
     let x = [Dim::Tokens(1), Dim::Fixed(columns)];
     let halves = [Dim::Tokens(1), Dim::Fixed(2 * columns)];
     // Both tails of erf.
     let wide = Noise { offset: 0.0, amplitude: 6.0 };
     let of = |op, c| case(op, rows, columns, UNIT, Tolerance::sum(c, 1));
+    let [gelu, silu] = [Activation::Gelu, Activation::Silu];
+    let with = |what: &str, mut case: Case| {
+        case.name = format!("{} {what}", case.name);
+        case
+    };
+    let glu = |activation| with(&format!("{activation:?}"), of(Op::Glu(Glu { activation }), 4.0));
+    let glu_grad = |activation| with(&format!("{activation:?}"), of(Op::GluGrad(GluGrad { activation }), 8.0));
+    let dropout = |p, stream| {
+        let case = with(&format!("{p} of {stream}"), of(Op::Dropout(Dropout { p, stream }), 2.0));
+        let seed = case.random(2).map(|bits| bits as i32).collect();
+        case.noise(&x, UNIT).integers(&[Dim::Fixed(2)], seed)
+    };
     [
         of(Op::Add(Add {}), 1.0).noise(&x, UNIT).noise(&x, UNIT),
+        of(Op::Scale(Scale { factor: -0.3 }), 1.0).noise(&x, UNIT),
+        of(Op::Cast(Cast { to: DType::F32 }), 0.0).noise(&x, UNIT),
         of(Op::Relu(Relu {}), 0.0).noise(&x, UNIT),
+        of(Op::ReluGrad(ReluGrad {}), 0.0).noise(&x, UNIT).noise(&x, UNIT),
         of(Op::Gelu(Gelu {}), 4.0).noise(&x, wide),
         of(Op::GeluGrad(GeluGrad {}), 4.0).noise(&x, UNIT).noise(&x, wide),
-        of(Op::Glu(Glu { activation: Activation::Gelu }), 4.0).noise(&halves, wide),
+        glu(gelu).noise(&halves, wide),
+        glu(silu).noise(&halves, wide),
+        glu_grad(gelu).noise(&x, UNIT).noise(&halves, wide),
+        glu_grad(silu).noise(&x, UNIT).noise(&halves, wide),
+        dropout(0.1, 0),
+        dropout(0.5, 7),
     ]
 }
 
-/// c = 2; 4 for the gradient with its three sums and for batch norm, which a kernel may fold into x s + t.
-/// K: the columns and, for sums over rows, the rows; 1 for batch norm.
-fn norms(rows: u64, columns: u64, noise: Noise) -> [Case; 3] {
+/// c = 2; 4 for gradients with their sums and for batch norm, which a kernel may fold into x s + t.
+/// K: the columns and, for sums over rows, the rows; 1 for batch norm of the past.
+fn norms(rows: u64, columns: u64, noise: Noise) -> Vec<Case> {
     let x = [Dim::Tokens(1), Dim::Fixed(columns)];
     let scale = noise.offset.abs() + noise.amplitude;
     let tolerance = |c, k| Tolerance { c, k, scale };
     let of = |op, tolerance| case(op, rows, columns, noise, tolerance);
+    let sums = tolerance(4.0, columns.max(rows));
     let norm = of(Op::LayerNorm(LayerNorm { eps: 1e-5 }), tolerance(2.0, columns));
-    let grad = of(Op::LayerNormGrad(LayerNormGrad {}), tolerance(4.0, columns.max(rows)));
+    let grad = of(Op::LayerNormGrad(LayerNormGrad {}), sums);
+    let rms = of(Op::RmsNorm(RmsNorm { eps: 1e-5 }), tolerance(2.0, columns));
+    let rms_grad = of(Op::RmsNormGrad(RmsNormGrad {}), sums);
     let batch = of(Op::BatchNorm(BatchNorm { eps: 1e-5 }), tolerance(4.0, 1));
     let statistic = [Dim::Tokens(1)];
-    [
+    let mean = Noise { amplitude: 0.1, ..noise };
+    let mut cases = vec![
         norm.noise(&x, noise).weight(&[columns], UNIT).weight(&[columns], UNIT),
         grad.noise(&x, UNIT)
             .noise(&x, noise)
-            .noise(&statistic, Noise { amplitude: 0.1, ..noise })
+            .noise(&statistic, mean)
             .noise(&statistic, POSITIVE)
             .weight(&[columns], UNIT),
+        rms.noise(&x, noise).weight(&[columns], UNIT),
+        rms_grad.noise(&x, UNIT).noise(&x, noise).noise(&statistic, POSITIVE).weight(&[columns], UNIT),
         batch
             .noise(&x, noise)
             .weight(&[columns], UNIT)
             .weight(&[columns], UNIT)
-            .weight(&[columns], Noise { amplitude: 0.1, ..noise })
+            .weight(&[columns], mean)
             .weight(&[columns], POSITIVE),
-    ]
+    ];
+    cases.extend(batch_norms(rows, columns, noise));
+    cases
+}
+
+/// As [`norms`]; the variance of a batch needs two rows.
+fn batch_norms(rows: u64, columns: u64, noise: Noise) -> Vec<Case> {
+    let x = [Dim::Tokens(1), Dim::Fixed(columns)];
+    let scale = noise.offset.abs() + noise.amplitude;
+    let of = |op, k| case(op, rows, columns, noise, Tolerance { c: 4.0, k, scale });
+    let mean = Noise { amplitude: 0.1, ..noise };
+    let backward = |op| of(op, rows).noise(&x, UNIT).noise(&x, noise);
+    let grad = backward(Op::BatchNormGrad(BatchNormGrad { eps: 1e-5 }));
+    let train_grad = backward(Op::BatchNormTrainGrad(BatchNormTrainGrad {}));
+    let mut cases = vec![
+        grad.weight(&[columns], UNIT).weight(&[columns], mean).weight(&[columns], POSITIVE),
+        train_grad.weight(&[columns], mean).weight(&[columns], POSITIVE).weight(&[columns], UNIT),
+    ];
+    if rows > 1 {
+        let train = of(Op::BatchNormTrain(BatchNormTrain { eps: 1e-2, momentum: 0.1 }), rows);
+        let train = train.noise(&x, noise).weight(&[columns], UNIT).weight(&[columns], UNIT);
+        cases.push(train.weight(&[columns], mean).weight(&[columns], POSITIVE));
+    }
+    cases
 }
 
 /// c = 2, K: the columns. The scores are subtracted exactly, so their size does not matter.
@@ -87,6 +138,20 @@ fn softmax(rows: u64, columns: u64, noise: Noise) -> Case {
     let op = Op::Softmax(Softmax {});
     case(op, rows, columns, noise, Tolerance::sum(2.0, columns))
         .noise(&[Dim::Tokens(1), Dim::Fixed(columns)], noise)
+}
+
+/// c = 4: a sum and two more operations, K: the columns.
+fn softmax_grad(rows: u64, columns: u64) -> Case {
+    let x = [Dim::Tokens(1), Dim::Fixed(columns)];
+    let op = Op::SoftmaxGrad(SoftmaxGrad {});
+    case(op, rows, columns, UNIT, Tolerance::sum(4.0, columns)).noise(&x, UNIT).noise(&x, POSITIVE)
+}
+
+/// Bits are copied: the last column alone, or all but some.
+fn concat_grad(rows: u64, columns: u64) -> Case {
+    let first = columns * 2 / 3;
+    let op = Op::ConcatGrad(ConcatGrad { first, count: columns - first });
+    case(op, rows, columns, UNIT, Tolerance::sum(0.0, 1)).noise(&[Dim::Tokens(1), Dim::Fixed(columns)], UNIT)
 }
 
 /// Bits are copied.

@@ -3,7 +3,7 @@
 
 use super::{BATCHES, Case, Tolerance, UNIT};
 use graph::ops::*;
-use graph::{Dim, Op};
+use graph::{DType, Dim, Op};
 use plimsoll_exec::reference::Data;
 
 const COLUMNS: [u64; 4] = [8, 24, 33, 320];
@@ -23,11 +23,14 @@ pub fn cases() -> Vec<Case> {
             (4, true, true, true),
         ] {
             cases.push(embed(lengths, COLUMNS[(i + j) % 4], masked, row, dropout));
+            cases.push(embed_grad(lengths, COLUMNS[(i + j + 1) % 4], masked, row, dropout));
         }
         for (j, skips) in [(0, 0), (1, 1), (0, 1), (3, 60)].into_iter().enumerate() {
             cases.push(segment_mean(lengths, COLUMNS[(i + j) % 4], skips));
+            cases.push(segment_mean_grad(lengths, COLUMNS[(i + j) % 4], skips));
         }
         cases.extend(select_rows(lengths, COLUMNS[i % 4]));
+        cases.push(select_rows_grad(lengths, COLUMNS[i % 4]));
     }
     for half in [1, 4, 8, 12, 16, 32, 64] {
         for longest in [1, 2, 170, 1026] {
@@ -52,6 +55,19 @@ fn embed(lengths: &[u64], columns: u64, masked: bool, row: bool, dropout: bool) 
     if dropout { case.spans(lengths) } else { case }
 }
 
+/// c = 2, K: the tokens, all of which may be one.
+fn embed_grad(lengths: &[u64], columns: u64, masked: bool, row: bool, dropout: bool) -> Case {
+    let mask_id = VOCABULARY as i32 - 1;
+    let token_dropout = dropout.then_some(TokenDropout { mask_id, keep: 0.88 });
+    let name = format!("embed_grad {lengths:?} x {columns}, masks {masked}, row {row}, dropout {dropout}");
+    let op = Op::EmbedGrad(EmbedGrad { token_dropout, row, vocab: VOCABULARY, dtype: DType::F32 });
+    let tokens = lengths.iter().sum();
+    let case = Case::new(name, op, lengths, columns % 2 * 3, Tolerance::sum(2.0, tokens));
+    let ids = ids(&case, lengths, masked);
+    let case = case.noise(&[Dim::Tokens(1), Dim::Fixed(columns)], UNIT).integers(&[Dim::Tokens(1)], ids);
+    if dropout { case.spans(lengths) } else { case }
+}
+
 /// Sequences that begin with token 0; the others are any but `<mask>`, and with `masked` every third is it.
 fn ids(case: &Case, lengths: &[u64], masked: bool) -> Vec<i32> {
     let mut random = case.random(case.counts.tokens);
@@ -71,6 +87,26 @@ fn segment_mean(lengths: &[u64], columns: u64, (skip_first, skip_last): (u32, u3
     let longest = lengths.iter().copied().max().unwrap_or(0);
     let case = Case::new(name, op, lengths, columns % 2 * 3, Tolerance::sum(1.0, longest));
     case.noise(&[Dim::Tokens(1), Dim::Fixed(columns)], UNIT).spans(lengths)
+}
+
+/// c = 2, K = 1: a share and a product.
+fn segment_mean_grad(lengths: &[u64], columns: u64, (skip_first, skip_last): (u32, u32)) -> Case {
+    let name = format!("segment_mean_grad {lengths:?} x {columns}, skip {skip_first} and {skip_last}");
+    let op = Op::SegmentMeanGrad(SegmentMeanGrad { skip_first, skip_last, dtype: DType::F32 });
+    let case = Case::new(name, op, lengths, columns % 2 * 3, Tolerance::sum(2.0, 1));
+    case.noise(&[Dim::Sequences(1), Dim::Fixed(columns)], UNIT).spans(lengths)
+}
+
+/// c = 1, K: all forty rows may be one. Any rows, some of them twice.
+fn select_rows_grad(lengths: &[u64], columns: u64) -> Case {
+    let name = format!("select_rows_grad of {lengths:?} x {columns}");
+    let op = Op::SelectRowsGrad(SelectRowsGrad {});
+    let case = Case::new(name, op, lengths, columns % 2 * 3, Tolerance::sum(1.0, 40));
+    let rows = [Dim::Fixed(40), Dim::Fixed(columns)];
+    let case = case.noise(&rows, UNIT);
+    let count = case.counts.tokens;
+    let any = case.random(40).map(|bits| (bits % count) as i32).collect();
+    case.integers(&rows[..1], any)
 }
 
 /// Bits are copied: the first token of every sequence, any five rows, all rows backwards.

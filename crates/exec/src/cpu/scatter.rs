@@ -1,0 +1,125 @@
+//! Rows added up by index: gradients of embeddings and of chosen rows.
+//!
+//! Invariant: an element adds its rows in their order. Tasks are columns, so no two of them meet, and a token that
+//! is everywhere costs no more than one that is rare.
+
+use super::Cpu;
+use super::isa::Kernel;
+use super::simd::{LANES, Simd};
+use super::view::{Rows, RowsMut};
+
+/// How the tokens of ESM's token dropout are weighted, as `embed::gather_esm` does.
+#[derive(Clone, Copy)]
+pub struct TokenDropout<'a> {
+    /// (start, end) of every sequence, ascending and disjoint; tokens outside of them do not count.
+    pub spans: &'a [[u32; 2]],
+    /// The token that does not count.
+    pub mask_id: u32,
+    /// The share of tokens seen in training.
+    pub keep: f32,
+}
+
+/// y[ids[i]] += x[i] for every i in order, from zeros.
+pub fn scatter(cpu: &Cpu, ids: &[u32], x: Rows<'_>, y: RowsMut<'_>) {
+    embed_grad(cpu, ids, x, None, Some(y), None);
+}
+
+/// dtable[ids[t]] += scale dx[t] for every t in order, from zeros, and drow = sum scale dx[t], scale being the
+/// token's weight.
+pub fn embed_grad(
+    cpu: &Cpu,
+    ids: &[u32],
+    dx: Rows<'_>,
+    dropout: Option<TokenDropout<'_>>,
+    dtable: Option<RowsMut<'_>>,
+    drow: Option<&mut [f32]>,
+) {
+    let cols = dx.cols();
+    assert_eq!(dx.rows(), ids.len(), "one row per token");
+    assert!(dtable.as_ref().is_none_or(|table| table.cols() == cols), "columns of the table");
+    let rows = dtable.as_ref().map_or(usize::MAX, RowsMut::rows);
+    assert!(ids.iter().all(|&id| (id as usize) < rows), "an index outside of {rows} rows");
+    if let Some(dropout) = dropout {
+        super::check_spans(dropout.spans, ids.len());
+    }
+    let drow = super::columns::start_of(drow, cols);
+    cpu.pool().run(cols.div_ceil(WIDTH), &|task, _| {
+        let columns = [task * WIDTH, cols.min((task + 1) * WIDTH)];
+        cpu.isa().run(Scatter { ids, dx, dropout, dtable: dtable.as_ref(), drow: drow as *mut f32, columns });
+    });
+}
+
+/// Columns of a task: two cache lines.
+const WIDTH: usize = 2 * LANES;
+
+/// Tokens whose sum joins that of the added row at once, where no sequences are given.
+const BLOCK: usize = 64;
+
+struct Scatter<'a> {
+    ids: &'a [u32],
+    dx: Rows<'a>,
+    dropout: Option<TokenDropout<'a>>,
+    dtable: Option<&'a RowsMut<'a>>,
+    drow: *mut f32,
+    columns: [usize; 2],
+}
+
+impl Kernel for Scatter<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let [first, end] = self.columns;
+        for j in (first..end).step_by(LANES) {
+            let n = LANES.min(end - j);
+            let zero = s.splat(0.0);
+            for r in 0..self.dtable.map_or(0, RowsMut::rows) {
+                // SAFETY: as in `add`.
+                self.dtable.into_iter().for_each(|table| unsafe { s.store_n(table.row(r).add(j), zero, n) });
+            }
+            let mut total = zero;
+            match self.dropout {
+                Some(dropout) => {
+                    for span in dropout.spans {
+                        let span = span[0] as usize..span[1] as usize;
+                        let masks = self.ids[span.clone()].iter().filter(|&&id| id == dropout.mask_id).count();
+                        let scale = dropout.keep / (1.0 - masks as f32 / span.len() as f32);
+                        let mut sum = zero;
+                        for t in span.filter(|&t| self.ids[t] != dropout.mask_id) {
+                            sum = self.add(s, t, scale, [j, n], sum);
+                        }
+                        total = s.add(total, sum);
+                    }
+                }
+                None => {
+                    for start in (0..self.ids.len()).step_by(BLOCK) {
+                        let mut sum = zero;
+                        for t in start..self.ids.len().min(start + BLOCK) {
+                            sum = self.add(s, t, 1.0, [j, n], sum);
+                        }
+                        total = s.add(total, sum);
+                    }
+                }
+            }
+            if !self.drow.is_null() {
+                // SAFETY: one element per column; these are this task's.
+                unsafe { s.store_n(self.drow.add(j), total, n) };
+            }
+        }
+    }
+}
+
+impl Scatter<'_> {
+    /// Adds token `t` to its row and to `sum`.
+    #[inline(always)]
+    fn add<S: Simd>(&self, s: S, t: usize, scale: f32, [j, n]: [usize; 2], sum: S::V) -> S::V {
+        // SAFETY: columns j..j + n exist in row t of dx and in the table, whose indices were checked; this task
+        // alone writes them.
+        unsafe {
+            let v = s.mul(s.load_n(self.dx.row(t).add(j), n), s.splat(scale));
+            if let Some(table) = self.dtable {
+                let to = table.row(self.ids[t] as usize).add(j);
+                s.store_n(to, s.add(s.load_n(to, n), v), n);
+            }
+            s.add(sum, v)
+        }
+    }
+}

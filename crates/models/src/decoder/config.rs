@@ -1,0 +1,301 @@
+//! What a decoder is: its sizes and switches, read from config.json and written to it. Invariant: a key that would
+//! change what is computed is either honoured or refused by name.
+
+use crate::config::{ConfigError, Keys};
+use graph::ops::Mask;
+use serde_json::{Map, Value, json};
+
+/// The sizes and switches of a decoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecoderConfig {
+    /// V.
+    pub vocab_size: u64,
+    /// D.
+    pub hidden_size: u64,
+    /// Blocks.
+    pub layers: u64,
+    /// Heads of queries.
+    pub heads: u64,
+    /// Heads of keys and values, a divisor of `heads`.
+    pub kv_heads: u64,
+    /// Columns of a head.
+    pub head_dim: u64,
+    /// F: width of the MLP, or of one expert.
+    pub intermediate_size: u64,
+    /// Norms before attention, before the MLP and at the end.
+    pub norm: Norm,
+    /// Added to variance or mean square in norms.
+    pub eps: f32,
+    /// How a token knows where it is.
+    pub positions: Positions,
+    /// Which tokens a token sees.
+    pub mask: Mask,
+    /// The MLP, and every expert.
+    pub mlp: Mlp,
+    /// Whether linear maps have biases; the output never has one.
+    pub bias: bool,
+    /// Whether the output is the embedding.
+    pub tied: bool,
+    /// Experts in the place of the MLP.
+    pub experts: Option<Experts>,
+}
+
+/// A norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Norm {
+    /// Zhang and Sennrich 2019.
+    Rms,
+    /// Ba et al. 2016, with a bias.
+    Layer,
+}
+
+/// How a token knows where it is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Positions {
+    /// Su et al. 2021, half-split, with this base of frequencies.
+    Rotary(f32),
+    /// Press et al. 2022.
+    Alibi,
+}
+
+/// An MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mlp {
+    /// `down(silu(gate(x)) up(x))` (Shazeer 2020).
+    SwiGlu,
+    /// `down(gelu(up(x)))`.
+    Gelu,
+}
+
+/// A mixture of experts (Shazeer et al. 2017).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Experts {
+    /// E.
+    pub experts: u64,
+    /// k: experts of a token.
+    pub top_k: u64,
+    /// Experts that every token goes to, as one MLP of so many times the width (Dai et al. 2024).
+    pub shared: u64,
+    /// Whether a token's gates sum to 1.
+    pub renormalise: bool,
+    /// The most rows of one expert, in 1/1000 of its even share; 0: nothing is dropped.
+    pub capacity: u32,
+    /// Weight of the load-balance loss, a mean over the layers.
+    pub balance: f32,
+    /// Weight of the squared log-sum of the router's exponentials, a mean over the layers.
+    pub z: f32,
+}
+
+/// `model_type` of what the hub has no name for.
+const OWN: &str = "plimsoll_decoder";
+
+impl DecoderConfig {
+    /// Reads a config.json: `llama`, `mistral`, `mixtral`, or our own `plimsoll_decoder`.
+    pub fn from_json(text: &str) -> Result<Self, ConfigError> {
+        let value: Value = serde_json::from_str(text).map_err(ConfigError::Json)?;
+        let empty = Map::new();
+        let keys = Keys(value.as_object().unwrap_or(&empty));
+        keys.one_of("model_type", &["llama", "mistral", "mixtral", OWN].map(Some))?;
+        match keys.0.get("model_type").and_then(Value::as_str) {
+            Some(OWN) => Self::own(&keys),
+            other => Self::hub(&keys, other.unwrap_or_default()),
+        }
+    }
+
+    /// The config.json of this model: a hub's where it has the architecture, so that transformers opens it.
+    pub fn to_json(&self) -> String {
+        let value = self.as_hub().unwrap_or_else(|| self.as_own());
+        format!("{value:#}\n")
+    }
+
+    fn sizes(keys: &Keys<'_>) -> Result<Self, ConfigError> {
+        let hidden_size = keys.size("hidden_size")?;
+        let heads = keys.size("num_attention_heads")?;
+        let head_dim = keys.or("head_dim", hidden_size / heads)?;
+        if heads > 128 || head_dim > 128 || !head_dim.is_multiple_of(2) {
+            return Err(keys.bad("num_attention_heads", "at most 128 heads of an even size up to 128"));
+        }
+        let kv_heads = keys.or("num_key_value_heads", heads)?;
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(keys.bad("num_key_value_heads", format!("a divisor of num_attention_heads {heads}")));
+        }
+        Ok(Self {
+            vocab_size: keys.size("vocab_size")?,
+            hidden_size,
+            layers: keys.layers()?,
+            heads,
+            kv_heads,
+            head_dim,
+            intermediate_size: keys.size("intermediate_size")?,
+            norm: Norm::Rms,
+            eps: 1e-5,
+            positions: Positions::Rotary(10_000.0),
+            mask: Mask::Causal,
+            mlp: Mlp::SwiGlu,
+            bias: false,
+            tied: keys.flag("tie_word_embeddings", false)?,
+            experts: None,
+        })
+    }
+
+    fn hub(keys: &Keys<'_>, model_type: &str) -> Result<Self, ConfigError> {
+        keys.one_of("hidden_act", &[Some("silu"), None])?;
+        keys.must_be("attention_bias", false)?;
+        keys.must_be("mlp_bias", false)?;
+        keys.absent("rope_scaling")?;
+        let (mixtral, llama) = (model_type == "mixtral", model_type == "llama");
+        let mut c = Self::sizes(keys)?;
+        c.eps = keys.eps("rms_norm_eps", if llama { 1e-6 } else { 1e-5 })?;
+        c.positions = Positions::Rotary(rope_theta(keys, if mixtral { 1e6 } else { 1e4 })?);
+        if !llama && keys.has("sliding_window") {
+            c.mask = Mask::Window(keys.size("sliding_window")? as u32);
+        }
+        if mixtral {
+            c.experts = Some(Experts {
+                experts: keys.or("num_local_experts", 8)?,
+                top_k: keys.or("num_experts_per_tok", 2)?,
+                shared: 0,
+                renormalise: true,
+                capacity: 0,
+                balance: keys.number("router_aux_loss_coef", 0.001)?,
+                z: 0.0,
+            });
+        }
+        c.checked(keys)
+    }
+
+    fn own(keys: &Keys<'_>) -> Result<Self, ConfigError> {
+        let mut c = Self::sizes(keys)?;
+        c.norm = if keys.choice("norm", ["rms_norm", "layer_norm"])? == 0 { Norm::Rms } else { Norm::Layer };
+        c.eps = keys.eps("norm_eps", 1e-5)?;
+        c.positions = match keys.choice("positions", ["rotary", "alibi"])? {
+            0 => Positions::Rotary(keys.number("rope_theta", 10_000.0)?),
+            _ => Positions::Alibi,
+        };
+        c.mask = mask(keys)?;
+        c.mlp = if keys.choice("mlp", ["swiglu", "gelu"])? == 0 { Mlp::SwiGlu } else { Mlp::Gelu };
+        c.bias = keys.flag("bias", false)?;
+        if keys.number("num_local_experts", 0.0)? > 0.0 {
+            c.experts = Some(Experts {
+                experts: keys.size("num_local_experts")?,
+                top_k: keys.size("num_experts_per_tok")?,
+                shared: keys.number("num_shared_experts", 0.0)? as u64,
+                renormalise: keys.flag("norm_topk_prob", true)?,
+                capacity: (keys.number("capacity_factor", 0.0)? * 1000.0).round() as u32,
+                balance: keys.number("router_aux_loss_coef", 0.0)?,
+                z: keys.number("router_z_loss_coef", 0.0)?,
+            });
+        }
+        c.checked(keys)
+    }
+
+    fn checked(self, keys: &Keys<'_>) -> Result<Self, ConfigError> {
+        match &self.experts {
+            Some(e) if e.experts > 1024 => Err(keys.bad("num_local_experts", "at most 1024")),
+            Some(e) if e.top_k > e.experts => {
+                Err(keys.bad("num_experts_per_tok", format!("at most num_local_experts {}", e.experts)))
+            }
+            Some(_) | None => Ok(self),
+        }
+    }
+
+    /// As transformers knows it; `None` where it does not.
+    fn as_hub(&self) -> Option<Value> {
+        let Positions::Rotary(theta) = self.positions else { return None };
+        let plain = self.norm == Norm::Rms && self.mlp == Mlp::SwiGlu && !self.bias;
+        let mixtral = self.experts.as_ref();
+        let known = mixtral.is_none_or(|e| e.shared == 0 && e.renormalise && e.capacity == 0 && e.z == 0.0);
+        let (kind, window) = match (self.mask, mixtral) {
+            (Mask::Causal, None) => (["llama", "LlamaForCausalLM"], None),
+            (Mask::Window(n), None) => (["mistral", "MistralForCausalLM"], Some(n)),
+            (Mask::Causal, Some(_)) => (["mixtral", "MixtralForCausalLM"], None),
+            (Mask::Window(n), Some(_)) => (["mixtral", "MixtralForCausalLM"], Some(n)),
+            (Mask::Full | Mask::BlockSparse { .. }, _) => return None,
+        };
+        if !plain || !known {
+            return None;
+        }
+        let mut value = self.common(kind[0]);
+        let more = value.as_object_mut()?;
+        more.insert("architectures".to_owned(), json!([kind[1]]));
+        more.insert("hidden_act".to_owned(), json!("silu"));
+        more.insert("rms_norm_eps".to_owned(), decimal(self.eps));
+        more.insert("rope_theta".to_owned(), decimal(theta));
+        if kind[0] != "llama" {
+            more.insert("sliding_window".to_owned(), json!(window));
+        }
+        if let Some(e) = mixtral {
+            more.insert("num_local_experts".to_owned(), json!(e.experts));
+            more.insert("num_experts_per_tok".to_owned(), json!(e.top_k));
+            more.insert("router_aux_loss_coef".to_owned(), decimal(e.balance));
+        }
+        Some(value)
+    }
+
+    fn as_own(&self) -> Value {
+        let mut value = self.common(OWN);
+        let mut put = |key: &str, x: Value| value[key] = x;
+        put("norm", json!(if self.norm == Norm::Rms { "rms_norm" } else { "layer_norm" }));
+        put("norm_eps", decimal(self.eps));
+        match self.positions {
+            Positions::Rotary(theta) => {
+                put("positions", json!("rotary"));
+                put("rope_theta", decimal(theta));
+            }
+            Positions::Alibi => put("positions", json!("alibi")),
+        }
+        put("mask", json!(self.mask));
+        put("mlp", json!(if self.mlp == Mlp::SwiGlu { "swiglu" } else { "gelu" }));
+        put("bias", json!(self.bias));
+        if let Some(e) = &self.experts {
+            put("num_local_experts", json!(e.experts));
+            put("num_experts_per_tok", json!(e.top_k));
+            put("num_shared_experts", json!(e.shared));
+            put("norm_topk_prob", json!(e.renormalise));
+            put("capacity_factor", json!(f64::from(e.capacity) / 1000.0));
+            put("router_aux_loss_coef", decimal(e.balance));
+            put("router_z_loss_coef", decimal(e.z));
+        }
+        value
+    }
+
+    fn common(&self, model_type: &str) -> Value {
+        json!({
+            "model_type": model_type,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.intermediate_size,
+            "tie_word_embeddings": self.tied,
+        })
+    }
+}
+
+/// `rope_theta`, where it stands since transformers 5 and where it stood before.
+fn rope_theta(keys: &Keys<'_>, default: f32) -> Result<f32, ConfigError> {
+    let Some(Value::Object(inner)) = keys.0.get("rope_parameters") else {
+        return keys.number("rope_theta", default);
+    };
+    let inner = Keys(inner);
+    inner.one_of("rope_type", &[Some("default"), None])?;
+    inner.number("rope_theta", default)
+}
+
+fn mask(keys: &Keys<'_>) -> Result<Mask, ConfigError> {
+    let wanted = r#""causal", {"window": n} or {"block_sparse": {"block": n, "local": n, "global": n}}"#;
+    match keys.0.get("mask") {
+        None => Ok(Mask::Causal),
+        Some(value) => match serde_json::from_value(value.clone()) {
+            Ok(mask @ (Mask::Causal | Mask::Window(_) | Mask::BlockSparse { .. })) => Ok(mask),
+            Ok(Mask::Full) | Err(_) => Err(keys.bad("mask", wanted)),
+        },
+    }
+}
+
+/// The shortest decimal that is this f32: `1e-5`, not `9.999999747378752e-6`.
+fn decimal(x: f32) -> Value {
+    x.to_string().parse::<f64>().map_or(Value::Null, |x| json!(x))
+}

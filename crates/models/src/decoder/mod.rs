@@ -1,0 +1,176 @@
+//! Decoders: the dense language model (Llama: Touvron et al. 2023, arXiv:2302.13971) and the mixture of experts
+//! (Mixtral: Jiang et al. 2024, arXiv:2401.04088) are one pre-norm stack with switches. Invariant: weights are named
+//! as the hub names them, experts one by one; what is stacked in memory is stacked by `Param`.
+
+mod config;
+mod moe;
+
+pub use config::{DecoderConfig, Experts, Mlp, Norm, Positions};
+pub use moe::active_parameters;
+
+use crate::init::{DEVIATION, Init, usual};
+use crate::training::{Dropping, Training};
+use graph::ops::{Activation, Attention, Bias, Embed, Epilogue, Glu, Linear, Qkv, RotaryTable};
+use graph::{Bounds, Builder, DType, Dim, Graph, Op, Param, Piece, ValueId, VerifyError};
+
+/// What all blocks share.
+struct Stack<'a> {
+    c: &'a DecoderConfig,
+    spans: ValueId,
+    /// cos and sin: (longest, d/2) each; empty without rotary positions.
+    rotary: Vec<ValueId>,
+    dropping: Dropping,
+    /// Auxiliary losses of the blocks: f32 (1) each.
+    aux: Vec<ValueId>,
+}
+
+impl DecoderConfig {
+    /// Training of the next token. Inputs `ids`: i32 (T), `spans`: i32 (S, 2), `targets`: i32 (T), with dropout
+    /// `seed`: i32 (2). Outputs `loss`: f32 (1), the sum over targets that are not negative; with a weight for it
+    /// `aux`: f32 (1), the routers' loss; with a capacity `dropped.{i}`: i32 (1) of every layer.
+    pub fn train_graph(&self, bounds: Bounds, training: &Training) -> Result<Graph, VerifyError> {
+        let g = &mut Builder::new(bounds);
+        let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);
+        let spans = g.input("spans", &[Dim::Sequences(1), Dim::Fixed(2)], DType::I32);
+        let targets = g.input("targets", &[Dim::Tokens(1)], DType::I32);
+        let dropping = Dropping::new(g, training);
+        let mut stack = Stack { c: self, spans, rotary: vec![], dropping, aux: vec![] };
+        let x = stack.hidden(g, ids); // (T, D)
+        let name = if self.tied { "model.embed_tokens.weight" } else { "lm_head.weight" };
+        let head = g.param(name, &[self.vocab_size, self.hidden_size]);
+        training.loss(g, x, head, None, targets);
+        if let Some(aux) = stack.aux.into_iter().reduce(|a, b| g.add(a, b)) {
+            g.output("aux", aux);
+        }
+        std::mem::replace(g, Builder::new(bounds)).finish()
+    }
+
+    /// How a tensor starts: normal, and smaller where a block adds to the stream (Radford et al. 2019: by the
+    /// square root of how often it does).
+    pub fn init(&self, piece: &Piece) -> Init {
+        if let Some(values) = self.derived(&piece.tensor) {
+            return Init::Values(values);
+        }
+        let adds = ["o_proj.weight", "down_proj.weight", "w2.weight"].iter().any(|n| piece.tensor.ends_with(n));
+        if adds { Init::Normal(DEVIATION / (2.0 * self.layers as f32).sqrt()) } else { usual(piece) }
+    }
+
+    /// The value of a tensor that files do not have: rotary frequencies, `theta^(-2j/d)` in f32.
+    pub fn derived(&self, tensor: &str) -> Option<Vec<f32>> {
+        let Positions::Rotary(theta) = self.positions else { return None };
+        let frequency = |j: u64| 1.0 / theta.powf((2 * j) as f32 / self.head_dim as f32);
+        tensor.ends_with("inv_freq").then(|| (0..self.head_dim / 2).map(frequency).collect())
+    }
+
+    fn attention(&self) -> Attention {
+        Attention {
+            heads: self.heads as u32,
+            kv_heads: self.kv_heads as u32,
+            head_dim: self.head_dim as u32,
+            scale: (self.head_dim as f32).powf(-0.5),
+            mask: self.mask,
+            bias: if self.positions == Positions::Alibi { Bias::Alibi } else { Bias::None },
+            rotary: self.positions != Positions::Alibi,
+            qkv: Qkv::Separate,
+        }
+    }
+}
+
+impl Stack<'_> {
+    /// The last hidden state, after the last norm: (T, D).
+    fn hidden(&mut self, g: &mut Builder, ids: ValueId) -> ValueId {
+        let c = self.c;
+        g.scope("model.", None);
+        let table = g.param("embed_tokens.weight", &[c.vocab_size, c.hidden_size]);
+        let x = g.one(Op::Embed(Embed { token_dropout: None, row: false }), &[ids, table]);
+        let mut x = self.dropping.apply(g, x);
+        if c.positions != Positions::Alibi {
+            let inv_freq = g.param("rotary_emb.inv_freq", &[c.head_dim / 2]);
+            self.rotary = g.node(Op::RotaryTable(RotaryTable {}), &[inv_freq]);
+        }
+        for i in 0..c.layers {
+            let prefix = format!("model.layers.{i}.");
+            g.scope(&prefix, Some(i as u32));
+            x = self.attend(g, x);
+            x = self.feed(g, &prefix, x, i);
+        }
+        g.scope("", None);
+        self.norm(g, x, "model.norm")
+    }
+
+    /// x + attention(norm(x)). x: (T, D).
+    fn attend(&mut self, g: &mut Builder, x: ValueId) -> ValueId {
+        let c = self.c;
+        let h = self.norm(g, x, "input_layernorm");
+        let parts = [("q", c.heads), ("k", c.kv_heads), ("v", c.kv_heads)];
+        let [q, k, v] =
+            parts.map(|(n, heads)| g.linear(h, &format!("self_attn.{n}_proj"), heads * c.head_dim, c.bias));
+        let mut inputs = vec![q, k, v, self.spans];
+        inputs.extend(&self.rotary);
+        let a = g.one(Op::Attention(c.attention()), &inputs);
+        let a = g.linear(a, "self_attn.o_proj", c.hidden_size, c.bias);
+        let a = self.dropping.apply(g, a);
+        g.add(x, a)
+    }
+
+    /// x + mlp(norm(x)), or its experts. x: (T, D).
+    fn feed(&mut self, g: &mut Builder, prefix: &str, x: ValueId, layer: u64) -> ValueId {
+        let h = self.norm(g, x, "post_attention_layernorm");
+        let y = match &self.c.experts {
+            Some(experts) => self.moe(g, prefix, h, experts, layer),
+            None => {
+                let names = ["gate_proj", "up_proj", "down_proj"].map(|n| format!("mlp.{n}"));
+                self.mlp(g, prefix, h, names, self.c.intermediate_size)
+            }
+        };
+        let y = self.dropping.apply(g, y);
+        g.add(x, y)
+    }
+
+    /// A dense MLP of `width` whose modules are called gate, up and down. (T, D) -> (T, D).
+    fn mlp(&self, g: &mut Builder, prefix: &str, x: ValueId, names: [String; 3], width: u64) -> ValueId {
+        let c = self.c;
+        let [gate, up, down] = names;
+        let h = match c.mlp {
+            Mlp::SwiGlu => {
+                let h = self.gate_and_up(g, prefix, x, [&gate, &up], width); // (T, 2F)
+                g.one(Op::Glu(Glu { activation: Activation::Silu }), &[h])
+            }
+            Mlp::Gelu => {
+                let h = g.linear(x, &up, width, c.bias);
+                g.gelu(h)
+            }
+        };
+        g.linear(h, &down, c.hidden_size, c.bias)
+    }
+
+    /// Gate and up as one product: the rows of both under each other.
+    fn gate_and_up(&self, g: &mut Builder, prefix: &str, x: ValueId, names: [&str; 2], width: u64) -> ValueId {
+        let stacked = |leaf: &str, shape: &[u64]| {
+            let pieces = names.map(|n| whole(format!("{prefix}{n}.{leaf}"), shape));
+            Param { name: format!("{prefix}{}+{}.{leaf}", names[0], last(names[1])), pieces: pieces.into() }
+        };
+        let mut inputs = vec![x, g.param_of(stacked("weight", &[width, self.c.hidden_size]), DType::F32)];
+        if self.c.bias {
+            inputs.push(g.param_of(stacked("bias", &[width]), DType::F32));
+        }
+        g.one(Op::Linear(Linear { bias: self.c.bias, epilogue: Epilogue::None }), &inputs)
+    }
+
+    fn norm(&self, g: &mut Builder, x: ValueId, name: &str) -> ValueId {
+        match self.c.norm {
+            Norm::Rms => g.rms_norm(x, name, self.c.eps),
+            Norm::Layer => g.layer_norm(x, name, self.c.eps),
+        }
+    }
+}
+
+/// All rows of a tensor.
+fn whole(tensor: String, shape: &[u64]) -> Piece {
+    Piece { tensor, shape: shape.to_vec(), rows: (0, shape[0]) }
+}
+
+/// The last component of a module's name.
+fn last(name: &str) -> &str {
+    name.rsplit('.').next().unwrap_or(name)
+}

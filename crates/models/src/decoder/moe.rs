@@ -1,0 +1,105 @@
+//! The mixture of experts of a decoder's block: route, dispatch, grouped products, combine. Invariant: dropless by
+//! default, so rows are tokens x k whatever the router says, and the plan is exact.
+
+use super::{Experts, Mlp, Stack, whole};
+use graph::ops::{Activation, Combine, Dispatch, Glu, GroupedLinear, Route, RouterLoss};
+use graph::{Builder, DType, Graph, Op, Param, ValueId};
+
+/// The experts of one block.
+struct Grouped<'a> {
+    e: &'a Experts,
+    /// Names of their tensors start with it.
+    prefix: String,
+    bias: bool,
+    /// First row of every expert: i32 (E + 1).
+    offsets: ValueId,
+}
+
+impl Stack<'_> {
+    /// `sum_j gate_j expert_j(h)`, and the shared experts. h: (T, D).
+    pub(super) fn moe(
+        &mut self,
+        g: &mut Builder,
+        prefix: &str,
+        h: ValueId,
+        e: &Experts,
+        layer: u64,
+    ) -> ValueId {
+        let c = self.c;
+        let (experts, top_k) = (e.experts as u32, e.top_k as u32);
+        let logits = g.linear(h, "block_sparse_moe.gate", e.experts, c.bias); // (T, E)
+        let route = Route { experts, top_k, renormalise: e.renormalise, capacity: e.capacity };
+        let route = g.node(Op::Route(route), &[logits]);
+        let [gates, chosen, order, places, offsets, dropped] = route[..] else { return h };
+        let grouped =
+            Grouped { e, prefix: format!("{prefix}block_sparse_moe.experts."), bias: c.bias, offsets };
+        let rows = g.one(Op::Dispatch(Dispatch { top_k }), &[h, order, places]); // (kT, D)
+        let rows = grouped.mlp(g, rows, c.mlp, c.hidden_size, c.intermediate_size);
+        let mut y = g.one(Op::Combine(Combine { top_k }), &[rows, gates, order, places]); // (T, D)
+        if e.shared > 0 {
+            let names = ["w1", if c.mlp == Mlp::SwiGlu { "w3" } else { "w1" }, "w2"];
+            let names = names.map(|n| format!("block_sparse_moe.shared_expert.{n}"));
+            let shared = self.mlp(g, prefix, h, names, e.shared * c.intermediate_size);
+            y = g.add(y, shared);
+        }
+        if e.balance != 0.0 || e.z != 0.0 {
+            // The mean over the layers: each gives its share.
+            let share = |weight: f32| weight / c.layers as f32;
+            let loss = RouterLoss { balance: share(e.balance), z: share(e.z) };
+            self.aux.push(g.one(Op::RouterLoss(loss), &[logits, chosen]));
+        }
+        if e.capacity > 0 {
+            g.output(&format!("dropped.{layer}"), dropped);
+        }
+        y
+    }
+}
+
+impl Grouped<'_> {
+    /// Every expert on its rows: (kT, D) -> (kT, D).
+    fn mlp(&self, g: &mut Builder, x: ValueId, mlp: Mlp, d: u64, f: u64) -> ValueId {
+        let h = match mlp {
+            Mlp::SwiGlu => {
+                let h = self.linear(g, x, &["w1", "w3"], [f, d]); // (kT, 2F)
+                g.one(Op::Glu(Glu { activation: Activation::Silu }), &[h])
+            }
+            Mlp::Gelu => {
+                let h = self.linear(g, x, &["w1"], [f, d]);
+                g.gelu(h)
+            }
+        };
+        self.linear(g, h, &["w2"], [d, f])
+    }
+
+    /// The tensors `names`, each of (`n`, `k`), of every expert under each other, as one product.
+    fn linear(&self, g: &mut Builder, x: ValueId, names: &[&str], [n, k]: [u64; 2]) -> ValueId {
+        let stacked = |leaf: &str, shape: &[u64]| {
+            let of = |e: u64, w: &str| whole(format!("{}{e}.{w}.{leaf}", self.prefix), shape);
+            let pieces = (0..self.e.experts).flat_map(|e| names.iter().map(move |w| (e, w)));
+            Param {
+                name: format!("{}{}.{leaf}", self.prefix, names.join("+")),
+                pieces: pieces.map(|(e, w)| of(e, w)).collect(),
+            }
+        };
+        let mut inputs = vec![x, g.param_of(stacked("weight", &[n, k]), DType::F32)];
+        if self.bias {
+            inputs.push(g.param_of(stacked("bias", &[n]), DType::F32));
+        }
+        inputs.push(self.offsets);
+        let op = GroupedLinear { experts: self.e.experts as u32, bias: self.bias };
+        g.one(Op::GroupedLinear(op), &inputs)
+    }
+}
+
+/// Parameters that one token meets: of the experts only those it goes to.
+pub fn active_parameters(graph: &Graph) -> u64 {
+    let elements = |v: ValueId| graph.spec(v).shape.iter().filter_map(|d| d.fixed()).product::<u64>();
+    let top_k = graph.nodes.iter().find_map(|n| if let Op::Route(r) = n.op { Some(r.top_k) } else { None });
+    let idle = graph.nodes.iter().filter_map(|n| {
+        let Op::GroupedLinear(op) = n.op else { return None };
+        let weights = &n.inputs[1..2 + usize::from(op.bias)];
+        let one = weights.iter().map(|&w| elements(w)).sum::<u64>() / u64::from(op.experts);
+        Some(one * u64::from(op.experts - top_k?))
+    });
+    graph.parameter_count() - idle.sum::<u64>()
+}

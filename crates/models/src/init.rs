@@ -1,0 +1,151 @@
+//! Values of parameters that no file has. Invariant: an element is a function of (seed, name of its tensor, index
+//! in the tensor), so it does not depend on how tensors are stacked, cut or in which order they are asked for.
+
+use graph::{Param, Piece};
+use libm::{cos, log, sin, sqrt};
+use std::f64::consts::TAU;
+use std::ops::Range;
+
+/// How a tensor starts.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Init {
+    /// 0 everywhere.
+    Zeros,
+    /// 1 everywhere.
+    Ones,
+    /// Normal around 0 with this standard deviation.
+    Normal(f32),
+    /// Uniform between minus this and this.
+    Uniform(f32),
+    /// What a configuration says by itself: rotary frequencies.
+    Values(Vec<f32>),
+}
+
+/// What the trained models of this house start from: 0.02, as BERT, GPT-2 and ESM-2.
+pub(crate) const DEVIATION: f32 = 0.02;
+
+/// Norms are the identity, biases 0, everything else normal.
+pub(crate) fn usual(piece: &Piece) -> Init {
+    let vector = piece.shape.len() < 2;
+    match (vector, piece.tensor.rsplit('.').next()) {
+        (true, Some("weight" | "running_var")) => Init::Ones,
+        (true, _) => Init::Zeros,
+        (false, _) => Init::Normal(DEVIATION),
+    }
+}
+
+/// Elements `range` of `param`, each piece by its own rule.
+pub fn init_param(rule: impl Fn(&Piece) -> Init, seed: u64, param: &Param, range: Range<u64>, out: &mut [f32]) {
+    let (mut start, mut out) = (0, out);
+    for piece in &param.pieces {
+        let row: u64 = piece.shape.iter().skip(1).product();
+        let end = start + (piece.rows.1 - piece.rows.0) * row;
+        let (a, b) = (range.start.max(start), range.end.min(end));
+        if a < b {
+            let (part, rest) = std::mem::take(&mut out).split_at_mut((b - a) as usize);
+            out = rest;
+            init(&rule(piece), seed, &piece.tensor, piece.rows.0 * row + a - start, part);
+        }
+        start = end;
+    }
+}
+
+/// Elements from `first` on of the tensor `name`.
+pub fn init(rule: &Init, seed: u64, name: &str, first: u64, out: &mut [f32]) {
+    let key = mix(seed ^ fnv(name));
+    let each = |out: &mut [f32], value: &dyn Fn(u64) -> f32| {
+        for (i, x) in (first..).zip(out) {
+            *x = value(i);
+        }
+    };
+    match rule {
+        Init::Zeros => out.fill(0.0),
+        Init::Ones => out.fill(1.0),
+        Init::Normal(deviation) => each(out, &|i| (f64::from(*deviation) * normal(key, i)) as f32),
+        Init::Uniform(bound) => each(out, &|i| (f64::from(*bound) * (2.0 * uniform(key, i) - 1.0)) as f32),
+        Init::Values(values) => out.copy_from_slice(&values[first as usize..first as usize + out.len()]),
+    }
+}
+
+/// Box and Muller (1958): two uniform numbers give two normal ones. `libm`, because its bits are the same
+/// on every machine.
+fn normal(key: u64, i: u64) -> f64 {
+    let radius = sqrt(-2.0 * log(uniform(key, i & !1)));
+    let angle = TAU * uniform(key, i | 1);
+    radius * if i.is_multiple_of(2) { cos(angle) } else { sin(angle) }
+}
+
+/// In (0, 1]: number i of SplitMix64 (Steele et al. 2014), whose state is a counter.
+fn uniform(key: u64, i: u64) -> f64 {
+    let bits = mix(key.wrapping_add(i.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15)));
+    ((bits >> 11) + 1) as f64 / (1u64 << 53) as f64
+}
+
+/// SplitMix64's finaliser.
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// FNV-1a of 64 bits (Fowler, Noll and Vo): short, and the same for ever.
+fn fnv(name: &str) -> u64 {
+    let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3);
+    name.bytes().fold(0xCBF2_9CE4_8422_2325, fold)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drawn(rule: &Init, name: &str, n: usize) -> Vec<f32> {
+        let mut out = vec![0.0; n];
+        init(rule, 1, name, 0, &mut out);
+        out
+    }
+
+    /// Steele et al.'s generator from state 0, as published with it.
+    #[test]
+    fn splitmix() {
+        let step = |i: u64| mix(i.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        assert_eq!([step(1), step(2)], [0xE220_A839_7B1D_CDAF, 0x6E78_9E6A_A1B9_65F4]);
+    }
+
+    #[test]
+    fn moments_are_those_of_the_distribution() {
+        let n = 200_000;
+        for (rule, variance, fourth) in [(Init::Normal(1.0), 1.0, 3.0), (Init::Uniform(1.0), 1.0 / 3.0, 0.2)] {
+            let x = drawn(&rule, "a", n);
+            let moment = |k: i32| x.iter().map(|&x| f64::from(x).powi(k)).sum::<f64>() / n as f64;
+            assert!(moment(1).abs() < 0.01 && moment(3).abs() < 0.03, "{rule:?}");
+            assert!((moment(2) - variance).abs() < 0.01 && (moment(4) - fourth).abs() < 0.06, "{rule:?}");
+        }
+    }
+
+    #[test]
+    fn names_and_seeds_tell_tensors_apart() {
+        let rule = Init::Normal(1.0);
+        let (a, b) = (drawn(&rule, "a", 64), drawn(&rule, "b", 64));
+        let mut c = vec![0.0; 64];
+        init(&rule, 2, "a", 0, &mut c);
+        for (x, y) in [(&a, &b), (&a, &c)] {
+            assert!(x.iter().zip(y).all(|(x, y)| x != y));
+        }
+    }
+
+    /// Any range of stacked pieces is what the pieces are one by one.
+    #[test]
+    fn ranges_of_stacked_pieces() {
+        let piece = |tensor: &str, rows| Piece { tensor: tensor.to_owned(), shape: vec![4, 3], rows };
+        let pieces = vec![piece("a", (0, 4)), piece("b", (1, 3)), piece("c", (0, 4))];
+        let rule = |p: &Piece| if p.tensor == "b" { Init::Ones } else { Init::Normal(0.5) };
+        let (a, c) = (drawn(&Init::Normal(0.5), "a", 12), drawn(&Init::Normal(0.5), "c", 12));
+        let whole: Vec<f32> = a.into_iter().chain([1.0; 6]).chain(c).collect();
+        let param = Param { name: "abc".to_owned(), pieces };
+        for range in [0..30, 0..12, 5..13, 12..18, 13..14, 17..30, 3..29] {
+            let mut out = vec![f32::NAN; (range.end - range.start) as usize];
+            init_param(rule, 1, &param, range.clone(), &mut out);
+            assert_eq!(out, whole[range.start as usize..range.end as usize], "{range:?}");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Encoders in training: masked-language-model heads, and classifiers over pooled states. Invariant: the body is the
+//! graph of inference, built by the same function.
+
+use crate::config::Encoder;
+use crate::init::{Init, usual};
+use crate::layers::{Batch, Wanted};
+use crate::lora::{Adapted, adapt};
+use crate::{Lora, Training, TrainingError, derived, dnabert_s, esm2};
+use graph::ops::SegmentMean;
+use graph::{Bounds, Builder, DType, Dim, Graph, Op, Piece, ValueId};
+
+/// What an encoder is trained for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// Tokens that are masked or changed (Devlin et al. 2019); `targets`: i32 (T).
+    MaskedLm,
+    /// One of so many classes of a sequence, from the mean of its states; `targets`: i32 (S).
+    Classes(u64),
+}
+
+impl Encoder {
+    /// Inputs `ids`: i32 (T), `spans`: i32 (S, 2), `targets`, with dropout `seed`: i32 (2). Output `loss`: f32 (1),
+    /// the sum over targets that are not negative.
+    pub fn train_graph(
+        &self,
+        bounds: Bounds,
+        task: Task,
+        training: &Training,
+        lora: Option<&Lora>,
+    ) -> Result<Graph, TrainingError> {
+        let mut plain = Builder::new(bounds);
+        let batch = &mut Batch::inputs(&mut plain);
+        let wanted = Wanted { outputs: &[], mean: self.mean() };
+        let (x, table) = match self {
+            Self::Esm2(c) => esm2::encode(&mut plain, c, batch, &wanted),
+            Self::DnabertS(c) => dnabert_s::encode(&mut plain, c, batch, &wanted),
+        };
+        let adding = ["output.dense", "mlp.wo"];
+        let Adapted { builder: mut g, mut dropping, values } = adapt(plain.graph(), training, lora, &adding)?;
+        let [x, table, spans] = [x, table, batch.spans].map(|v| values[v.index()]);
+        match task {
+            Task::MaskedLm => {
+                let targets = g.input("targets", &[Dim::Tokens(1)], DType::I32);
+                let (x, bias) = self.lm_head(&mut g, x);
+                training.loss(&mut g, x, table, Some(bias), targets);
+            }
+            Task::Classes(classes) => {
+                let targets = g.input("targets", &[Dim::Sequences(1)], DType::I32);
+                let x = g.one(Op::SegmentMean(self.mean()), &[x, spans]); // (S, D)
+                let x = dropping.apply(&mut g, x);
+                let [w, b] = classifier(&mut g, classes, self.hidden_size());
+                training.loss(&mut g, x, w, Some(b), targets);
+            }
+        }
+        g.finish().map_err(TrainingError::Graph)
+    }
+
+    /// How a tensor starts where no file has it.
+    pub fn init(&self, piece: &Piece) -> Init {
+        let given = derived(self, &piece.tensor).map(Init::Values);
+        given.or_else(|| Lora::init(piece)).unwrap_or_else(|| usual(piece))
+    }
+
+    /// What the tied output reads, and its bias (V).
+    fn lm_head(&self, g: &mut Builder, x: ValueId) -> (ValueId, ValueId) {
+        match self {
+            Self::Esm2(c) => {
+                let h = esm2::lm_transform(g, c, x);
+                (h, g.param("bias", &[c.vocab_size]))
+            }
+            Self::DnabertS(c) => {
+                g.scope("cls.predictions.", None);
+                let h = g.linear(x, "transform.dense", c.hidden_size, true);
+                let h = g.gelu(h);
+                let h = g.layer_norm(h, "transform.LayerNorm", c.eps);
+                (h, g.param("decoder.bias", &[c.vocab_size]))
+            }
+        }
+    }
+
+    /// How the family takes the mean of a sequence.
+    fn mean(&self) -> SegmentMean {
+        match self {
+            Self::Esm2(_) => esm2::MEAN,
+            Self::DnabertS(_) => dnabert_s::MEAN,
+        }
+    }
+}
+
+/// Weight (C, D) and bias (C).
+fn classifier(g: &mut Builder, classes: u64, d: u64) -> [ValueId; 2] {
+    g.scope("classifier.", None);
+    [g.param("weight", &[classes, d]), g.param("bias", &[classes])]
+}

@@ -1,0 +1,273 @@
+//! The section `model`: which network is trained, from which weights, and which part of it. Invariant: plain data;
+//! what a combination means is checked in `rules`.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The network.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Model {
+    /// The family.
+    pub kind: ModelKind,
+    /// Sizes of a moe_lm: each size that is given beside it wins.
+    pub preset: Option<Preset>,
+    /// Weights to start from: a folder, a file or a hub id; null starts from random ones. Encoders take their sizes from it.
+    pub from: Option<String>,
+    /// Entries of the embedding table; null takes the tokenizer's.
+    #[schemars(range(min = 2))]
+    pub vocabulary: Option<u64>,
+    /// Width of the residual stream.
+    #[schemars(range(min = 1))]
+    pub hidden: u64,
+    /// Blocks.
+    #[schemars(range(min = 1))]
+    pub layers: u64,
+    /// Query heads.
+    #[schemars(range(min = 1))]
+    pub heads: u64,
+    /// Key and value heads, a divisor of the heads; null is one for each query head.
+    #[schemars(range(min = 1))]
+    pub kv_heads: Option<u64>,
+    /// Inner width of the feed-forward network, or of each expert.
+    #[schemars(range(min = 1))]
+    pub intermediate: u64,
+    /// Which norm.
+    pub norm: Norm,
+    /// What the norm adds to the variance.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub norm_eps: f64,
+    /// The feed-forward network's non-linearity.
+    pub activation: Activation,
+    /// Whether projections and the router have biases.
+    pub bias: bool,
+    /// How attention sees positions.
+    pub position: Position,
+    /// The base of rotary angles.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub rope_theta: f64,
+    /// Which keys a query sees.
+    pub attention: Attention,
+    /// Whether the output layer is the embedding table.
+    pub tied_head: bool,
+    /// Share of activations set to zero while training.
+    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
+    pub dropout: f64,
+    /// The experts of a moe_lm.
+    pub experts: Experts,
+    /// Classes of a classifier; null trains the family's language model.
+    #[schemars(range(min = 2))]
+    pub classes: Option<u64>,
+    /// What a classifier over an encoder reads.
+    pub pool: Pool,
+    /// Low-rank adapters, which are trained instead of the weights that they adapt.
+    pub lora: Option<Lora>,
+    /// Parameters that are not trained: names of tensors, where * is any text.
+    pub freeze: Vec<String>,
+}
+
+/// The families that can be trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ModelKind {
+    /// A decoder with a mixture of experts.
+    MoeLm,
+    /// A decoder of Llama's shape.
+    DenseLm,
+    /// A protein encoder.
+    Esm2,
+    /// A DNA encoder.
+    DnabertS,
+    /// VirNucPro's classifier over embeddings.
+    Head,
+}
+
+/// Sizes with names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Preset {
+    /// 93 M parameters: 8 layers of 384, 4 experts.
+    Tiny,
+    /// 317 M parameters: 14 layers of 512, 8 experts.
+    Small,
+    /// 1.35 B parameters: 16 layers of 768, 16 experts.
+    Base,
+    /// 6.68 B parameters: 24 layers of 1024, 32 experts of which a token takes 4.
+    Large,
+}
+
+/// Norms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Norm {
+    /// Ba, Kiros and Hinton 2016, with bias.
+    LayerNorm,
+    /// Zhang and Sennrich 2019.
+    RmsNorm,
+}
+
+/// Non-linearities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// The exact GELU between two projections.
+    Gelu,
+    /// A gate of SiLU (Shazeer 2020): three projections.
+    Swiglu,
+    /// A gate of GELU (Shazeer 2020): three projections.
+    Geglu,
+}
+
+/// How attention sees positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Position {
+    /// Rotated queries and keys (Su et al. 2021).
+    Rotary,
+    /// A bias by distance (Press et al. 2021).
+    Alibi,
+}
+
+/// Which keys a query sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Attention {
+    /// The shape; encoders are full.
+    pub mask: MaskKind,
+    /// Keys of a window, itself included.
+    #[schemars(range(min = 1))]
+    pub window: u64,
+    /// Tokens of a block of block_sparse.
+    #[schemars(range(min = 1))]
+    pub block: u64,
+    /// Blocks before a query that it sees, its own included.
+    #[schemars(range(min = 1))]
+    pub local: u64,
+    /// Blocks at the start of a sequence that every query sees.
+    pub global: u64,
+}
+
+/// Shapes of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MaskKind {
+    /// Every key of the sequence.
+    Full,
+    /// Keys up to its own position.
+    Causal,
+    /// The last keys up to its own position.
+    Window,
+    /// Blocks near it and at the start.
+    BlockSparse,
+}
+
+/// The experts of a moe_lm.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Experts {
+    /// How many.
+    #[schemars(range(min = 1))]
+    pub count: u64,
+    /// How many a token is sent to.
+    #[schemars(range(min = 1))]
+    pub top_k: u64,
+    /// Rows that an expert takes, as a multiple of the mean, in thousandths; null drops nothing.
+    #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1000))]
+    pub capacity: Option<f64>,
+    /// Whether the gates of a token sum to one.
+    pub renormalise: bool,
+    /// Experts that every token is sent to as well.
+    pub shared: u64,
+}
+
+/// What a classifier over an encoder reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Pool {
+    /// The mean over residues or tokens.
+    Mean,
+    /// The first token's row.
+    Cls,
+}
+
+/// Low-rank adapters (Hu et al. 2021).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Lora {
+    /// Rank of an adapter.
+    #[schemars(range(min = 1))]
+    pub rank: u64,
+    /// An adapter's output is scaled by alpha / rank.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub alpha: f64,
+    /// Which projections: names, where * is any text.
+    #[schemars(length(min = 1))]
+    pub targets: Vec<String>,
+}
+
+impl Default for Model {
+    /// The family of the presets, with sizes of a model that trains on a laptop.
+    fn default() -> Self {
+        Self {
+            kind: ModelKind::MoeLm,
+            preset: None,
+            from: None,
+            vocabulary: None,
+            hidden: 256,
+            layers: 4,
+            heads: 4,
+            kv_heads: None,
+            intermediate: 1024,
+            norm: Norm::LayerNorm,
+            norm_eps: 1e-5,
+            activation: Activation::Gelu,
+            bias: true,
+            position: Position::Rotary,
+            rope_theta: 10_000.0,
+            attention: Attention::default(),
+            tied_head: false,
+            dropout: 0.0,
+            experts: Experts::default(),
+            classes: None,
+            pool: Pool::Mean,
+            lora: None,
+            freeze: vec![],
+        }
+    }
+}
+
+impl Default for Attention {
+    fn default() -> Self {
+        Self { mask: MaskKind::Causal, window: 1024, block: 64, local: 4, global: 1 }
+    }
+}
+
+impl Default for Experts {
+    fn default() -> Self {
+        Self { count: 8, top_k: 2, capacity: None, renormalise: true, shared: 0 }
+    }
+}
+
+impl Default for Lora {
+    /// The authors' choice: queries and values.
+    fn default() -> Self {
+        let targets = ["*query*", "*value*", "*q_proj*", "*v_proj*", "*Wqkv*"].map(str::to_owned).to_vec();
+        Self { rank: 8, alpha: 16.0, targets }
+    }
+}
+
+impl Model {
+    /// With the sizes of a preset. Source: the table of the Ava guide, whose models have plain GELU experts, biases,
+    /// LayerNorm and a vocabulary of 65 536.
+    pub fn sized(self, preset: Preset) -> Self {
+        let (hidden, layers, heads, intermediate, count, top_k) = match preset {
+            Preset::Tiny => (384, 8, 6, 1536, 4, 2),
+            Preset::Small => (512, 14, 8, 2048, 8, 2),
+            Preset::Base => (768, 16, 12, 3072, 16, 2),
+            Preset::Large => (1024, 24, 16, 4096, 32, 4),
+        };
+        let experts = Experts { count, top_k, ..self.experts };
+        let (preset, vocabulary) = (Some(preset), Some(65_536));
+        Self { preset, vocabulary, hidden, layers, heads, intermediate, experts, ..self }
+    }
+}

@@ -1,0 +1,260 @@
+//! The sections `optimizer`, `schedule`, `loss` and `precision`: how weights move. Invariant: plain data; formulas are
+//! in `schedule`, in `hyper` and in the ops.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The update.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Optimizer {
+    /// Which one.
+    pub kind: OptimizerKind,
+    /// The learning rate at its highest.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub lr: f64,
+    /// Decay of the first and second moment of adamw.
+    #[schemars(inner(range(min = 0, max = 1)))]
+    pub betas: [f64; 2],
+    /// What adamw adds to the root of the second moment.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub eps: f64,
+    /// Decoupled weight decay.
+    #[schemars(range(min = 0))]
+    pub weight_decay: f64,
+    /// What decays.
+    pub decay: Decay,
+    /// Further parameters without decay: names of tensors, where * is any text.
+    pub no_decay: Vec<String>,
+    /// The most that the norm of all gradients may be; null does not look at it.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub clip_norm: Option<f64>,
+    /// Momentum of sgd.
+    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
+    pub momentum: f64,
+    /// Whether sgd looks ahead.
+    pub nesterov: bool,
+    /// The most that the root mean square of an update of adafactor may be.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub update_clip: f64,
+    /// The second moment of adafactor decays by 1 - t^-x.
+    #[schemars(extend("exclusiveMinimum" = 0), range(max = 1))]
+    pub decay_exponent: f64,
+}
+
+/// Updates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OptimizerKind {
+    /// adamw where it fits, else adamw8bit.
+    Auto,
+    /// Loshchilov and Hutter 2019.
+    Adamw,
+    /// The same with moments of 8 bits (Dettmers et al. 2022).
+    Adamw8bit,
+    /// Shazeer and Stern 2018, without a first moment.
+    Adafactor,
+    /// Stochastic gradient descent.
+    Sgd,
+}
+
+/// What decays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Decay {
+    /// Matrices, but no embeddings; norms and biases never.
+    Matrices,
+    /// Every parameter.
+    All,
+}
+
+/// The learning rate over the steps.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Schedule {
+    /// The shape after the warm-up.
+    pub kind: ScheduleKind,
+    /// Steps in which it rises linearly to its highest.
+    pub warmup: u64,
+    /// Where a falling one ends, as a share of its highest.
+    #[schemars(range(min = 0, max = 1))]
+    pub min_ratio: f64,
+    /// The step where a falling one ends; null is the last step of the run.
+    #[schemars(range(min = 1))]
+    pub steps: Option<u64>,
+    /// The exponent of polynomial.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub power: f64,
+    /// Steps of the first cycle of cosine_restarts.
+    #[schemars(range(min = 1))]
+    pub cycle: u64,
+    /// Every cycle is as many times as long as the one before.
+    #[schemars(range(min = 1))]
+    pub cycle_growth: u64,
+    /// The share of the steps in which wsd falls, at their end.
+    #[schemars(extend("exclusiveMinimum" = 0), range(max = 1))]
+    pub decay_share: f64,
+    /// How wsd falls.
+    pub decay_shape: DecayShape,
+    /// Between two drops of step.
+    #[schemars(range(min = 1))]
+    pub every: u64,
+    /// What that counts.
+    pub unit: Unit,
+    /// What the rate is multiplied by at each drop of step.
+    #[schemars(extend("exclusiveMinimum" = 0), range(max = 1))]
+    pub gamma: f64,
+    /// How the rate grows with the batch.
+    pub scaling: Scaling,
+    /// The tokens of a step for which optimizer.lr is meant; null with scaling none.
+    #[schemars(range(min = 1))]
+    pub reference_tokens: Option<u64>,
+}
+
+/// Shapes of the learning rate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ScheduleKind {
+    /// Always the same.
+    Constant,
+    /// A straight line down.
+    Linear,
+    /// Half a cosine (Loshchilov and Hutter 2017).
+    Cosine,
+    /// Half cosines, one after the other.
+    CosineRestarts,
+    /// A power of what is left.
+    Polynomial,
+    /// Warm-up, stable, decay (Hu et al. 2024).
+    Wsd,
+    /// Drops by gamma.
+    Step,
+}
+
+/// How wsd falls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DecayShape {
+    /// A straight line.
+    Linear,
+    /// One minus the root of what is done (Hägele et al. 2024).
+    Sqrt,
+    /// Half a cosine.
+    Cosine,
+}
+
+/// What a schedule counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    /// Optimizer steps.
+    Steps,
+    /// Passes over the data.
+    Epochs,
+}
+
+/// How the learning rate grows with the batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Scaling {
+    /// Not.
+    None,
+    /// As the batch does (Goyal et al. 2017).
+    Linear,
+    /// As its root does (Krizhevsky 2014).
+    Sqrt,
+}
+
+/// What is minimised beside the cross-entropy.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Loss {
+    /// Weight of the experts' load balance (Fedus et al. 2022), mean over layers.
+    #[schemars(range(min = 0))]
+    pub balance: f64,
+    /// Weight of the router's squared log-sum-exp (Zoph et al. 2022).
+    #[schemars(range(min = 0))]
+    pub router_z: f64,
+    /// Weight of the logits' squared log-sum-exp (Chowdhery et al. 2022).
+    #[schemars(range(min = 0))]
+    pub z: f64,
+}
+
+/// Number formats.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Precision {
+    /// Of weights and activations; masters and moments are f32.
+    pub kind: PrecisionKind,
+    /// The loss scale that fp16 begins with.
+    #[schemars(range(min = 1))]
+    pub initial_scale: f64,
+    /// After this many good steps it doubles.
+    #[schemars(range(min = 1))]
+    pub growth_interval: u64,
+}
+
+/// Number formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PrecisionKind {
+    /// 32 bits throughout.
+    F32,
+    /// bfloat16 with f32 masters.
+    Bf16,
+    /// binary16 with f32 masters and a loss scale that follows overflows.
+    Fp16,
+}
+
+impl Default for Optimizer {
+    fn default() -> Self {
+        Self {
+            kind: OptimizerKind::Adamw,
+            lr: 3e-4,
+            betas: [0.9, 0.95],
+            eps: 1e-8,
+            weight_decay: 0.1,
+            decay: Decay::Matrices,
+            no_decay: vec![],
+            clip_norm: Some(1.0),
+            momentum: 0.9,
+            nesterov: false,
+            update_clip: 1.0,
+            decay_exponent: 0.8,
+        }
+    }
+}
+
+impl Default for Schedule {
+    fn default() -> Self {
+        Self {
+            kind: ScheduleKind::Cosine,
+            warmup: 0,
+            min_ratio: 0.1,
+            steps: None,
+            power: 1.0,
+            cycle: 1000,
+            cycle_growth: 1,
+            decay_share: 0.2,
+            decay_shape: DecayShape::Sqrt,
+            every: 10,
+            unit: Unit::Epochs,
+            gamma: 0.85,
+            scaling: Scaling::None,
+            reference_tokens: None,
+        }
+    }
+}
+
+impl Default for Loss {
+    fn default() -> Self {
+        Self { balance: 0.01, router_z: 0.0, z: 0.0 }
+    }
+}
+
+impl Default for Precision {
+    /// The scale is PyTorch's.
+    fn default() -> Self {
+        Self { kind: PrecisionKind::F32, initial_scale: 65_536.0, growth_interval: 2000 }
+    }
+}

@@ -1,0 +1,243 @@
+//! The schema of the configuration, and what it says about a tree. Invariant: types, ranges, words and descriptions
+//! stand once, at the structs; whoever needs a key or a limit asks this schema.
+
+use super::TrainConfig;
+use super::yaml::{Kind, Node};
+use schemars::generate::SchemaSettings;
+use serde_json::Value;
+
+/// The JSON schema (draft 2020-12), for editors.
+pub fn schema() -> Value {
+    let settings = SchemaSettings::draft2020_12().with(|s| s.inline_subschemas = true);
+    settings.into_generator().into_root_schema_for::<TrainConfig>().to_value()
+}
+
+/// A key that holds a value, no section.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Leaf {
+    /// Its path, with points.
+    pub path: String,
+    /// What it is.
+    pub about: String,
+    /// What it can change: `results`, `end` (when the run ends), `machine` (memory and speed) or `log` (what is written).
+    pub changes: String,
+}
+
+/// All keys that hold values, in the order of their names.
+pub fn leaves(schema: &Value) -> Vec<Leaf> {
+    let mut found = vec![];
+    collect(schema, "", &mut found);
+    found
+}
+
+fn collect(schema: &Value, path: &str, found: &mut Vec<Leaf>) {
+    if let Some(keys) = properties(schema) {
+        for (key, inner) in keys {
+            let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+            collect(inner, &path, found);
+        }
+        return;
+    }
+    let text = |key: &str, otherwise: &str| schema[key].as_str().unwrap_or(otherwise).replace('\n', " ");
+    let (about, changes) = (text("description", ""), text("changes", "results"));
+    found.push(Leaf { path: path.to_owned(), about, changes });
+}
+
+/// The keys of a section; `None` for a value.
+pub fn properties(schema: &Value) -> Option<&serde_json::Map<String, Value>> {
+    schema["properties"].as_object().or_else(|| branches(schema).find_map(properties))
+}
+
+fn branches(schema: &Value) -> impl Iterator<Item = &Value> {
+    ["anyOf", "oneOf"].into_iter().filter_map(|word| schema[word].as_array()).flatten()
+}
+
+/// What is wrong at a key.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fault {
+    /// The key.
+    pub path: String,
+    /// Where it stands.
+    pub line: usize,
+    /// What is wrong there.
+    pub what: Wrong,
+}
+
+/// What is wrong at a key.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Wrong {
+    /// There is no such key.
+    Unknown,
+    /// Its value cannot be; the text says what can.
+    Value {
+        /// As it was written.
+        found: String,
+        /// What is allowed, as the end of `it is ...`.
+        allowed: String,
+    },
+}
+
+/// All that the schema has against a tree, in its order.
+pub fn faults(node: &Node, schema: &Value) -> Vec<Fault> {
+    let mut found = vec![];
+    check(node, schema, "", &mut found);
+    found
+}
+
+fn check(node: &Node, schema: &Value, path: &str, found: &mut Vec<Fault>) {
+    let Kind::Map(entries) = &node.kind else {
+        if !fits(node, schema) {
+            let (found_text, allowed) = (node.inline(), allowed(schema));
+            let what = Wrong::Value { found: found_text, allowed };
+            found.push(Fault { path: path.to_owned(), line: node.line, what });
+        }
+        return;
+    };
+    let Some(keys) = properties(schema) else {
+        let what = Wrong::Value { found: node.inline(), allowed: allowed(schema) };
+        found.push(Fault { path: path.to_owned(), line: node.line, what });
+        return;
+    };
+    for (key, value) in entries {
+        let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+        match keys.get(key) {
+            Some(schema) => check(value, schema, &path, found),
+            None => unknown(value, path, found),
+        }
+    }
+}
+
+/// A section that is not known has keys of its own, each with its own counterpart.
+fn unknown(node: &Node, path: String, found: &mut Vec<Fault>) {
+    match &node.kind {
+        Kind::Map(entries) if !entries.is_empty() => {
+            for (key, value) in entries {
+                unknown(value, format!("{path}.{key}"), found);
+            }
+        }
+        _ => found.push(Fault { path, line: node.line, what: Wrong::Unknown }),
+    }
+}
+
+/// Whether a value that is no mapping is one that the schema allows.
+fn fits(node: &Node, schema: &Value) -> bool {
+    let any = |word: &str| schema[word].as_array().is_none_or(|all| all.iter().any(|s| fits(node, s)));
+    let words = |word: &str| schema[word].as_array().is_none_or(|all| all.contains(&node.to_json()));
+    let is_const = schema.get("const").is_none_or(|value| *value == node.to_json());
+    let types = || match &schema["type"] {
+        Value::String(name) => is_type(node, name),
+        Value::Array(names) => names.iter().filter_map(Value::as_str).any(|name| is_type(node, name)),
+        _ => true,
+    };
+    is_const
+        && any("anyOf")
+        && any("oneOf")
+        && words("enum")
+        && types()
+        && in_range(node, schema)
+        && items(node, schema)
+}
+
+fn is_type(node: &Node, name: &str) -> bool {
+    match &node.kind {
+        Kind::Null => name == "null",
+        Kind::Bool(_) => name == "boolean",
+        Kind::Integer(_) => name == "integer" || name == "number",
+        Kind::Float(x) => name == "number" && x.is_finite(),
+        Kind::Text(_) => name == "string",
+        Kind::List(_) => name == "array",
+        Kind::Map(_) => name == "object",
+    }
+}
+
+fn in_range(node: &Node, schema: &Value) -> bool {
+    let number = match node.kind {
+        Kind::Integer(n) => n as f64,
+        Kind::Float(x) => x,
+        Kind::Null | Kind::Bool(_) | Kind::Text(_) | Kind::List(_) | Kind::Map(_) => return true,
+    };
+    let limit = |word: &str| schema[word].as_f64();
+    limit("minimum").is_none_or(|least| number >= least)
+        && limit("maximum").is_none_or(|most| number <= most)
+        && limit("exclusiveMinimum").is_none_or(|least| number > least)
+        && limit("exclusiveMaximum").is_none_or(|most| number < most)
+}
+
+fn items(node: &Node, schema: &Value) -> bool {
+    let Kind::List(values) = &node.kind else { return true };
+    let size = |word: &str| schema[word].as_u64();
+    size("minItems").is_none_or(|least| values.len() as u64 >= least)
+        && size("maxItems").is_none_or(|most| values.len() as u64 <= most)
+        && schema.get("items").is_none_or(|inner| values.iter().all(|value| fits(value, inner)))
+}
+
+/// What a schema allows, in words.
+pub fn allowed(schema: &Value) -> String {
+    let mut parts: Vec<String> = vec![];
+    collect_allowed(schema, schema, &mut parts);
+    parts.dedup();
+    match parts.len() {
+        0 => "a section of keys".to_owned(),
+        1 => parts.remove(0),
+        _ => {
+            let last = parts.pop().unwrap_or_default();
+            format!("{} or {last}", parts.join(", "))
+        }
+    }
+}
+
+fn collect_allowed(schema: &Value, limits: &Value, parts: &mut Vec<String>) {
+    if let Some(word) = schema.get("const").and_then(Value::as_str) {
+        return parts.push(word.to_owned());
+    }
+    if let Some(words) = schema["enum"].as_array() {
+        return parts.extend(words.iter().map(|w| w.as_str().map_or_else(|| w.to_string(), str::to_owned)));
+    }
+    if branches(schema).next().is_some() {
+        return branches(schema).for_each(|s| collect_allowed(s, limits, parts));
+    }
+    let mut types: Vec<&str> = match &schema["type"] {
+        Value::String(name) => vec![name],
+        Value::Array(names) => names.iter().filter_map(Value::as_str).collect(),
+        _ => vec![],
+    };
+    // Nothing comes last: it is the exception.
+    types.sort_by_key(|name| *name == "null");
+    parts.extend(types.into_iter().map(|name| one_type(name, schema, limits)));
+}
+
+fn one_type(name: &str, schema: &Value, limits: &Value) -> String {
+    match name {
+        "null" => "null".to_owned(),
+        "boolean" => "true or false".to_owned(),
+        "integer" => format!("a whole number{}", range(schema, limits)),
+        "number" => format!("a number{}", range(schema, limits)),
+        "string" => "a text".to_owned(),
+        "array" => {
+            let inner = allowed(&schema["items"]);
+            let inner = inner.strip_prefix("a ").unwrap_or(&inner);
+            match (schema["minItems"].as_u64(), schema["maxItems"].as_u64()) {
+                (Some(least), Some(most)) if least == most => format!("a list of {least}: each a {inner}"),
+                (Some(1), None) => format!("a list of at least one: each a {inner}"),
+                _ => format!("a list: each a {inner}"),
+            }
+        }
+        _ => "a section of keys".to_owned(),
+    }
+}
+
+/// The tighter of the limits of a branch and of the key itself.
+fn range(schema: &Value, outer: &Value) -> String {
+    let limit = |word: &str| match (schema[word].as_f64(), outer[word].as_f64()) {
+        (Some(a), Some(b)) => Some(if word.ends_with("inimum") { a.max(b) } else { a.min(b) }),
+        (a, b) => a.or(b),
+    };
+    let above = limit("exclusiveMinimum").map(|x| format!(" above {x}"));
+    let least = above.or_else(|| limit("minimum").map(|x| format!(" from {x}")));
+    let below = limit("exclusiveMaximum").map(|x| format!(" to below {x}"));
+    let most = below.or_else(|| limit("maximum").map(|x| format!(" to {x}")));
+    match (least, most) {
+        (Some(least), None) if least.starts_with(" from") => format!("{least} on"),
+        (least, most) => least.unwrap_or_default() + &most.unwrap_or_default(),
+    }
+}
