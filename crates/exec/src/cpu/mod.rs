@@ -31,6 +31,7 @@ pub mod adafactor;
 pub mod attention;
 pub mod batch_norm;
 pub mod cast;
+pub mod dispatch;
 pub mod dropout;
 pub mod elementwise;
 pub mod embed;
@@ -43,6 +44,8 @@ pub mod peak;
 pub mod place;
 pub mod reduce;
 pub mod rope;
+pub mod route;
+pub mod router_loss;
 pub mod scatter;
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! where the case is built.
 
 mod attention;
+pub mod experts;
 mod linear;
 mod optimizer;
 mod rows;
@@ -73,8 +74,8 @@ pub const UNIT: Noise = Noise { offset: 0.0, amplitude: 1.0 };
 
 /// All cases, in a fixed order.
 pub fn cases() -> Vec<Case> {
-    let parts = [rows::cases(), linear::cases(), attention::cases(), sequences::cases(), optimizer::cases()];
-    parts.concat()
+    let parts = [rows::cases(), linear::cases(), attention::cases(), sequences::cases(), experts::cases()];
+    [parts.concat(), optimizer::cases()].concat()
 }
 
 impl Tolerance {
