@@ -1,7 +1,7 @@
 //! Every op case on every device. Invariant: a device either computes an op within its tolerance or its
 //! target says `Unsupported`.
 
-use crate::op_cases::{Case, cases, experts};
+use crate::op_cases::{Case, cases, experts, optimizer};
 use crate::rig::{On, load, output, output_i32, output_u8, run};
 use graph::{DType, Op, Role, TensorSpec};
 use plan::PlanError;
@@ -101,15 +101,20 @@ fn on_every_cpu(cases: &[Case]) {
 
 #[test]
 fn the_cpu_runs_every_case_on_every_instruction_set() {
-    let experts = experts::cases();
+    let apart = [experts::cases(), optimizer::cases()].concat();
     let others: Vec<Case> =
-        cases().into_iter().filter(|case| experts.iter().all(|e| e.name != case.name)).collect();
+        cases().into_iter().filter(|case| apart.iter().all(|a| a.name != case.name)).collect();
     on_every_cpu(&others);
 }
 
 #[test]
 fn the_cpu_runs_experts_on_every_instruction_set() {
     on_every_cpu(&experts::cases());
+}
+
+#[test]
+fn the_cpu_runs_optimizers_on_every_instruction_set() {
+    on_every_cpu(&optimizer::cases());
 }
 
 #[test]

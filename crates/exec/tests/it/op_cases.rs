@@ -8,7 +8,7 @@
 mod attention;
 pub mod experts;
 mod linear;
-mod optimizer;
+pub mod optimizer;
 mod rows;
 mod sequences;
 

@@ -172,7 +172,7 @@ fn optimizer(kind: &str, shape: &[u64]) -> (Op, Vec<Vec<u64>>, Hyper) {
 }
 
 /// g = a (p - t). The first three steps have no code near a tie, so codes are equal. Later single codes may differ by
-/// one, which moves p by some percent of a step: less than lr, and hardly any element.
+/// one, which moves p by some percent of a step: a fifth of lr at most, and hardly any element.
 #[test]
 fn moments_of_8_bits_are_those_of_the_definition() {
     let file = fixture("adamw8bit.safetensors");
@@ -197,8 +197,7 @@ fn moments_of_8_bits_are_those_of_the_definition() {
         let off: Vec<f32> = stepper.p().iter().zip(&wanted).map(|(f, w)| (f - w).abs()).collect();
         let worst = off.iter().copied().fold(0.0, f32::max);
         let mean = off.iter().sum::<f32>() / off.len() as f32;
-        eprintln!("{}: worst {worst:e}, mean {mean:e}", on.name());
-        assert!(worst <= LR && mean <= 1e-5, "{}: worst {worst:e}, mean {mean:e}", on.name());
+        assert!(worst <= LR / 5.0 && mean <= 3e-6, "{}: worst {worst:e}, mean {mean:e}", on.name());
     }
 }
 
