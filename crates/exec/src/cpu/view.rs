@@ -59,6 +59,12 @@ impl<'a> Rows<'a> {
         Rows { ptr: self.ptr.wrapping_add(start), cols: n, ..self }
     }
 
+    /// `n` rows from `start` on, for example those of one expert.
+    pub fn part(self, start: usize, n: usize) -> Rows<'a> {
+        assert!(start <= self.rows && n <= self.rows - start, "rows outside the matrix");
+        Rows { ptr: self.row(start), rows: n, ..self }
+    }
+
     /// Number of rows.
     pub fn rows(self) -> usize {
         self.rows
@@ -105,6 +111,12 @@ impl<'a> RowsMut<'a> {
         RowsMut { ptr: self.ptr.wrapping_add(start), cols: n, ..*self }
     }
 
+    /// `n` rows from `start` on.
+    pub fn part(&mut self, start: usize, n: usize) -> RowsMut<'_> {
+        assert!(start <= self.rows && n <= self.rows - start, "rows outside the matrix");
+        RowsMut { ptr: self.row(start), rows: n, ..*self }
+    }
+
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows
@@ -113,6 +125,11 @@ impl<'a> RowsMut<'a> {
     /// Number of columns.
     pub fn cols(&self) -> usize {
         self.cols
+    }
+
+    /// The same matrix to read.
+    pub(super) fn as_rows(&self) -> Rows<'_> {
+        Rows { ptr: self.ptr, rows: self.rows, cols: self.cols, ld: self.ld, life: PhantomData }
     }
 
     /// f32 from one row to the next.

@@ -13,6 +13,7 @@ mod attention_grad;
 mod batch_norm;
 mod batch_norm_train;
 mod concat;
+mod cross_entropy;
 mod device;
 mod dispatch;
 mod dropout;
@@ -20,6 +21,7 @@ mod embed;
 mod error;
 mod gelu;
 mod glu;
+mod grouped_linear;
 pub(crate) mod half;
 mod layer_norm;
 mod layer_norm_grad;
@@ -104,11 +106,11 @@ pub fn eval(
         Op::RouteGrad(op) => route::eval_grad(op, &mut operands),
         Op::RouterLoss(op) => router_loss::eval(op, &mut operands),
         Op::RouterLossGrad(op) => router_loss::eval_grad(op, &mut operands),
-        Op::GroupedLinear(_) => Err(UNWRITTEN),
-        Op::GroupedLinearInputGrad(_) => Err(UNWRITTEN),
-        Op::GroupedLinearWeightGrad(_) => Err(UNWRITTEN),
-        Op::LinearCrossEntropy(_) => Err(UNWRITTEN),
-        Op::LinearCrossEntropyGrad(_) => Err(UNWRITTEN),
+        Op::GroupedLinear(op) => grouped_linear::eval(op, &mut operands),
+        Op::GroupedLinearInputGrad(op) => grouped_linear::eval_input_grad(op, &mut operands),
+        Op::GroupedLinearWeightGrad(op) => grouped_linear::eval_weight_grad(op, &mut operands),
+        Op::LinearCrossEntropy(op) => cross_entropy::eval(op, &mut operands),
+        Op::LinearCrossEntropyGrad(op) => cross_entropy::eval_grad(op, &mut operands),
         Op::Accumulate(_) => optimizer::eval_accumulate(&mut operands),
         Op::Adafactor(op) => optimizer::eval_adafactor(op, &mut operands),
         Op::AdamW(op) => optimizer::eval_adamw(op, &mut operands),
@@ -119,9 +121,6 @@ pub fn eval(
     operands.end()?;
     keep(results, outs)
 }
-
-/// Ops of training on their way here.
-const UNWRITTEN: ReferenceError = ReferenceError::Attribute { why: "it has no reference yet" };
 
 /// Rows of the first wanted output, where no input says them: positions, tokens.
 fn rows(outs: &[Option<Vec<usize>>]) -> Result<usize, ReferenceError> {

@@ -5,10 +5,11 @@
 //! Invariant: a case is a pure function of its name; its tolerance is c * eps(f32) * sqrt(K), c and K stated
 //! where the case is built.
 
-mod attention;
+pub mod attention;
 pub mod experts;
 mod linear;
 pub mod optimizer;
+mod products;
 mod rows;
 mod sequences;
 
@@ -74,8 +75,16 @@ pub const UNIT: Noise = Noise { offset: 0.0, amplitude: 1.0 };
 
 /// All cases, in a fixed order.
 pub fn cases() -> Vec<Case> {
-    let parts = [rows::cases(), linear::cases(), attention::cases(), sequences::cases(), experts::cases()];
-    [parts.concat(), optimizer::cases()].concat()
+    [
+        rows::cases(),
+        linear::cases(),
+        products::cases(),
+        attention::cases(),
+        sequences::cases(),
+        experts::cases(),
+        optimizer::cases(),
+    ]
+    .concat()
 }
 
 impl Tolerance {

@@ -7,7 +7,9 @@ mod gemm_amx;
 mod math;
 mod optimizer;
 mod peer;
+mod product;
 mod rows;
+mod training;
 
 use super::{Cpu, Isa};
 
