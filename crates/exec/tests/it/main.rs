@@ -9,5 +9,6 @@ mod evaluate;
 mod executor;
 mod goldens;
 mod op_cases;
+mod optimizers;
 mod rig;
 mod training;

@@ -5,6 +5,7 @@ mod cast;
 mod gemm;
 mod gemm_amx;
 mod math;
+mod optimizer;
 mod peer;
 mod product;
 mod rows;
