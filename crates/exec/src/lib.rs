@@ -9,9 +9,11 @@ mod device;
 mod dynamic_codes;
 mod executor;
 mod load;
+mod persistent;
 pub mod reference;
 
 pub use device::{Device, DeviceError, Launch, Operand};
 pub use executor::Executor;
 pub use graph::Param;
 pub use load::{ParamSource, ReadError, ReadParam};
+pub use persistent::{Resident, Survivor};

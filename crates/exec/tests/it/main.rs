@@ -11,3 +11,4 @@ mod goldens;
 mod op_cases;
 mod optimizers;
 mod rig;
+mod training;
