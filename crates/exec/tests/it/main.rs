@@ -7,6 +7,7 @@ mod devices;
 mod differences;
 mod evaluate;
 mod executor;
+mod experts;
 mod goldens;
 mod op_cases;
 mod optimizers;
