@@ -10,3 +10,4 @@ mod executor;
 mod goldens;
 mod op_cases;
 mod rig;
+mod training;
