@@ -12,8 +12,8 @@ use super::total::{GRAIN, add_squares, squares, total};
 use core::ops::Range;
 use graph::ops::Adafactor;
 
-/// Vectors of columns that one task walks down together.
-const WIDTH: usize = 8 * LANES;
+/// Columns that one task walks down together: some cache lines of every page.
+const WIDTH: usize = 16 * LANES;
 
 /// What one step updates: p (r, c) with its means of rows (r) and columns (c). A vector p is one row and has no mean
 /// of rows; that of columns is its second moment.
