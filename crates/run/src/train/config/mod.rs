@@ -14,9 +14,7 @@ pub mod yaml;
 pub use auto::Auto;
 pub use data::{BinType, Data, Document, Format, Masking};
 pub use foreign::{Answer, counterpart};
-pub use model::{
-    Activation, Attention, Experts, Lora, MaskKind, Model, ModelKind, Norm, Position, Preset,
-};
+pub use model::{Activation, Attention, Experts, Lora, MaskKind, Model, ModelKind, Norm, Position, Preset};
 pub use optimizer::{
     Decay, DecayShape, Loss, Optimizer, OptimizerKind, Precision, PrecisionKind, Scaling, Schedule,
     ScheduleKind, Unit,

@@ -2,7 +2,8 @@
 //! ranges of single keys are the schema's.
 
 use super::{
-    Document, Format, MaskKind, ModelKind, OptimizerKind, PrecisionKind, Remat, Scaling, ScheduleKind, TrainConfig,
+    Document, Format, MaskKind, ModelKind, OptimizerKind, PrecisionKind, Remat, Scaling, ScheduleKind,
+    TrainConfig,
 };
 use crate::machine::parse_budget;
 use graph::Bytes;
@@ -43,7 +44,8 @@ fn model(c: &TrainConfig) -> Vec<Rule> {
         (!head || m.classes.is_some(), "model.classes: a head needs the number of classes".to_owned()),
         (
             !m.freeze_encoder || (m.classes.is_some() && !head),
-            "model.freeze_encoder: only a classifier over an encoder trains without it; give model.classes".to_owned(),
+            "model.freeze_encoder: only a classifier over an encoder trains without it; give model.classes"
+                .to_owned(),
         ),
         (
             m.lora.is_none() || matches!(kind, ModelKind::Esm2 | ModelKind::DnabertS),
@@ -66,10 +68,7 @@ fn data(c: &TrainConfig) -> Vec<Rule> {
             head == (d.format == Format::Embeddings) && head != d.proteins.is_empty(),
             "data.format embeddings and data.proteins go with model.kind head, and only with it".to_owned(),
         ),
-        (
-            !head || d.labels.is_some(),
-            "data.labels: a head needs the table of classes".to_owned(),
-        ),
+        (!head || d.labels.is_some(), "data.labels: a head needs the table of classes".to_owned()),
         (!d.train.is_empty(), "data.train: name the files to train on".to_owned()),
         (
             m.mask + m.random <= 1.0,
