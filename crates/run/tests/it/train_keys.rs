@@ -121,7 +121,7 @@ const ROWS: &[(&str, &str, &str, Changes)] = &[
     ("run.log_every", "", "2", Loop),
     ("run.max_tokens", "", "30", Loop),
     ("run.output", "", "elsewhere", Plan),
-    ("run.patience", "run.evaluate_every=1 optimizer.lr=0.3", "1", Loop),
+    ("run.patience", "run.steps=12 run.evaluate_every=1 optimizer.lr=0.3", "1", Loop),
     ("run.save_every", "", "2", Loop),
     ("run.seed", "", "1", Data),
     ("run.steps", "", "3", Loop),
@@ -178,6 +178,6 @@ fn every_key_changes_something() {
     for &(key, with, value, changes) in ROWS {
         let base: Vec<String> = with.split_whitespace().map(str::to_owned).collect();
         let changed = [&base[..], &[format!("{key}={value}")]].concat();
-        assert_ne!(look(changes, key, &base), look(changes, key, &changed), "{key}");
+        assert!(look(changes, key, &base) != look(changes, key, &changed), "{key} changes nothing");
     }
 }
