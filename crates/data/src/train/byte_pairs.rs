@@ -23,10 +23,11 @@ const PART: usize = 16 << 10;
 /// may be others than those of the whole.
 const LONGEST_PART: usize = 64 << 10;
 /// What the crate holds for a byte of a part, measured with room to spare (`tests/it/train/memory.rs`).
-const SCRATCH: u64 = 256;
-/// Words whose tokens the crate keeps, each of less than 256 bytes, and the bytes that one takes.
-const CACHED: usize = 10_000;
-const CACHED_BYTES: u64 = 1024;
+const SCRATCH: u64 = 384;
+/// Words whose tokens the crate keeps for each thread, the first ones that it meets; each has less than 256 bytes, and
+/// takes 32 for each of them, its text, and its place in a table.
+const CACHED: u64 = 2048;
+const CACHED_BYTES: u64 = 256 * 33 + 256;
 /// Ids are less: the crate counts up to the largest.
 const MOST_IDS: u64 = 1 << 20;
 
@@ -68,7 +69,7 @@ impl BytePairs {
             return Err("its model is not of the type BPE".into());
         };
         let mut model: BPE = model.clone();
-        model.resize_cache(CACHED);
+        model.resize_cache(CACHED as usize);
         tokenizer.with_model(model);
         tokenizer.set_encode_special_tokens(true);
         let added = tokenizer.get_added_tokens_decoder();
@@ -103,10 +104,7 @@ impl BytePairs {
 
     /// Appends the tokens of `text`, without special ones. Text that is not UTF-8 is an error.
     pub fn encode(&self, text: &[u8], tokens: &mut Vec<i32>) -> Result<(), DataError> {
-        let mut rest = std::str::from_utf8(text).map_err(|e| {
-            let what = format!("not UTF-8 from byte {} of the document on; convert it", e.valid_up_to());
-            DataError::new(DataErrorKind::Malformed(what))
-        })?;
+        let mut rest = self::text(text)?;
         while !rest.is_empty() {
             let (part, after) = rest.split_at(if self.parts { part(rest) } else { rest.len() });
             let encoding = self
@@ -122,8 +120,16 @@ impl BytePairs {
     /// Bytes that the crate may hold for a document of `longest` bytes.
     pub(super) fn scratch(&self, longest: usize) -> u64 {
         let part = if self.parts { longest.min(LONGEST_PART) } else { longest };
-        library_scratch(part) + CACHED as u64 * CACHED_BYTES
+        library_scratch(part) + CACHED * CACHED_BYTES
     }
+}
+
+/// A document as text.
+pub(super) fn text(document: &[u8]) -> Result<&str, DataError> {
+    std::str::from_utf8(document).map_err(|e| {
+        let what = format!("not UTF-8 from byte {} of the document on; convert it", e.valid_up_to());
+        DataError::new(DataErrorKind::Malformed(what))
+    })
 }
 
 /// Bytes that the crate holds while it encodes a text of so many.
@@ -246,6 +252,14 @@ mod tests {
         let whole = pairs.tokenizer.encode_fast(text.as_str(), false).unwrap();
         let whole: Vec<i32> = whole.get_ids().iter().map(|&id| id.cast_signed()).collect();
         assert!(text.len() > 6 * PART && part(&text) < PART + 100);
+        assert_eq!(encode(&pairs, &text), whole);
+        // Whatever stands beside each other.
+        let pieces =
+            ["the", " ", "\n", "\t\t", "'s", "'", "\u{a0}", "\u{2003}", "12", "\u{e9}", ".", "\r\n", "\x0b"];
+        let key = super::super::random::Key::new(3);
+        let text: String = (0..60_000).map(|i| pieces[key.with(i).below(pieces.len())]).collect();
+        let whole = pairs.tokenizer.encode_fast(text.as_str(), false).unwrap();
+        let whole: Vec<i32> = whole.get_ids().iter().map(|&id| id.cast_signed()).collect();
         assert_eq!(encode(&pairs, &text), whole);
         // Without any blank a part still ends, between characters.
         let text = "\u{e9}".repeat(LONGEST_PART);

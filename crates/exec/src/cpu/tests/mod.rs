@@ -2,9 +2,11 @@
 
 mod attention;
 mod cast;
+mod experts;
 mod gemm;
 mod gemm_amx;
 mod math;
+mod optimizer;
 mod peer;
 mod product;
 mod rows;
