@@ -80,9 +80,9 @@ impl Kernel for Block<'_> {
             // SAFETY: elements i..i + n of p and g, which this task alone has; sixteen of m and v.
             unsafe {
                 let g = s.mul(s.splat(self.factor), self.g.load(s, i, n));
-                let old = [s.load_n(self.p.old(i), n), s.load(m.as_ptr()), s.load(v.as_ptr())];
+                let old = [s.load_n(self.p.read(i), n), s.load(m.as_ptr()), s.load(v.as_ptr())];
                 let new = self.step.step(s, g, old);
-                s.store_n(self.p.new(i), new[0], n);
+                s.store_n(self.p.write(i), new[0], n);
                 s.store(m.as_mut_ptr(), new[1]);
                 s.store(v.as_mut_ptr(), new[2]);
             }
@@ -96,8 +96,8 @@ impl Kernel for Block<'_> {
 fn decode(codes: &Codes, moment: &Moment<'_>, block: usize, to: &mut [f32]) {
     // SAFETY: a block of this task, not yet written, of as many elements as `to`.
     let (absmax, code) = unsafe {
-        let code = core::slice::from_raw_parts(moment.codes.old(block * BLOCK), to.len());
-        (*moment.absmax.old(block), code)
+        let code = core::slice::from_raw_parts(moment.codes.read(block * BLOCK), to.len());
+        (*moment.absmax.read(block), code)
     };
     for (to, &code) in to.iter_mut().zip(code) {
         *to = absmax * codes.value(code);
@@ -121,8 +121,8 @@ fn encode<S: Simd>(s: S, codes: &Codes, x: &mut [f32; BLOCK], len: usize, moment
     }
     // SAFETY: a block of this task, read before, of `len` elements.
     let code = unsafe {
-        *moment.absmax.new(block) = absmax;
-        core::slice::from_raw_parts_mut(moment.codes.new(block * BLOCK), len)
+        *moment.absmax.write(block) = absmax;
+        core::slice::from_raw_parts_mut(moment.codes.write(block * BLOCK), len)
     };
     for (code, &x) in code.iter_mut().zip(x.iter()) {
         *code = codes.nearest(x);
