@@ -2,6 +2,7 @@
 //! `cpu` states the same rows; an executor refuses where they differ.
 
 use super::{attention, gemm};
+use crate::device::Launch;
 use graph::{DType, Layout};
 use plan::{KernelRow, Workspace};
 
@@ -17,7 +18,7 @@ const KERNELS: &[(&str, &str)] = &[
     ("batch_norm_grad", "batch_norm_grad_f32"),
     ("batch_norm_train", "batch_norm_train_f32"),
     ("batch_norm_train_grad", "batch_norm_train_grad_f32"),
-    ("cast", "cast_f32"),
+    ("cast", "cast"),
     ("combine", "combine_f32"),
     ("combine_grad", "combine_grad_f32"),
     ("concat", "copy_f32"),
@@ -75,10 +76,18 @@ fn row(op: &str, kernel: &str) -> KernelRow {
     };
     KernelRow {
         op: op.to_owned(),
-        dtypes: vec![DType::F32],
+        dtypes: vec![DType::F32, DType::Bf16, DType::F16],
         kernel: kernel.to_owned(),
         weights,
         workspace,
-        widen: false,
+        widen: !NATIVE.contains(&op),
     }
+}
+
+/// Ops whose kernels take operands of 16 bits as they are.
+const NATIVE: &[&str] = &["cast"];
+
+/// Whether the kernel of a launch works on f32 copies of operands of 16 bits.
+pub(super) fn widens(launch: &Launch<'_>) -> bool {
+    !NATIVE.contains(&launch.op.name())
 }

@@ -24,6 +24,7 @@ mod simd;
 mod simd_x86;
 mod tile;
 mod view;
+mod widening;
 
 pub mod attention;
 pub mod batch_norm;

@@ -42,7 +42,8 @@ fn rounded(data: &[f64]) -> Vec<f32> {
     data.iter().map(|&x| x as f32).collect()
 }
 
-fn give(executor: &mut Executor, case: &Case) {
+/// Gives every operand that is no parameter, as input `in{i}`.
+pub fn give(executor: &mut Executor, case: &Case) {
     for (i, operand) in case.ins.iter().enumerate().filter(|(_, o)| !o.weight) {
         let name = format!("in{i}");
         let given = match &operand.data {

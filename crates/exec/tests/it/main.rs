@@ -8,5 +8,6 @@ mod differences;
 mod evaluate;
 mod executor;
 mod goldens;
+mod halves;
 mod op_cases;
 mod rig;
