@@ -142,6 +142,11 @@ impl Builder {
         self.layer = layer;
     }
 
+    /// Sets the phase of the nodes that follow.
+    pub fn in_phase(&mut self, phase: Phase) {
+        self.phase = phase;
+    }
+
     /// `Linear` with `{name}.weight` of (`n`, K) and, with `bias`, `{name}.bias`.
     pub fn linear(&mut self, x: ValueId, name: &str, n: u64, bias: bool) -> ValueId {
         let k = self.graph.spec(x).row_elements();

@@ -6,7 +6,7 @@ use crate::pack::{Item, Problem, solve};
 use crate::schedule::schedule;
 use crate::updates::Updates;
 use crate::{
-    Instr, MemoryPlan, Persistent, PlanError, Policy, Region, Schedule, Slice, Target, Weights, check,
+    Instr, MemoryPlan, Persistent, PlanError, Policy, Region, Remat, Schedule, Slice, Target, Weights, check,
     check_target, passes,
 };
 use graph::{Bytes, Def, Graph, ValueId};
@@ -66,8 +66,11 @@ pub fn compile_shared(
     if let Some(policy) = &policy.autodiff {
         graph = verified("autodiff", passes::autodiff(&graph, policy)?)?;
     }
+    if policy.remat != Remat::None {
+        graph = verified("remat", passes::remat(&graph, &policy.remat)?)?;
+    }
     if policy.fuse {
-        graph = verified("fuse", passes::fuse(&graph))?;
+        graph = verified("fuse", passes::fuse(&graph, policy.weights))?;
     }
     graph = verified("dce", passes::dce(&graph))?;
     match policy.weights {

@@ -19,6 +19,7 @@ mod program;
 mod schedule;
 mod search;
 mod target;
+pub mod training;
 mod updates;
 
 pub use bill::{Bill, Remedy};
@@ -28,8 +29,10 @@ pub use cost::step_seconds;
 pub use error::PlanError;
 pub use ledger::{Entry, Ledger};
 pub use memory::{MemoryPlan, Persistent, Region, Slice};
+pub use passes::{Precision, Remat};
 pub use policy::{AutodiffPolicy, Policy, Weights};
 pub use program::{Program, Staging};
 pub use schedule::{Instr, Schedule};
 pub use search::{Build, Search, Stream, fit, largest};
 pub use target::{KernelRow, Rates, Reserved, Target, Workspace};
+pub use training::{Group, Optimizer, Training};

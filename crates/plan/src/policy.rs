@@ -1,10 +1,14 @@
 //! What a caller decides about a plan: one field per pass. Invariant: every field is read in one place.
 
+use crate::Remat;
+
 /// What a caller decides. The default is inference with fusion and resident weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// Gradients of these outputs; `None` is inference.
     pub autodiff: Option<AutodiffPolicy>,
+    /// What the backward pass computes once more in place of keeping it.
+    pub remat: Remat,
     /// Whether ops are fused.
     pub fuse: bool,
     /// Where parameters are between their uses.
@@ -33,6 +37,6 @@ pub struct AutodiffPolicy {
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { autodiff: None, fuse: true, weights: Weights::Resident }
+        Self { autodiff: None, remat: Remat::None, fuse: true, weights: Weights::Resident }
     }
 }

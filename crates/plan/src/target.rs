@@ -95,8 +95,8 @@ pub struct KernelRow {
 }
 
 /// Scratch of a kernel: for each unit `per_unit + per_column * columns` bytes, where the columns are those
-/// of x (K) for a linear, of one head for attention, of the first output for every other op; and for all units
-/// together `per_item * items`, where the items are the logits of a chunk for a linear cross-entropy, and for every
+/// of x (K) for a linear, of one head for attention, of the logits (E) for routing, of the first output for every
+/// other op; and for all units together `per_item * items`, where the items are the logits of a chunk for a linear cross-entropy, and for every
 /// other op the rows of its first input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -122,6 +122,7 @@ fn columns(graph: &Graph, node: &Node) -> u64 {
     match node.op {
         Op::Attention(attention) => u64::from(attention.head_dim),
         Op::AttentionGrad(gradient) => u64::from(gradient.forward.head_dim),
+        Op::Route(route) => u64::from(route.experts),
         Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => {
             graph.spec(node.inputs[0]).row_elements()
         }
@@ -161,7 +162,6 @@ fn columns(graph: &Graph, node: &Node) -> u64 {
         | Op::RmsNorm(_)
         | Op::RmsNormGrad(_)
         | Op::RotaryTable(_)
-        | Op::Route(_)
         | Op::RouteGrad(_)
         | Op::RouterLoss(_)
         | Op::RouterLossGrad(_)

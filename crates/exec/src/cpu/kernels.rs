@@ -1,7 +1,7 @@
 //! The table of the CPU's kernels: what `launch` runs, with the scratch that each takes. Invariant: the target file
 //! `cpu` states the same rows; an executor refuses where they differ.
 
-use super::{attention, gemm};
+use super::{attention, gemm, route, router_loss};
 use crate::device::Launch;
 use graph::{DType, Layout};
 use plan::{KernelRow, Workspace};
@@ -72,6 +72,9 @@ fn row(op: &str, kernel: &str) -> KernelRow {
     let (weights, workspace) = match kernel {
         "gemm_f32" => (Layout::Panels { width: gemm::PANEL as u32 }, gemm::WORKSPACE),
         "flash_f32" => (Layout::RowMajor, attention::WORKSPACE),
+        "route_f32" => (Layout::RowMajor, route::WORKSPACE),
+        "router_loss_f32" => (Layout::RowMajor, router_loss::WORKSPACE),
+        "router_loss_grad_f32" => (Layout::RowMajor, router_loss::GRAD_WORKSPACE),
         _ => (Layout::RowMajor, Workspace::default()),
     };
     KernelRow {

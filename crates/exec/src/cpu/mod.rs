@@ -29,6 +29,7 @@ mod widening;
 pub mod attention;
 pub mod batch_norm;
 pub mod cast;
+pub mod dispatch;
 pub mod dropout;
 pub mod elementwise;
 pub mod embed;
@@ -38,6 +39,8 @@ pub mod norm_grad;
 pub mod peak;
 pub mod reduce;
 pub mod rope;
+pub mod route;
+pub mod router_loss;
 pub mod scatter;
 
 #[cfg(test)]

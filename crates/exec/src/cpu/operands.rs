@@ -139,6 +139,23 @@ impl<'a> Operands<'a> {
         }
     }
 
+    /// Indices below their own number; -1 is none.
+    pub(super) fn slots(&self, i: usize) -> Result<&'a [i32], DeviceError> {
+        let o = &self.launch.ins[i];
+        let len = o.spec.elements_at(self.launch.counts) as usize;
+        // SAFETY: inside the arena; every bit pattern is an i32.
+        let slots: &[i32] = unsafe { std::slice::from_raw_parts(self.start(o)?.cast(), len) };
+        match slots.iter().find(|&&slot| slot < -1 || slot >= len as i32) {
+            Some(slot) => Err(self.refuse(format!("index {slot} of {len} rows"))),
+            None => Ok(slots),
+        }
+    }
+
+    /// An output as one run of integers.
+    pub(super) fn integers_out(&self, k: usize) -> Result<&'a mut [i32], DeviceError> {
+        Ok(bytemuck::cast_slice_mut(self.flat_out(k)?))
+    }
+
     /// Ascending (start, end) pairs inside of `rows`.
     pub(super) fn spans(&self, i: usize, rows: usize) -> Result<&'a [[u32; 2]], DeviceError> {
         let o = &self.launch.ins[i];

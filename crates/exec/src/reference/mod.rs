@@ -13,6 +13,7 @@ mod batch_norm;
 mod batch_norm_train;
 mod concat;
 mod device;
+mod dispatch;
 mod dropout;
 mod embed;
 mod error;
@@ -27,6 +28,8 @@ mod operands;
 mod relu;
 mod rms_norm;
 mod rotary_table;
+mod route;
+mod router_loss;
 mod scale;
 mod segment_mean;
 mod select_rows;
@@ -91,14 +94,14 @@ pub fn eval(
         Op::SegmentMeanGrad(op) => segment_mean::eval_grad(op, &mut operands, rows(outs)?),
         Op::SelectRowsGrad(_) => select_rows::eval_grad(&mut operands, rows(outs)?),
         Op::SoftmaxGrad(_) => softmax::eval_grad(&mut operands),
-        Op::Combine(_) => Err(UNWRITTEN),
-        Op::CombineGrad(_) => Err(UNWRITTEN),
-        Op::Dispatch(_) => Err(UNWRITTEN),
-        Op::DispatchGrad(_) => Err(UNWRITTEN),
-        Op::Route(_) => Err(UNWRITTEN),
-        Op::RouteGrad(_) => Err(UNWRITTEN),
-        Op::RouterLoss(_) => Err(UNWRITTEN),
-        Op::RouterLossGrad(_) => Err(UNWRITTEN),
+        Op::Combine(op) => dispatch::eval_combine(op, &mut operands),
+        Op::CombineGrad(op) => dispatch::eval_combine_grad(op, &mut operands),
+        Op::Dispatch(op) => dispatch::eval(op, &mut operands),
+        Op::DispatchGrad(op) => dispatch::eval_grad(op, &mut operands),
+        Op::Route(op) => route::eval(op, &mut operands),
+        Op::RouteGrad(op) => route::eval_grad(op, &mut operands),
+        Op::RouterLoss(op) => router_loss::eval(op, &mut operands),
+        Op::RouterLossGrad(op) => router_loss::eval_grad(op, &mut operands),
         Op::GroupedLinear(_) => Err(UNWRITTEN),
         Op::GroupedLinearInputGrad(_) => Err(UNWRITTEN),
         Op::GroupedLinearWeightGrad(_) => Err(UNWRITTEN),

@@ -109,6 +109,28 @@ impl<'a> Operands<'a> {
         }
     }
 
+    /// Integers of this shape.
+    pub fn shaped_integers(
+        &mut self,
+        what: &'static str,
+        wanted: &[usize],
+    ) -> Result<&'a [i32], ReferenceError> {
+        let tensor = self.take()?;
+        match &tensor.data {
+            Data::I32(data) if tensor.shape == wanted => Ok(data),
+            Data::I32(_) => {
+                Err(ReferenceError::Shape { what, wanted: wanted.to_vec(), found: tensor.shape.clone() })
+            }
+            Data::Float(_) | Data::U8(_) => Err(ReferenceError::DType { what, wanted: "i32" }),
+        }
+    }
+
+    /// A matrix of integers with this many rows.
+    pub fn integer_rows(&mut self, what: &'static str, rows: usize) -> Result<&'a [i32], ReferenceError> {
+        let columns = self.ins.get(self.next).and_then(|t| t.shape.get(1)).copied();
+        self.shaped_integers(what, &[rows, columns.unwrap_or(1)])
+    }
+
     /// (start, end) of every sequence: inside `rows`, no row in two of them.
     pub fn spans(&mut self, rows: usize) -> Result<Vec<Range<usize>>, ReferenceError> {
         let tensor = self.take()?;
@@ -154,4 +176,18 @@ pub(super) fn rows_of(what: &'static str, indices: &[i32], limit: usize) -> Resu
         Ok(_) | Err(_) => Err(ReferenceError::Index { what, position, index, limit }),
     };
     indices.iter().enumerate().map(row).collect()
+}
+
+/// `indices` as row numbers, all below `limit`; -1 is none.
+pub(super) fn slots_of(
+    what: &'static str,
+    indices: &[i32],
+    limit: usize,
+) -> Result<Vec<Option<usize>>, ReferenceError> {
+    let slot = |(position, &index): (usize, &i32)| match usize::try_from(index) {
+        Ok(row) if row < limit => Ok(Some(row)),
+        Err(_) if index == -1 => Ok(None),
+        Ok(_) | Err(_) => Err(ReferenceError::Index { what, position, index, limit }),
+    };
+    indices.iter().enumerate().map(slot).collect()
 }

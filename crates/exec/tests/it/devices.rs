@@ -1,11 +1,12 @@
 //! Every op case on every device. Invariant: a device either computes an op within its tolerance or its
 //! target says `Unsupported`.
 
-use crate::op_cases::{Case, cases};
+use crate::op_cases::{Case, cases, experts};
 use crate::rig::{On, load, output, output_i32, run};
 use graph::{DType, Op, Role, TensorSpec};
 use plan::PlanError;
 use plimsoll_exec::Executor;
+use plimsoll_exec::cpu::Isa;
 use plimsoll_exec::reference::Data;
 
 /// The outputs of a case, floats rounded to f32; `None` where the target has no kernel.
@@ -87,13 +88,28 @@ fn the_reference_device_runs_every_case() {
     }
 }
 
-#[test]
-fn the_cpu_runs_every_case_on_every_instruction_set() {
-    for on in On::every_cpu() {
-        for case in cases() {
-            compare(on, &case);
+/// Every instruction set on one thread and on three, whose bits must be the same.
+fn on_every_cpu(cases: &[Case]) {
+    for isa in Isa::available() {
+        for case in cases {
+            compare(On::Cpu(isa, 1), case);
+            let [one, three] = [1, 3].map(|threads| results(On::Cpu(isa, threads), case));
+            assert!(one == three, "{} on {}: bits differ with the threads", case.name, isa.name());
         }
     }
+}
+
+#[test]
+fn the_cpu_runs_every_case_on_every_instruction_set() {
+    let experts = experts::cases();
+    let others: Vec<Case> =
+        cases().into_iter().filter(|case| experts.iter().all(|e| e.name != case.name)).collect();
+    on_every_cpu(&others);
+}
+
+#[test]
+fn the_cpu_runs_experts_on_every_instruction_set() {
+    on_every_cpu(&experts::cases());
 }
 
 #[test]

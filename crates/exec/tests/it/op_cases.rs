@@ -6,6 +6,7 @@
 //! where the case is built.
 
 mod attention;
+pub mod experts;
 mod linear;
 mod rows;
 mod sequences;
@@ -72,7 +73,7 @@ pub const UNIT: Noise = Noise { offset: 0.0, amplitude: 1.0 };
 
 /// All cases, in a fixed order.
 pub fn cases() -> Vec<Case> {
-    [rows::cases(), linear::cases(), attention::cases(), sequences::cases()].concat()
+    [rows::cases(), linear::cases(), attention::cases(), sequences::cases(), experts::cases()].concat()
 }
 
 impl Tolerance {

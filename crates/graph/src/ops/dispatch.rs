@@ -47,6 +47,9 @@ fn columns_of(what: &str, spec: &TensorSpec, per_token: u32) -> Result<u64, Rule
 }
 
 fn indices(what: &str, spec: &TensorSpec, k: u32) -> Result<(), RuleError> {
+    if k == 0 {
+        return Err(RuleError("a token must choose at least one expert".to_owned()));
+    }
     i32_is(what, spec, &[Dim::Tokens(u64::from(k))])
 }
 
@@ -170,8 +173,9 @@ impl Terminal for CombineGrad {
         3 * ins[1].elements_at(counts)
     }
 
-    fn in_place(&self, _: usize) -> &'static [usize] {
-        &[]
+    /// Row r of drows is written once the one gate that depends on row r of rows has its gradient.
+    fn in_place(&self, output: usize) -> &'static [usize] {
+        if output == 0 { &[1] } else { &[] }
     }
 
     fn class(&self) -> PrecisionClass {

@@ -28,8 +28,18 @@ pub struct Route {
     pub capacity: u32,
 }
 
-/// The gradient of the gates. A dropped row has none. Inputs dgates: (T, k), logits: (T, E), gates: (T, k),
-/// experts: i32 (T, k), places: i32 (kT); output dlogits: (T, E).
+impl Route {
+    /// The most rows of one expert in a step of so many tokens, where there is a limit.
+    pub fn limit(&self, tokens: u64) -> Option<u64> {
+        let rows = u128::from(self.capacity) * u128::from(tokens) * u128::from(self.top_k);
+        let limit = rows.div_ceil(1000 * u128::from(self.experts));
+        (self.capacity > 0).then_some(u64::try_from(limit).unwrap_or(u64::MAX))
+    }
+}
+
+/// The gradient of the gates. A dropped row has none, but counts in the sum that its token was divided by, so
+/// gates are computed again from the logits. Inputs dgates: f32 (T, k), logits: (T, E), experts: i32 (T, k),
+/// places: i32 (kT); output dlogits: (T, E).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RouteGrad {
     /// That of the forward op.
@@ -82,7 +92,7 @@ impl OpRules for Route {
 
     fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
         let op = Op::RouteGrad(RouteGrad { renormalise: self.renormalise });
-        let inputs = [cx.dy()?, cx.input(0), cx.output(0)?, cx.output(1)?, cx.output(3)?];
+        let inputs = [cx.dy()?, cx.input(0), cx.output(1)?, cx.output(3)?];
         cx.input_grads[0] = Some(cx.builder.one(op, &inputs));
         Ok(())
     }
@@ -110,14 +120,12 @@ impl OpRules for Route {
 
 impl Terminal for RouteGrad {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
-        arity(ins, 5)?;
-        let (rows, _) = matrix("logits", ins[1])?;
-        float("logits", ins[1])?;
+        arity(ins, 4)?;
+        choices(&ins[1..3])?;
         let (_, k) = matrix("dgates", ins[0])?;
-        f32_is("dgates", ins[0], &[rows, Dim::Fixed(k)])?;
-        f32_is("gates", ins[2], &[rows, Dim::Fixed(k)])?;
-        i32_is("experts", ins[3], &[rows, Dim::Fixed(k)])?;
-        i32_is("places", ins[4], &[Dim::Tokens(k)])?;
+        f32_is("dgates", ins[0], &[Dim::Tokens(1), Dim::Fixed(k)])?;
+        i32_is("experts", ins[2], &[Dim::Tokens(1), Dim::Fixed(k)])?;
+        i32_is("places", ins[3], &[Dim::Tokens(k)])?;
         Ok(vec![like(ins[1])])
     }
 
@@ -134,12 +142,12 @@ impl Terminal for RouteGrad {
     }
 }
 
-/// logits and experts of one step.
+/// logits: (T, E) and experts: (T, k) of one step.
 fn choices(ins: &[&TensorSpec]) -> Result<(), RuleError> {
-    let (rows, _) = matrix("logits", ins[0])?;
     float("logits", ins[0])?;
-    let (_, k) = matrix("experts", ins[1])?;
-    i32_is("experts", ins[1], &[rows, Dim::Fixed(k)])
+    let ((_, e), (_, k)) = (matrix("logits", ins[0])?, matrix("experts", ins[1])?);
+    shape_is("logits", ins[0], &[Dim::Tokens(1), Dim::Fixed(e)])?;
+    i32_is("experts", ins[1], &[Dim::Tokens(1), Dim::Fixed(k)])
 }
 
 impl OpRules for RouterLoss {

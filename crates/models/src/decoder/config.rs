@@ -1,7 +1,7 @@
 //! What a decoder is: its sizes and switches, read from config.json and written to it. Invariant: a key that would
 //! change what is computed is either honoured or refused by name.
 
-use crate::config::{ConfigError, Keys};
+use crate::config::{ConfigError, Keys, decimal};
 use graph::ops::Mask;
 use serde_json::{Map, Value, json};
 
@@ -108,14 +108,15 @@ impl DecoderConfig {
         format!("{value:#}\n")
     }
 
-    fn sizes(keys: &Keys<'_>) -> Result<Self, ConfigError> {
+    /// What all kinds have in common; `kv_heads` where the file does not say.
+    fn sizes(keys: &Keys<'_>, kv_heads: Option<u64>) -> Result<Self, ConfigError> {
         let hidden_size = keys.size("hidden_size")?;
         let heads = keys.size("num_attention_heads")?;
         let head_dim = keys.or("head_dim", hidden_size / heads)?;
         if heads > 128 || head_dim > 128 || !head_dim.is_multiple_of(2) {
             return Err(keys.bad("num_attention_heads", "at most 128 heads of an even size up to 128"));
         }
-        let kv_heads = keys.or("num_key_value_heads", heads)?;
+        let kv_heads = keys.or("num_key_value_heads", kv_heads.unwrap_or(heads))?;
         if !heads.is_multiple_of(kv_heads) {
             return Err(keys.bad("num_key_value_heads", format!("a divisor of num_attention_heads {heads}")));
         }
@@ -144,11 +145,14 @@ impl DecoderConfig {
         keys.must_be("mlp_bias", false)?;
         keys.absent("rope_scaling")?;
         let (mixtral, llama) = (model_type == "mixtral", model_type == "llama");
-        let mut c = Self::sizes(keys)?;
-        c.eps = keys.eps("rms_norm_eps", if llama { 1e-6 } else { 1e-5 })?;
+        // What transformers takes for keys that are not there.
+        let mut c = Self::sizes(keys, (!llama).then_some(8))?;
+        c.eps = keys.eps("rms_norm_eps", if mixtral { 1e-5 } else { 1e-6 })?;
         c.positions = Positions::Rotary(rope_theta(keys, if mixtral { 1e6 } else { 1e4 })?);
         if !llama && keys.has("sliding_window") {
             c.mask = Mask::Window(keys.size("sliding_window")? as u32);
+        } else if model_type == "mistral" && !keys.0.contains_key("sliding_window") {
+            c.mask = Mask::Window(4096);
         }
         if mixtral {
             c.experts = Some(Experts {
@@ -165,7 +169,7 @@ impl DecoderConfig {
     }
 
     fn own(keys: &Keys<'_>) -> Result<Self, ConfigError> {
-        let mut c = Self::sizes(keys)?;
+        let mut c = Self::sizes(keys, None)?;
         c.norm = if keys.choice("norm", ["rms_norm", "layer_norm"])? == 0 { Norm::Rms } else { Norm::Layer };
         c.eps = keys.eps("norm_eps", 1e-5)?;
         c.positions = match keys.choice("positions", ["rotary", "alibi"])? {
@@ -293,9 +297,4 @@ fn mask(keys: &Keys<'_>) -> Result<Mask, ConfigError> {
             Ok(Mask::Full) | Err(_) => Err(keys.bad("mask", wanted)),
         },
     }
-}
-
-/// The shortest decimal that is this f32: `1e-5`, not `9.999999747378752e-6`.
-fn decimal(x: f32) -> Value {
-    x.to_string().parse::<f64>().map_or(Value::Null, |x| json!(x))
 }

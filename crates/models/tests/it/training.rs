@@ -157,9 +157,36 @@ fn configurations_survive_being_written() {
     llama.mask = Mask::Window(16);
     mixtral.bias = true;
     assert_eq!([kind(&llama), kind(&mixtral)], ["mistral", "plimsoll_decoder"]);
+    for (id, _) in KNOWN {
+        let encoder = known(id).expect("known");
+        assert_eq!(Encoder::from_json(&encoder.to_json()).expect(id), encoder);
+    }
     for size in ["tiny", "small", "base", "large"] {
         let c = moe(size).expect("known");
         assert_eq!(DecoderConfig::from_json(&c.to_json()).expect("our own"), c);
+    }
+}
+
+/// transformers' defaults are part of a file that does not name them.
+#[test]
+fn missing_keys_are_what_transformers_takes() {
+    let read = |kind: &str, more: &str| {
+        let text = format!(
+            r#"{{"model_type": "{kind}", "vocab_size": 8, "hidden_size": 64, "num_hidden_layers": 1,
+            "num_attention_heads": 16, "intermediate_size": 96{more}}}"#
+        );
+        DecoderConfig::from_json(&text).unwrap_or_else(|e| panic!("{kind}: {e}"))
+    };
+    for (kind, kv_heads, eps, theta, mask) in [
+        ("llama", 16, 1e-6, 1e4, Mask::Causal),
+        ("mistral", 8, 1e-6, 1e4, Mask::Window(4096)),
+        ("mixtral", 8, 1e-5, 1e6, Mask::Causal),
+    ] {
+        let c = read(kind, "");
+        let found = (c.kv_heads, c.eps, c.positions, c.mask);
+        assert_eq!(found, (kv_heads, eps, Positions::Rotary(theta), mask), "{kind}");
+        let c = read(kind, r#", "sliding_window": null, "rope_parameters": {"rope_theta": 5e5}"#);
+        assert_eq!((c.positions, c.mask), (Positions::Rotary(5e5), Mask::Causal), "{kind}");
     }
 }
 

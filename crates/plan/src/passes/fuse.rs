@@ -6,14 +6,16 @@
 //! 3. linear -> add   =>  linear with a residual epilogue.
 
 use super::dce;
+use crate::Weights;
 use graph::ops::{Epilogue, Linear, Qkv};
 use graph::{Def, Dim, Graph, NodeId, Op, Param, ParamId, Piece, Role, TensorSpec, Value, ValueId};
 
-/// The graph with fused ops.
-pub fn fuse(graph: &Graph) -> Graph {
+/// The graph with fused ops. Trained weights stay apart: other plans share them one by one.
+pub fn fuse(graph: &Graph, weights: Weights) -> Graph {
     let mut fusion = Fusion { g: graph.clone(), reads: graph.reads() };
-    for i in 0..fusion.g.nodes.len() {
-        fusion.qkv(i);
+    match weights {
+        Weights::Resident | Weights::Streamed => (0..graph.nodes.len()).for_each(|i| fusion.qkv(i)),
+        Weights::Trained => {}
     }
     for i in 0..fusion.g.nodes.len() {
         fusion.epilogue(i);

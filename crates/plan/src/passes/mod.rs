@@ -4,11 +4,16 @@ mod autodiff;
 mod dce;
 mod fuse;
 mod layout;
+mod precision;
+mod remat;
 mod stream;
 
 pub use autodiff::autodiff;
+pub(crate) use autodiff::differentiate;
 pub use dce::dce;
 pub use fuse::fuse;
 pub use layout::layout;
+pub use precision::{Precision, precision};
+pub use remat::{Remat, remat};
 pub use stream::stream;
 pub(crate) use stream::streamed;

@@ -5,7 +5,7 @@ use crate::symbolic::meaning;
 use graph::ops::Epilogue;
 use graph::{Builder, DType, Dim, Graph, Op, ValueId};
 use models::{KNOWN, Output};
-use plimsoll_plan::{Policy, compile, passes};
+use plimsoll_plan::{Policy, Weights, compile, passes};
 
 fn epilogues(graph: &Graph, wanted: Epilogue) -> usize {
     graph.nodes.iter().filter(|n| matches!(n.op, Op::Linear(l) if l.epilogue == wanted)).count()
@@ -16,7 +16,7 @@ fn fused(build: impl FnOnce(&mut Builder, ValueId)) -> Graph {
     let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(8)], DType::F32);
     build(&mut g, x);
     let before = g.finish().expect("verified");
-    let after = passes::fuse(&before);
+    let after = passes::fuse(&before, Weights::Resident);
     after.verify().unwrap_or_else(|e| panic!("{e}\n{after}"));
     assert_eq!(meaning(&before), meaning(&after), "{before}{after}");
     after
@@ -37,7 +37,7 @@ fn models_keep_their_interface_and_meaning() {
 #[test]
 fn layers_of_models_are_fused_whole() {
     let count_ops = |id: &str| {
-        let graph = passes::fuse(&encoder(id).graph(bounds(512), MEAN).expect("verified"));
+        let graph = passes::fuse(&encoder(id).graph(bounds(512), MEAN).expect("verified"), Weights::Resident);
         let linears = [Epilogue::None, Epilogue::Gelu, Epilogue::Residual].map(|e| epilogues(&graph, e));
         (linears, count(&graph, "add"), count(&graph, "gelu"), count(&graph, "attention"))
     };
@@ -115,7 +115,7 @@ fn stacked(change: impl FnOnce(&mut Builder)) -> bool {
     let mut g = attention_block();
     change(&mut g);
     let before = g.finish().expect("verified");
-    let after = passes::fuse(&before);
+    let after = passes::fuse(&before, Weights::Resident);
     after.verify().unwrap_or_else(|e| panic!("{e}\n{after}"));
     assert_eq!(meaning(&before), meaning(&after), "{before}{after}");
     count(&after, "linear") == 2

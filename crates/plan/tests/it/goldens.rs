@@ -4,7 +4,7 @@ use crate::cases::{MEAN, bounds, gradients, mlp, narrow, state, target};
 use graph::ops::SelectRows;
 use graph::{Builder, DType, Dim, Graph, Op};
 use models::Output;
-use plimsoll_plan::passes;
+use plimsoll_plan::{Weights, passes};
 use std::path::Path;
 
 fn golden(name: &str, before: &Graph, after: &Graph) {
@@ -31,13 +31,13 @@ fn autodiff() {
 #[test]
 fn fuse_esm2() {
     let before = narrow("facebook/esm2_t6_8M_UR50D", 1).graph(bounds(64), MEAN).expect("verified");
-    golden("fuse_esm2", &before, &passes::fuse(&before));
+    golden("fuse_esm2", &before, &passes::fuse(&before, Weights::Resident));
 }
 
 #[test]
 fn fuse_dnabert_s() {
     let before = narrow("zhihan1996/DNABERT-S", 1).graph(bounds(64), MEAN).expect("verified");
-    golden("fuse_dnabert_s", &before, &passes::fuse(&before));
+    golden("fuse_dnabert_s", &before, &passes::fuse(&before, Weights::Resident));
 }
 
 /// Statistics of a norm, a branch, its weights and a state that nobody reads go; inputs stay.
@@ -86,6 +86,7 @@ fn stream() {
 #[test]
 fn layout() {
     let encoder = narrow("facebook/esm2_t6_8M_UR50D", 1);
-    let before = passes::fuse(&encoder.graph(bounds(64), &[Output::Logits]).expect("verified"));
+    let before =
+        passes::fuse(&encoder.graph(bounds(64), &[Output::Logits]).expect("verified"), Weights::Resident);
     golden("layout", &before, &passes::layout(&before, &target("cpu")).expect("packed"));
 }

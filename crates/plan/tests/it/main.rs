@@ -12,3 +12,4 @@ mod search;
 mod streaming;
 mod symbolic;
 mod targets;
+mod training;

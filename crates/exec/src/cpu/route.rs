@@ -1,0 +1,355 @@
+//! Which experts a token goes to, where its rows lie once they are sorted by expert, and the gradient of its gates.
+//!
+//! Invariant: a token's choices depend on its own logits; the sort is a counting sort over one range of tokens for
+//! each thread, in integers, so its result does not depend on the ranges.
+
+use super::Cpu;
+use super::isa::Kernel;
+use super::math::exp;
+use super::simd::{LANES, Simd};
+use super::view::{Rows, RowsMut};
+use core::marker::PhantomData;
+use core::ops::Range;
+use graph::Bytes;
+use plan::Workspace;
+
+/// A count for each thread and expert.
+pub const WORKSPACE: Workspace = Workspace { per_unit: Bytes(0), per_column: Bytes(4), per_item: Bytes(0) };
+
+/// How experts are chosen.
+#[derive(Clone, Copy)]
+pub struct Choice {
+    /// Experts of a token, at least one.
+    pub top_k: usize,
+    /// Whether the gates of a token sum to 1.
+    pub renormalise: bool,
+    /// The most rows of one expert.
+    pub limit: usize,
+}
+
+/// What routing writes, T tokens and k choices of each.
+pub struct Routed<'a> {
+    /// (T, k), 0 where the row was dropped.
+    pub gates: RowsMut<'a>,
+    /// (T, k), largest gate first.
+    pub experts: Option<&'a mut [i32]>,
+    /// (kT), the choice that each sorted row comes from; -1 behind the last.
+    pub order: &'a mut [i32],
+    /// (kT), the sorted row of each choice; -1 where it was dropped.
+    pub places: &'a mut [i32],
+    /// (E + 1), the first row of each expert.
+    pub offsets: &'a mut [i32],
+    /// (1), how many rows were dropped.
+    pub dropped: Option<&'a mut [i32]>,
+}
+
+/// The `top_k` largest of every row of `logits` (T, E), ties to the lower expert, with their softmax as gates, and
+/// the rows of all experts sorted by expert, within one by token. `scratch` has `WORKSPACE` for each thread.
+pub fn route(cpu: &Cpu, choice: Choice, logits: Rows<'_>, to: Routed<'_>, scratch: &mut [f32]) {
+    let (tokens, experts, k) = (logits.rows(), logits.cols(), choice.top_k);
+    let (rows, stride) = (tokens * k, experts.next_multiple_of(LANES));
+    assert!(0 < k && k <= experts && i32::try_from(rows).is_ok(), "{k} of {experts} experts");
+    assert!(to.gates.rows() == tokens && to.gates.cols() == k, "gates are (T, k)");
+    assert!(to.order.len() == rows && to.places.len() == rows && to.offsets.len() == experts + 1);
+    assert!(to.experts.as_ref().is_none_or(|e| e.len() == rows), "experts are (T, k)");
+    let counts = &mut bytemuck::cast_slice_mut::<f32, i32>(scratch)[..stride * cpu.threads()];
+    counts.fill(0);
+    let each = tokens.div_ceil(cpu.threads());
+    let range = |task: usize| (task * each).min(tokens)..((task + 1) * each).min(tokens);
+    {
+        let (counts, places) = (Integers::new(counts), Integers::new(to.places));
+        let chosen = to.experts.map(Integers::new);
+        cpu.pool().run(cpu.threads(), &|task, _| {
+            let (gates, chosen, places) = (&to.gates, chosen.as_ref(), &places);
+            let (counts, range) = (counts.part(task * stride..task * stride + experts), range(task));
+            cpu.isa().run(Choose { choice, logits, gates, chosen, places, counts, range });
+        });
+    }
+    let kept = first_rows(counts, stride, choice.limit, to.offsets);
+    {
+        let (order, places, counts) =
+            (Integers::new(&mut *to.order), Integers::new(to.places), Integers::new(counts));
+        let offsets = &*to.offsets;
+        cpu.pool().run(cpu.threads(), &|task, _| {
+            let next = counts.part(task * stride..task * stride + experts);
+            place(choice, range(task), &next, offsets, &order, &places, &to.gates);
+        });
+    }
+    to.order[kept..].fill(-1);
+    if let Some([dropped]) = to.dropped {
+        *dropped = (rows - kept) as i32;
+    }
+}
+
+/// Turns counts of choices by range and expert into the rank of each range's first choice, and fills in the first
+/// row of every expert; all rows that are kept.
+fn first_rows(counts: &mut [i32], stride: usize, limit: usize, offsets: &mut [i32]) -> usize {
+    let mut row = 0;
+    for (expert, offset) in offsets.iter_mut().enumerate() {
+        *offset = row as i32;
+        let mut rank = 0;
+        for of_range in counts.chunks_exact_mut(stride) {
+            // The offset behind the last expert has no counts: those of a padded column are zero.
+            let Some(count) = of_range.get_mut(expert) else { continue };
+            rank += core::mem::replace(count, rank);
+        }
+        row += (rank as usize).min(limit);
+    }
+    row
+}
+
+/// Gives the choices of `tokens` their rows; `next` holds the rank of the next choice of each expert.
+fn place(
+    choice: Choice,
+    tokens: Range<usize>,
+    next: &Integers<'_>,
+    offsets: &[i32],
+    order: &Integers<'_>,
+    places: &Integers<'_>,
+    gates: &RowsMut<'_>,
+) {
+    for t in tokens {
+        for j in 0..choice.top_k {
+            let i = t * choice.top_k + j;
+            // SAFETY: the counts and the choices of these tokens are this task's; ranks of one expert are handed
+            // out once, so no other choice has this row; gate (t, j) is inside the matrix.
+            unsafe {
+                let expert = places.get(i) as usize;
+                let rank = next.get(expert);
+                next.set(expert, rank + 1);
+                if (rank as usize) < choice.limit {
+                    let row = offsets[expert] + rank;
+                    order.set(row as usize, i as i32);
+                    places.set(i, row);
+                } else {
+                    places.set(i, -1);
+                    gates.row(t).add(j).write(0.0);
+                }
+            }
+        }
+    }
+}
+
+/// Integers that the threads of a kernel write, each its own.
+struct Integers<'a> {
+    start: *mut i32,
+    len: usize,
+    life: PhantomData<&'a mut [i32]>,
+}
+
+// SAFETY: whoever calls `get` or `set` promises that no two threads meet at an element.
+unsafe impl Sync for Integers<'_> {}
+
+impl<'a> Integers<'a> {
+    fn new(data: &'a mut [i32]) -> Self {
+        Self { start: data.as_mut_ptr(), len: data.len(), life: PhantomData }
+    }
+
+    fn part(&self, range: Range<usize>) -> Integers<'a> {
+        assert!(range.start <= range.end && range.end <= self.len, "inside");
+        Integers { start: self.start.wrapping_add(range.start), len: range.len(), life: PhantomData }
+    }
+
+    /// # Safety
+    /// No thread writes element `i` meanwhile.
+    unsafe fn get(&self, i: usize) -> i32 {
+        assert!(i < self.len, "element {i} of {}", self.len);
+        // SAFETY: inside; the caller promises that nobody writes it.
+        unsafe { self.start.add(i).read() }
+    }
+
+    /// # Safety
+    /// No other thread touches element `i` meanwhile.
+    unsafe fn set(&self, i: usize, value: i32) {
+        assert!(i < self.len, "element {i} of {}", self.len);
+        // SAFETY: inside; the caller promises that it is the only one here.
+        unsafe { self.start.add(i).write(value) }
+    }
+}
+
+/// Gates and experts of a range of tokens. `places` holds the experts until rows are known.
+struct Choose<'a> {
+    choice: Choice,
+    logits: Rows<'a>,
+    gates: &'a RowsMut<'a>,
+    chosen: Option<&'a Integers<'a>>,
+    places: &'a Integers<'a>,
+    counts: Integers<'a>,
+    range: Range<usize>,
+}
+
+impl Kernel for Choose<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (experts, k) = (self.logits.cols(), self.choice.top_k);
+        for t in self.range.clone() {
+            let choices = self.places.part(t * k..(t + 1) * k);
+            // SAFETY: row t of the logits, which no output overlaps, and of the gates, this task's own, as are its
+            // choices and its counts.
+            unsafe {
+                let logits = core::slice::from_raw_parts(self.logits.row(t), experts);
+                let gates = core::slice::from_raw_parts_mut(self.gates.row(t), k);
+                largest(logits, gates, &choices);
+                for j in 0..k {
+                    let expert = choices.get(j);
+                    self.counts.set(expert as usize, self.counts.get(expert as usize) + 1);
+                    if let Some(chosen) = self.chosen {
+                        chosen.set(t * k + j, expert);
+                    }
+                }
+                let top = s.splat(gates[0]);
+                let over = if self.choice.renormalise { &*gates } else { logits };
+                let sum = s.splat(exponentials(s, over, top));
+                for part in gates.chunks_mut(LANES) {
+                    let e = exp(s, s.sub(s.load_n(part.as_ptr(), part.len()), top));
+                    s.store_n(part.as_mut_ptr(), s.div(e, sum), part.len());
+                }
+            }
+        }
+    }
+}
+
+/// The largest of `logits` into `best`, their indices into `indices`, by insertion: `>` keeps the lower of equals
+/// ahead, and with anything but numbers there are still as many indices, all different.
+///
+/// # Safety
+/// No other thread touches `indices`, which are as many as `best`.
+#[inline(always)]
+unsafe fn largest(logits: &[f32], best: &mut [f32], indices: &Integers<'_>) {
+    for (e, &logit) in logits.iter().enumerate() {
+        let mut at = e.min(best.len());
+        if at == best.len() {
+            at -= 1;
+            if logit.partial_cmp(&best[at]) != Some(core::cmp::Ordering::Greater) {
+                continue;
+            }
+        }
+        while at > 0 && logit > best[at - 1] {
+            best[at] = best[at - 1];
+            // SAFETY: the caller's promise.
+            unsafe { indices.set(at, indices.get(at - 1)) };
+            at -= 1;
+        }
+        best[at] = logit;
+        // SAFETY: the caller's promise.
+        unsafe { indices.set(at, e as i32) };
+    }
+}
+
+/// `sum exp(x - top)`.
+#[inline(always)]
+fn exponentials<S: Simd>(s: S, x: &[f32], top: S::V) -> f32 {
+    let mut sum = s.splat(0.0);
+    for part in x.chunks(LANES) {
+        // SAFETY: a part of the slice.
+        let e = exp(s, s.sub(unsafe { s.load_n(part.as_ptr(), part.len()) }, top));
+        sum = s.add(sum, s.first(e, s.splat(0.0), part.len()));
+    }
+    s.sum(sum)
+}
+
+/// Where gates came from.
+#[derive(Clone, Copy)]
+pub struct Chosen<'a> {
+    /// Whether the gates of a token sum to 1.
+    pub renormalise: bool,
+    /// (T, E).
+    pub logits: Rows<'a>,
+    /// (T, k), below E.
+    pub experts: &'a [u32],
+    /// (kT), below zero where a row was dropped: its gate is constant.
+    pub places: &'a [i32],
+}
+
+/// dlogits (T, E) for dgates (T, k): `p (d - sum p d)` with p the gates before rows were dropped, over the chosen
+/// experts or over all, and d zero for those that were not chosen.
+pub fn route_grad(cpu: &Cpu, chosen: Chosen<'_>, dgates: Rows<'_>, dlogits: RowsMut<'_>) {
+    let (tokens, experts, k) = (dlogits.rows(), dlogits.cols(), dgates.cols());
+    assert!(chosen.logits.rows() == tokens && chosen.logits.cols() == experts, "logits are (T, E)");
+    assert!(dgates.rows() == tokens, "dgates are (T, k)");
+    assert!(chosen.experts.len() == tokens * k && chosen.places.len() == tokens * k, "k choices of each token");
+    assert!(chosen.experts.iter().all(|&e| (e as usize) < experts), "an expert outside");
+    cpu.by_rows(tokens, experts, &|range| {
+        cpu.isa().run(Grad { chosen, dgates, dlogits: &dlogits, range });
+    });
+}
+
+struct Grad<'a> {
+    chosen: Chosen<'a>,
+    dgates: Rows<'a>,
+    dlogits: &'a RowsMut<'a>,
+    range: Range<usize>,
+}
+
+impl Kernel for Grad<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let experts = self.dlogits.cols();
+        for t in self.range.clone() {
+            // SAFETY: row t of the logits, which the output does not overlap, and of the output, this task's own.
+            let (logits, dlogits) = unsafe {
+                let logits = core::slice::from_raw_parts(self.chosen.logits.row(t), experts);
+                (logits, core::slice::from_raw_parts_mut(self.dlogits.row(t), experts))
+            };
+            self.token(s, t, logits, dlogits);
+        }
+    }
+}
+
+impl Grad<'_> {
+    #[inline(always)]
+    fn token<S: Simd>(&self, s: S, t: usize, logits: &[f32], dlogits: &mut [f32]) {
+        let choices = t * self.dgates.cols()..(t + 1) * self.dgates.cols();
+        let top = logits.iter().fold(f32::NEG_INFINITY, |top, &l| if l > top { l } else { top });
+        let (mut sum, mut dots) = (s.splat(0.0), s.splat(0.0));
+        for first in choices.clone().step_by(LANES) {
+            let (e, d) = self.lanes(s, t, logits, top, first..choices.end.min(first + LANES));
+            sum = s.add(sum, e);
+            dots = s.fma(e, d, dots);
+        }
+        let sum = match self.chosen.renormalise {
+            true => s.sum(sum),
+            false => exponentials(s, logits, s.splat(top)),
+        };
+        let mean = s.splat(s.sum(dots) / sum);
+        let sum = s.splat(sum);
+        if self.chosen.renormalise {
+            dlogits.fill(0.0);
+        } else {
+            let minus = s.sub(s.splat(0.0), mean);
+            for (x, y) in logits.chunks(LANES).zip(dlogits.chunks_mut(LANES)) {
+                // SAFETY: parts of the two rows, of one length.
+                unsafe {
+                    let e = exp(s, s.sub(s.load_n(x.as_ptr(), x.len()), s.splat(top)));
+                    s.store_n(y.as_mut_ptr(), s.mul(s.div(e, sum), minus), y.len());
+                }
+            }
+        }
+        for first in choices.clone().step_by(LANES) {
+            let some = first..choices.end.min(first + LANES);
+            let (e, d) = self.lanes(s, t, logits, top, some.clone());
+            let mut out = [0.0; LANES];
+            // SAFETY: sixteen f32.
+            unsafe { s.store(out.as_mut_ptr(), s.mul(s.div(e, sum), s.sub(d, mean))) };
+            for (&expert, &grad) in self.chosen.experts[some].iter().zip(&out) {
+                dlogits[expert as usize] = grad;
+            }
+        }
+    }
+
+    /// `exp(logit - top)` and the gradient of the gate, of at most sixteen choices of token t; zeros behind them.
+    #[inline(always)]
+    fn lanes<S: Simd>(&self, s: S, t: usize, logits: &[f32], top: f32, choices: Range<usize>) -> (S::V, S::V) {
+        let k = self.dgates.cols();
+        let (mut l, mut d) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
+        for (lane, i) in choices.enumerate() {
+            l[lane] = logits[self.chosen.experts[i] as usize];
+            if self.chosen.places[i] >= 0 {
+                // SAFETY: gate i - t k of token t.
+                d[lane] = unsafe { self.dgates.row(t).add(i - t * k).read() };
+            }
+        }
+        // SAFETY: sixteen f32 each.
+        unsafe { (exp(s, s.sub(s.load(l.as_ptr()), s.splat(top))), s.load(d.as_ptr())) }
+    }
+}

@@ -1,0 +1,194 @@
+//! The losses of the router: experts used alike, logits of moderate size; and their gradient.
+//!
+//! Invariant: choices are counted in integers and probabilities added up token by token in f64, so the loss does
+//! not depend on the number of threads. Without tokens it is 0.
+
+use super::Cpu;
+use super::isa::Kernel;
+use super::math::exp;
+use super::simd::{LANES, Simd};
+use super::view::{Rows, RowsMut};
+use core::ops::Range;
+use graph::Bytes;
+use plan::Workspace;
+
+/// The largest logit of every token, and the sum of exponentials below it.
+pub const WORKSPACE: Workspace = Workspace { per_unit: Bytes(0), per_column: Bytes(0), per_item: Bytes(8) };
+
+/// The share of every expert, once.
+pub const GRAD_WORKSPACE: Workspace =
+    Workspace { per_unit: Bytes(0), per_column: Bytes(4), per_item: Bytes(0) };
+
+/// Weights of the two losses.
+#[derive(Clone, Copy)]
+pub struct Weights {
+    /// Of `E sum_e f_e P_e`.
+    pub balance: f32,
+    /// Of the mean of `lse^2`.
+    pub z: f32,
+}
+
+/// `balance E sum_e f_e P_e + z mean_t lse_t^2` for logits (T, E) and the experts of k choices of each token.
+/// `scratch` has `WORKSPACE` for each token.
+pub fn router_loss(cpu: &Cpu, weights: Weights, logits: Rows<'_>, experts: &[u32], scratch: &mut [f32]) -> f32 {
+    let (tokens, columns) = (logits.rows(), logits.cols());
+    if tokens == 0 {
+        return 0.0;
+    }
+    let scratch = &mut scratch[..2 * tokens];
+    let sums = RowsMut::new(scratch, tokens, 2, 2);
+    cpu.by_rows(tokens, columns, &|range| cpu.isa().run(Normalisers { logits, sums: &sums, range }));
+    let mut balance = 0.0;
+    for first in (0..columns).step_by(LANES) {
+        let mut probabilities = [0.0; LANES];
+        cpu.isa().run(Probabilities { logits, sums: scratch, first, out: &mut probabilities });
+        let mut counts = [0_u64; LANES];
+        for &expert in experts {
+            if let Some(count) = (expert as usize).checked_sub(first).and_then(|lane| counts.get_mut(lane)) {
+                *count += 1;
+            }
+        }
+        balance += counts.iter().zip(&probabilities).map(|(&n, p)| n as f64 * p).sum::<f64>();
+    }
+    let lse = |pair: &[f32]| f64::from(pair[0]) + f64::from(pair[1]).ln();
+    let z = scratch.chunks_exact(2).map(|pair| lse(pair) * lse(pair)).sum::<f64>();
+    let balance = balance * columns as f64 / experts.len().max(1) as f64;
+    ((f64::from(weights.balance) * balance + f64::from(weights.z) * z) / tokens as f64) as f32
+}
+
+/// dlogits for dloss. `shares` is scratch, an f32 for each expert.
+pub fn router_loss_grad(
+    cpu: &Cpu,
+    weights: Weights,
+    dloss: f32,
+    logits: Rows<'_>,
+    experts: &[u32],
+    dlogits: RowsMut<'_>,
+    shares: &mut [f32],
+) {
+    let (tokens, columns) = (logits.rows(), logits.cols());
+    assert!(dlogits.rows() == tokens && dlogits.cols() == columns, "dlogits are (T, E)");
+    let shares = &mut shares[..columns];
+    let counts: &mut [u32] = bytemuck::cast_slice_mut(shares);
+    counts.fill(0);
+    for &expert in experts {
+        counts[expert as usize] += 1;
+    }
+    for count in counts {
+        *count = (*count as f32 / experts.len().max(1) as f32).to_bits();
+    }
+    let each = dloss / tokens.max(1) as f32;
+    let balance = weights.balance * columns as f32 * each;
+    let z = 2.0 * weights.z * each;
+    let shares = &*shares;
+    cpu.by_rows(tokens, columns, &|range| {
+        cpu.isa().run(Grad { logits, shares, balance, z, dlogits: &dlogits, range });
+    });
+}
+
+/// The largest element, NaN aside.
+fn top_of(row: &[f32]) -> f32 {
+    row.iter().fold(f32::NEG_INFINITY, |top, &x| if x > top { x } else { top })
+}
+
+struct Normalisers<'a> {
+    logits: Rows<'a>,
+    sums: &'a RowsMut<'a>,
+    range: Range<usize>,
+}
+
+impl Kernel for Normalisers<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for t in self.range.clone() {
+            // SAFETY: row t of the logits.
+            let row = unsafe { core::slice::from_raw_parts(self.logits.row(t), self.logits.cols()) };
+            let top = top_of(row);
+            let mut sum = s.splat(0.0);
+            for part in row.chunks(LANES) {
+                // SAFETY: a part of the row.
+                let e = exp(s, s.sub(unsafe { s.load_n(part.as_ptr(), part.len()) }, s.splat(top)));
+                sum = s.add(sum, s.first(e, s.splat(0.0), part.len()));
+            }
+            // SAFETY: row t holds two f32, and is this task's own.
+            unsafe {
+                self.sums.row(t).write(top);
+                self.sums.row(t).add(1).write(s.sum(sum));
+            }
+        }
+    }
+}
+
+/// The sums over tokens of sixteen experts' probabilities.
+struct Probabilities<'a> {
+    logits: Rows<'a>,
+    sums: &'a [f32],
+    first: usize,
+    out: &'a mut [f64; LANES],
+}
+
+impl Kernel for Probabilities<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let n = LANES.min(self.logits.cols() - self.first);
+        for (t, pair) in self.sums.chunks_exact(2).enumerate() {
+            let mut p = [0.0_f32; LANES];
+            // SAFETY: n columns from `first` on of row t; sixteen f32.
+            unsafe {
+                let x = s.load_n(self.logits.row(t).add(self.first), n);
+                let e = exp(s, s.sub(x, s.splat(pair[0])));
+                s.store(p.as_mut_ptr(), s.div(e, s.splat(pair[1])));
+            }
+            self.out.iter_mut().zip(&p[..n]).for_each(|(sum, &p)| *sum += f64::from(p));
+        }
+    }
+}
+
+/// `p_e (balance (f_e - sum_i f_i p_i) + z lse)`.
+struct Grad<'a> {
+    logits: Rows<'a>,
+    shares: &'a [f32],
+    balance: f32,
+    z: f32,
+    dlogits: &'a RowsMut<'a>,
+    range: Range<usize>,
+}
+
+impl Kernel for Grad<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let columns = self.shares.len();
+        for t in self.range.clone() {
+            // SAFETY: row t of the logits, which the output does not overlap, and of the output, this task's own.
+            let (row, out) = unsafe {
+                let row = core::slice::from_raw_parts(self.logits.row(t), columns);
+                (row, core::slice::from_raw_parts_mut(self.dlogits.row(t), columns))
+            };
+            let top = top_of(row);
+            let (mut sum, mut dot) = (s.splat(0.0), s.splat(0.0));
+            let parts = row.chunks(LANES).zip(self.shares.chunks(LANES));
+            for ((x, f), e) in parts.zip(out.chunks_mut(LANES)) {
+                let n = x.len();
+                // SAFETY: three parts of one length.
+                unsafe {
+                    let v = exp(s, s.sub(s.load_n(x.as_ptr(), n), s.splat(top)));
+                    s.store_n(e.as_mut_ptr(), v, n);
+                    sum = s.add(sum, s.first(v, s.splat(0.0), n));
+                    dot = s.fma(v, s.load_n(f.as_ptr(), n), dot);
+                }
+            }
+            let sum = s.sum(sum);
+            let mean = s.splat(s.sum(dot) / sum);
+            let z = s.splat(self.z * (top + sum.ln()));
+            for (f, out) in self.shares.chunks(LANES).zip(out.chunks_mut(LANES)) {
+                let n = f.len();
+                // SAFETY: two parts of one length; the output holds the exponentials.
+                unsafe {
+                    let p = s.div(s.load_n(out.as_ptr(), n), s.splat(sum));
+                    let slope = s.fma(s.splat(self.balance), s.sub(s.load_n(f.as_ptr(), n), mean), z);
+                    s.store_n(out.as_mut_ptr(), s.mul(p, slope), n);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! The choice of experts and the gradient of its gates. Invariant: between equal logits the lower expert wins,
+//! and rows of one expert lie in the order of their tokens.
+
+use super::operands::{rows_of, slots_of};
+use super::{Operands, ReferenceError, Tensor, softmax::normalise};
+use graph::ops::{Route, RouteGrad};
+
+pub(super) fn eval(op: &Route, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let (experts, k) = (op.experts as usize, op.top_k as usize);
+    let logits = ins.columns("logits", experts)?;
+    if k == 0 || k > experts {
+        return Err(ReferenceError::Attribute { why: "top_k must be between 1 and the number of experts" });
+    }
+    let chosen: Vec<usize> = logits.iter_rows().flat_map(|row| largest(row, k)).collect();
+    let mut gates = Vec::with_capacity(chosen.len());
+    for (row, chosen) in logits.iter_rows().zip(chosen.chunks(k)) {
+        gates.extend(weights(row, chosen, op.renormalise));
+    }
+    let rows = Rows::sort(&chosen, experts, op.limit(logits.rows as u64));
+    for (gate, place) in gates.iter_mut().zip(&rows.places) {
+        if *place < 0 {
+            *gate = 0.0;
+        }
+    }
+    let choices = [logits.rows, k];
+    Ok(vec![
+        Tensor::f64(&choices, gates),
+        Tensor::i32(&choices, chosen.iter().map(|&e| e as i32).collect()),
+        Tensor::i32(&[chosen.len()], rows.order),
+        Tensor::i32(&[chosen.len()], rows.places),
+        Tensor::i32(&[experts + 1], rows.offsets),
+        Tensor::i32(&[1], vec![rows.dropped]),
+    ])
+}
+
+pub(super) fn eval_grad(op: &RouteGrad, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let dgates = ins.matrix("dgates")?;
+    let (rows, k) = (dgates.rows, dgates.columns);
+    let logits = ins.matrix("logits")?;
+    let experts = rows_of("experts", ins.shaped_integers("experts", &[rows, k])?, logits.columns)?;
+    let places = slots_of("places", ins.shaped_integers("places", &[rows * k])?, rows * k)?;
+    if logits.rows != rows {
+        let (wanted, found) = (vec![rows, logits.columns], vec![logits.rows, logits.columns]);
+        return Err(ReferenceError::Shape { what: "logits", wanted, found });
+    }
+    let mut dlogits = Vec::with_capacity(logits.data.len());
+    for t in 0..rows {
+        let (choices, logits) = (t * k..(t + 1) * k, logits.row(t));
+        let mut grads = vec![0.0; logits.len()];
+        for ((&e, place), dgate) in
+            experts[choices.clone()].iter().zip(&places[choices.clone()]).zip(dgates.row(t))
+        {
+            grads[e] = if place.is_some() { *dgate } else { 0.0 };
+        }
+        let all: Vec<usize> = (0..logits.len()).collect();
+        let among = if op.renormalise { &experts[choices] } else { &all[..] };
+        let p = weights(logits, among, true);
+        let mean: f64 = among.iter().zip(&p).map(|(&e, p)| p * grads[e]).sum();
+        let mut row = vec![0.0; logits.len()];
+        for (&e, p) in among.iter().zip(&p) {
+            row[e] = p * (grads[e] - mean);
+        }
+        dlogits.extend(row);
+    }
+    Ok(vec![Tensor::f64(&[rows, logits.columns], dlogits)])
+}
+
+/// The places of the `k` largest of `row`, largest first. Comparing with `>` alone, what is not a number does not
+/// break the count.
+fn largest(row: &[f64], k: usize) -> Vec<usize> {
+    let mut chosen = Vec::with_capacity(k);
+    for _ in 0..k {
+        let left: Vec<usize> = (0..row.len()).filter(|e| !chosen.contains(e)).collect();
+        chosen.extend(left.into_iter().reduce(|best, e| if row[e] > row[best] { e } else { best }));
+    }
+    chosen
+}
+
+/// The softmax at `chosen`, over them alone with `renormalise`.
+fn weights(row: &[f64], chosen: &[usize], renormalise: bool) -> Vec<f64> {
+    let of = |weights: &[f64]| chosen.iter().map(|&e| weights[e]).collect::<Vec<f64>>();
+    if renormalise { normalise(&of(row)).0 } else { of(&normalise(row).0) }
+}
+
+/// Rows sorted by expert, as [`Route`] documents them.
+struct Rows {
+    order: Vec<i32>,
+    places: Vec<i32>,
+    offsets: Vec<i32>,
+    dropped: i32,
+}
+
+impl Rows {
+    fn sort(chosen: &[usize], experts: usize, limit: Option<u64>) -> Self {
+        let limit = limit.unwrap_or(u64::MAX) as usize;
+        let (mut order, mut offsets) = (Vec::with_capacity(chosen.len()), vec![0]);
+        let mut places = vec![-1; chosen.len()];
+        for expert in 0..experts {
+            let of_expert = chosen.iter().enumerate().filter(|(_, e)| **e == expert);
+            for (choice, _) in of_expert.take(limit) {
+                places[choice] = order.len() as i32;
+                order.push(choice as i32);
+            }
+            offsets.push(order.len() as i32);
+        }
+        let dropped = chosen.len() - order.len();
+        order.resize(chosen.len(), -1);
+        Self { order, places, offsets, dropped: dropped as i32 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{check_gradient, random, run};
+    use super::*;
+    use graph::Op;
+
+    fn route(top_k: u32, renormalise: bool, capacity: u32) -> Route {
+        Route { experts: 3, top_k, renormalise, capacity }
+    }
+
+    fn shapes(op: &Route, tokens: usize) -> [Vec<usize>; 6] {
+        let k = op.top_k as usize;
+        [
+            vec![tokens, k],
+            vec![tokens, k],
+            vec![tokens * k],
+            vec![tokens * k],
+            vec![op.experts as usize + 1],
+            vec![1],
+        ]
+    }
+
+    fn routed(op: Route, logits: &Tensor) -> Vec<Tensor> {
+        let shapes = shapes(&op, logits.shape[0]);
+        let shapes: Vec<&[usize]> = shapes.iter().map(|s| &s[..]).collect();
+        run(Op::Route(op), &[logits.clone()], &shapes)
+    }
+
+    /// Gates whose logarithms are small integers: probabilities 1/8, 2/8, 5/8.
+    #[test]
+    fn the_largest_are_chosen_and_sorted_by_expert() {
+        let row = |weights: [f64; 3]| weights.map(libm::log);
+        let logits = [row([1.0, 2.0, 5.0]), row([5.0, 2.0, 1.0]), row([2.0, 2.0, 4.0])].concat();
+        let logits = Tensor::f64(&[3, 3], logits);
+        let out = routed(route(2, false, 0), &logits);
+        for (gate, wanted) in out[0].floats().expect("gates").iter().zip([0.625, 0.25, 0.625, 0.25, 0.5, 0.25])
+        {
+            assert!((gate - wanted).abs() < 1e-15, "{:?}", out[0]);
+        }
+        let integers: Vec<&[i32]> = out[1..].iter().map(|t| t.integers().expect("integers")).collect();
+        // Token 2 ties between experts 0 and 1: the lower one.
+        assert_eq!(integers[0], [2, 1, 0, 1, 2, 0]);
+        assert_eq!(integers[1], [2, 5, 1, 3, 0, 4]);
+        assert_eq!(integers[2], [4, 2, 0, 3, 5, 1]);
+        assert_eq!((integers[3], integers[4]), (&[0, 2, 4, 6][..], &[0][..]));
+        let out = routed(route(2, true, 0), &logits);
+        let wanted = [5.0 / 7.0, 2.0 / 7.0, 5.0 / 7.0, 2.0 / 7.0, 2.0 / 3.0, 1.0 / 3.0];
+        for (gate, wanted) in out[0].floats().expect("gates").iter().zip(wanted) {
+            assert!((gate - wanted).abs() < 1e-15, "{:?}", out[0]);
+        }
+    }
+
+    /// Four tokens choose expert 1; a quarter more than 4 / 3 rows are two.
+    #[test]
+    fn rows_above_the_capacity_are_dropped() {
+        let logits = Tensor::f64(&[4, 3], [0.0, 1.0, 0.5].repeat(4));
+        let out = routed(route(1, true, 1250), &logits);
+        assert_eq!(out[0].floats(), Some(&[1.0, 1.0, 0.0, 0.0][..]));
+        let integers: Vec<&[i32]> = out[1..].iter().map(|t| t.integers().expect("integers")).collect();
+        assert_eq!(integers, [&[1; 4][..], &[0, 1, -1, -1], &[0, 1, -1, -1], &[0, 0, 2, 2], &[2]]);
+    }
+
+    #[test]
+    fn gradients() {
+        for (renormalise, capacity) in [(false, 0), (true, 0), (false, 500), (true, 500)] {
+            for k in 1..=3 {
+                let op = route(k, renormalise, capacity);
+                let logits = random(3, &[5, 3]);
+                let out = routed(op, &logits);
+                let dgates = random(4, &[5, k as usize]);
+                let ins = [dgates.clone(), logits.clone(), out[1].clone(), out[3].clone()];
+                let grad = run(Op::RouteGrad(RouteGrad { renormalise }), &ins, &[&[5, 3]]);
+                let shapes = shapes(&op, 5);
+                let shapes: Vec<&[usize]> = shapes.iter().map(|s| &s[..]).collect();
+                assert_eq!(capacity > 0, out[5].integers().expect("dropped")[0] > 0);
+                check_gradient(Op::Route(op), &[logits], 0, &dgates, &grad[0], &shapes);
+            }
+        }
+    }
+}

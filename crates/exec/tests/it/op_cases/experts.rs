@@ -1,0 +1,172 @@
+//! Cases of routing, of rows on their way to experts and back, and of the router's losses.
+//! Invariant: the logits of a token are at least 0.15 apart, so a difference of 1e-5 changes no choice.
+
+use super::{Case, Operand, ROWS, Tolerance, UNIT};
+use graph::ops::*;
+use graph::{Dim, Op};
+use plimsoll_exec::reference::Data;
+
+/// (E, k): one expert, one choice, all experts, more than a vector of them.
+const EXPERTS: [(u32, u32); 10] =
+    [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4), (8, 2), (32, 4), (32, 32), (33, 17)];
+
+/// Whether gates sum to 1, and the capacity: none, exactly the mean, less, more.
+const FORMS: [(bool, u32); 4] = [(false, 0), (true, 1000), (false, 600), (true, 1250)];
+
+const COLUMNS: [u64; 5] = [8, 33, 40, 1, 320];
+
+/// Which experts tokens prefer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// Each its own.
+    Any,
+    /// All the same, the last one most.
+    Same,
+    /// The first one least: without a row where there are others.
+    NeverFirst,
+}
+
+const WISHES: [Wish; 3] = [Wish::Any, Wish::Same, Wish::NeverFirst];
+
+/// All cases of this file.
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, (experts, top_k)) in EXPERTS.into_iter().enumerate() {
+        for (j, (renormalise, capacity)) in FORMS.into_iter().enumerate() {
+            let op = Route { experts, top_k, renormalise, capacity };
+            let routing = Routing::new(op, ROWS[(i + 2 * j) % 7], WISHES[(i + j) % 3]);
+            cases.push(routing.route.clone());
+            cases.extend(routing.gradients());
+            cases.extend(routing.rows(COLUMNS[(i + j) % 5]));
+        }
+        for (j, wish) in WISHES.into_iter().enumerate() {
+            let op = Route { experts, top_k, renormalise: false, capacity: 0 };
+            cases.extend(Routing::new(op, ROWS[(i + 3 * j) % 7], wish).losses());
+        }
+    }
+    cases
+}
+
+/// A choice of experts and what it gives.
+struct Routing {
+    op: Route,
+    tokens: u64,
+    what: String,
+    route: Case,
+    gates: Vec<f64>,
+    experts: Vec<i32>,
+    order: Vec<i32>,
+    places: Vec<i32>,
+}
+
+/// A case of routing `tokens`. c = 2, K: the experts, as a softmax.
+pub fn route(op: Route, tokens: u64, wish: Wish) -> Case {
+    let name = format!("route {tokens} tokens, {wish:?}, {op:?}");
+    let tolerance = Tolerance::sum(2.0, u64::from(op.experts));
+    let case = Case::new(name, Op::Route(op), &[tokens], tokens % 2 * 3, tolerance);
+    let data = logits(&case, u64::from(op.experts), wish);
+    case.operand(&[Dim::Tokens(1), Dim::Fixed(u64::from(op.experts))], Data::Float(data), false)
+}
+
+/// Ranks of the experts, a quarter apart, and noise of 0.05.
+fn logits(case: &Case, experts: u64, wish: Wish) -> Vec<f64> {
+    let mut logits = Vec::new();
+    let random: Vec<u64> = case.random(case.counts.tokens * experts).collect();
+    for bits in random.chunks(experts as usize) {
+        let mut ranks: Vec<usize> = (0..bits.len()).collect();
+        match wish {
+            Wish::Any => ranks.sort_by_key(|&e| bits[e]),
+            Wish::Same => {}
+            Wish::NeverFirst => ranks[1..].sort_by_key(|&e| bits[e]),
+        }
+        let mut row = vec![0.0; bits.len()];
+        for (rank, &e) in ranks.iter().enumerate() {
+            let noise = (bits[e] >> 40) as f32 / (1 << 24) as f32;
+            row[e] = f64::from(0.25 * rank as f32 + 0.1 * noise - 1.0);
+        }
+        logits.extend(row);
+    }
+    logits
+}
+
+impl Routing {
+    fn new(op: Route, tokens: u64, wish: Wish) -> Self {
+        let route = route(op, tokens, wish);
+        let outs = route.reference();
+        let integers = |i: usize| outs[i].integers().expect("integers").to_vec();
+        let gates = outs[0].rounded().expect("gates").into_iter().map(f64::from).collect();
+        let (experts, order, places) = (integers(1), integers(2), integers(3));
+        let what = format!("{tokens} tokens, {wish:?}, {op:?}");
+        Self { op, tokens, what, route, gates, experts, order, places }
+    }
+
+    fn case(&self, op: Op, detail: &str, tolerance: Tolerance) -> Case {
+        let name = format!("{}{detail}, {}", op.name(), self.what);
+        Case::new(name, op, &[self.tokens], self.tokens % 2 * 3, tolerance)
+    }
+
+    fn k(&self) -> u64 {
+        u64::from(self.op.top_k)
+    }
+
+    fn choices(&self) -> [Dim; 2] {
+        [Dim::Tokens(1), Dim::Fixed(self.k())]
+    }
+
+    /// The operands of the forward op.
+    fn logits(&self) -> Operand {
+        self.route.ins[0].clone()
+    }
+
+    /// c = 4: a softmax, and the mean that is taken off; K: the experts.
+    fn gradients(&self) -> [Case; 1] {
+        let op = Op::RouteGrad(RouteGrad { renormalise: self.op.renormalise });
+        let case = self.case(op, "", Tolerance::sum(4.0, u64::from(self.op.experts)));
+        let mut case = case.noise(&self.choices(), UNIT);
+        case.ins.push(self.logits());
+        [case
+            .integers(&self.choices(), self.experts.clone())
+            .integers(&[Dim::Tokens(self.k())], self.places.clone())]
+    }
+
+    /// c = 0 where rows are copied, 1 for sums of K = k terms; 2 for dgates, whose K are the columns.
+    fn rows(&self, columns: u64) -> [Case; 4] {
+        let (k, top_k) = (self.k(), self.op.top_k);
+        let x = [Dim::Tokens(1), Dim::Fixed(columns)];
+        let rows = [Dim::Tokens(k), Dim::Fixed(columns)];
+        let of = |op, c, terms| self.case(op, &format!(" x {columns}"), Tolerance::sum(c, terms));
+        let indices = |case: Case, which: &[&Vec<i32>]| {
+            which.iter().fold(case, |case, i| case.integers(&[Dim::Tokens(k)], (*i).clone()))
+        };
+        let gates = |case: Case| case.operand(&self.choices(), Data::Float(self.gates.clone()), false);
+        let both = [&self.order, &self.places];
+        let dispatch = of(Op::Dispatch(Dispatch { top_k }), 0.0, 1).noise(&x, UNIT);
+        let dispatch_grad = of(Op::DispatchGrad(DispatchGrad { top_k }), 1.0, k).noise(&rows, UNIT);
+        let combine = of(Op::Combine(Combine { top_k }), 1.0, k).noise(&rows, UNIT);
+        let combine_grad = of(Op::CombineGrad(CombineGrad { top_k }), 2.0, columns);
+        [
+            indices(dispatch, &both),
+            indices(dispatch_grad, &[&self.places]),
+            indices(gates(combine), &both),
+            indices(gates(combine_grad.noise(&x, UNIT).noise(&rows, UNIT)), &both),
+        ]
+    }
+
+    /// c = 4, K: the experts. The gradient is that of the sum over tokens, so that its terms are about as large as
+    /// the experts are many.
+    fn losses(&self) -> [Case; 2] {
+        let (balance, z) = (0.75, 0.125);
+        let experts = u64::from(self.op.experts);
+        let loss = self.case(Op::RouterLoss(RouterLoss { balance, z }), "", Tolerance::sum(4.0, experts));
+        let grad =
+            self.case(Op::RouterLossGrad(RouterLossGrad { balance, z }), "", Tolerance::sum(4.0, experts));
+        let mut grad = grad.operand(&[Dim::Fixed(1)], Data::Float(vec![self.tokens as f64]), false);
+        grad.ins.push(self.logits());
+        let mut loss = loss;
+        loss.ins.push(self.logits());
+        [
+            loss.integers(&self.choices(), self.experts.clone()),
+            grad.integers(&self.choices(), self.experts.clone()),
+        ]
+    }
+}

@@ -1,0 +1,272 @@
+//! A model and how it is trained, as plans over one set of parameters and states: the micro-step, the step of the
+//! optimizer, and evaluation. Invariant: the three share their persistent region, so that the peak of the program
+//! covers all that a run ever does.
+
+use crate::passes::{Precision, Remat, differentiate, precision};
+use crate::{Persistent, Plan, PlanError, Policy, Program, Target, Weights, compile_shared};
+use graph::ops::{Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, Cast, GradScale, Sgd};
+use graph::{Builder, DType, Dim, Graph, Op, Phase, Role, State, StateKind, TensorSpec, ValueId};
+use serde::{Deserialize, Serialize};
+
+/// Names of the plans of a training program.
+pub mod plans {
+    /// Forward and backward of a micro-batch.
+    pub const MICRO: &str = "micro-step";
+    /// The step of the optimizer.
+    pub const APPLY: &str = "apply";
+    /// The loss of a batch.
+    pub const EVALUATE: &str = "evaluate";
+}
+
+/// How a model is trained. The graph is given with it: one with an output `loss` and perhaps `aux`.
+pub struct Training<'a> {
+    /// Element type of weights and activations.
+    pub precision: Precision,
+    /// What is computed twice in place of being kept.
+    pub remat: Remat,
+    /// What makes a step of gradients.
+    pub optimizer: Optimizer,
+    /// By the name of a parameter: how it is trained.
+    pub group: &'a dyn Fn(&str) -> Group,
+    /// Micro-batches of a step.
+    pub accumulation: u64,
+    /// The largest global norm of a gradient; 0 is no clip.
+    pub max_norm: f32,
+}
+
+/// How a parameter is trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// Not at all.
+    Frozen,
+    /// With weight decay.
+    Decay,
+    /// Without.
+    NoDecay,
+}
+
+/// What makes a step of gradients, with what does not change from step to step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Optimizer {
+    /// Two moments of f32.
+    AdamW(AdamW),
+    /// Two moments of 8 bits where a parameter has at least 4096 elements.
+    AdamW8bit(AdamW),
+    /// Squared gradients by row and column.
+    Adafactor(Adafactor),
+    /// A momentum, or nothing.
+    Sgd(Sgd),
+}
+
+/// Smaller parameters keep moments of f32: their bytes do not matter (Dettmers et al. 2022).
+const EIGHT_BIT_FLOOR: u64 = 4096;
+
+impl Optimizer {
+    /// Elements of the input `hyper`.
+    pub fn hyper(&self) -> u64 {
+        match self {
+            Self::AdamW(_) | Self::AdamW8bit(_) => 3,
+            Self::Adafactor(_) => 2,
+            Self::Sgd(_) => 1,
+        }
+    }
+
+    /// The same with another weight decay.
+    fn with_decay(self, decay: bool) -> Self {
+        if decay {
+            return self;
+        }
+        match self {
+            Self::AdamW(op) => Self::AdamW(AdamW { weight_decay: 0.0, ..op }),
+            Self::AdamW8bit(op) => Self::AdamW8bit(AdamW { weight_decay: 0.0, ..op }),
+            Self::Adafactor(op) => Self::Adafactor(Adafactor { weight_decay: 0.0, ..op }),
+            Self::Sgd(op) => Self::Sgd(Sgd { weight_decay: 0.0, ..op }),
+        }
+    }
+
+    /// The op for a parameter, and its states: (name, shape, element type).
+    fn of(self, p: &TensorSpec) -> (Op, Vec<(&'static str, Vec<Dim>, DType)>) {
+        let elements: u64 = p.shape.iter().filter_map(|d| d.fixed()).product();
+        let like = |name| (name, p.shape.clone(), DType::F32);
+        match self {
+            Self::AdamW8bit(adamw) if elements >= EIGHT_BIT_FLOOR => {
+                let codes = |name| (name, p.shape.clone(), DType::U8);
+                let scales = |name| (name, vec![Dim::Fixed(elements.div_ceil(BLOCK))], DType::F32);
+                let states = vec![codes("m"), scales("m_absmax"), codes("v"), scales("v_absmax")];
+                (Op::AdamW8bit(AdamW8bit { adamw }), states)
+            }
+            Self::AdamW(adamw) | Self::AdamW8bit(adamw) => (Op::AdamW(adamw), vec![like("m"), like("v")]),
+            Self::Adafactor(op) => match p.shape[..] {
+                [r, c] => {
+                    let states = vec![("row", vec![r], DType::F32), ("column", vec![c], DType::F32)];
+                    (Op::Adafactor(op), states)
+                }
+                _ => (Op::Adafactor(op), vec![like("v")]),
+            },
+            Self::Sgd(op) if op.momentum == 0.0 => (Op::Sgd(op), vec![]),
+            Self::Sgd(op) => (Op::Sgd(op), vec![like("momentum")]),
+        }
+    }
+}
+
+impl Training<'_> {
+    /// Whether each gradient is used up right behind its node, in the micro-step itself, so that gradients never
+    /// live together. A clip needs all of them, more micro-batches their sums, and a scaled loss a look at all.
+    pub fn steps_at_once(&self) -> bool {
+        self.accumulation == 1 && self.max_norm == 0.0 && self.precision != Precision::Fp16
+    }
+
+    /// The program: `forward` at the bounds of a micro-batch, `evaluation` at those of an evaluation batch.
+    pub fn program(&self, forward: &Graph, evaluation: &Graph, target: &Target) -> Result<Program, PlanError> {
+        let micro = self.micro_step(forward)?;
+        self.program_of(&micro, &self.remat, evaluation, target)
+    }
+
+    /// The program of a micro-step that [`Training::micro_step`] built, under another choice of what is recomputed.
+    pub fn program_of(
+        &self,
+        micro: &Graph,
+        remat: &Remat,
+        evaluation: &Graph,
+        target: &Target,
+    ) -> Result<Program, PlanError> {
+        let mut persistent = Persistent::new();
+        let mut compile = |graph: &Graph, remat: &Remat| -> Result<Plan, PlanError> {
+            let policy = Policy { weights: Weights::Trained, remat: remat.clone(), ..Policy::default() };
+            compile_shared(graph, &policy, target, &mut persistent, &mut |_, _| {})
+        };
+        let mut all = vec![(plans::MICRO.to_owned(), compile(micro, remat)?)];
+        if !self.steps_at_once() {
+            all.push((plans::APPLY.to_owned(), compile(&self.apply(micro)?, &Remat::None)?));
+        }
+        let evaluation = precision(evaluation, self.precision)?;
+        all.push((plans::EVALUATE.to_owned(), compile(&evaluation, &Remat::None)?));
+        Ok(Program::sharing(target.clone(), all))
+    }
+
+    /// Forward and backward, and what becomes of the gradients: states that are added up, or at once a step.
+    pub fn micro_step(&self, forward: &Graph) -> Result<Graph, PlanError> {
+        let graph = precision(forward, self.precision)?;
+        let outputs: Vec<String> =
+            ["loss", "aux"].iter().filter(|n| graph.output(n).is_some()).map(|n| (*n).to_owned()).collect();
+        let names: Vec<String> = graph.params.iter().map(|p| p.name.clone()).collect();
+        let trained = |name: &str| (self.group)(name) != Group::Frozen;
+        let mut common: Option<Common> = None;
+        let mut sink = |g: &mut Builder, p: ValueId, grad: ValueId| {
+            let common = *common.get_or_insert_with(|| self.common(g));
+            let Role::Param(id) = g.graph().spec(p).role else { return };
+            g.in_phase(Phase::Update);
+            self.use_up(g, &names[id.index()], p, grad, common);
+            g.in_phase(Phase::Backward);
+        };
+        let builder = differentiate(&graph, &outputs, &trained, &mut sink)?;
+        if common.is_none() {
+            let why = "no parameter is trained: all are frozen".to_owned();
+            return Err(PlanError::BadPolicy { field: "group", why });
+        }
+        builder.finish().map_err(|source| PlanError::Verify { after: "training", source })
+    }
+
+    /// Inputs that every gradient needs.
+    fn common(&self, g: &mut Builder) -> Common {
+        let mut scalars = |name, n| g.input(name, &[Dim::Fixed(n)], DType::F32);
+        match (self.steps_at_once(), self.accumulation) {
+            (true, _) => {
+                Common::Step { scale: scalars("scale", 2), hyper: scalars("hyper", self.optimizer.hyper()) }
+            }
+            (false, 1) => Common::Keep,
+            (false, _) => Common::Add { keep: scalars("keep", 1) },
+        }
+    }
+
+    fn use_up(&self, g: &mut Builder, name: &str, p: ValueId, grad: ValueId, common: Common) {
+        let shape = g.graph().spec(p).shape.clone();
+        match common {
+            Common::Step { scale, hyper } => self.step(g, name, p, grad, scale, hyper),
+            Common::Keep => {
+                let dtype = g.graph().spec(grad).dtype;
+                let state = g.state(gradient(name), &shape, dtype);
+                g.update(state, grad);
+            }
+            Common::Add { keep } => {
+                let state = g.state(gradient(name), &shape, DType::F32);
+                let sum = g.one(Op::Accumulate(Accumulate {}), &[state, grad, keep]);
+                g.update(state, sum);
+            }
+        }
+    }
+
+    /// The step of the optimizer over the gradients that micro-steps left.
+    fn apply(&self, micro: &Graph) -> Result<Graph, PlanError> {
+        let g = &mut Builder::from_graph(Graph::new(micro.bounds), Phase::Update);
+        let unscale = g.input("unscale", &[Dim::Fixed(1)], DType::F32);
+        let hyper = g.input("hyper", &[Dim::Fixed(self.optimizer.hyper())], DType::F32);
+        let mut pairs = vec![];
+        for (v, _, param) in micro.param_values() {
+            let wanted = gradient(&param.name);
+            let Some((grad, ..)) = micro.state_values().find(|(.., s)| s.name == wanted.name) else { continue };
+            let spec = micro.spec(grad);
+            let grad = g.state(wanted, &spec.shape, spec.dtype);
+            pairs.push((g.param_of(param.clone(), micro.spec(v).dtype), param.name.clone(), grad));
+        }
+        let inputs: Vec<ValueId> = pairs.iter().map(|(.., grad)| *grad).chain([unscale]).collect();
+        let scale = g.node(Op::GradScale(GradScale { max_norm: self.max_norm }), &inputs);
+        g.output("scale", scale[0]);
+        g.output("norm", scale[1]);
+        for (p, name, grad) in pairs {
+            self.step(g, &name, p, grad, scale[0], hyper);
+        }
+        let built = std::mem::replace(g, Builder::new(micro.bounds)).finish();
+        built.map_err(|source| PlanError::Verify { after: "apply", source })
+    }
+
+    /// The step of one parameter, of its f32 master where it has 16 bits.
+    fn step(&self, g: &mut Builder, name: &str, p: ValueId, grad: ValueId, scale: ValueId, hyper: ValueId) {
+        let spec = g.graph().spec(p).clone();
+        let (op, states) = self.optimizer.with_decay((self.group)(name) == Group::Decay).of(&spec);
+        let master = match spec.dtype {
+            DType::F32 => p,
+            DType::Bf16 | DType::F16 | DType::I32 | DType::U8 => {
+                g.state(state(format!("master {name}"), StateKind::Master), &spec.shape, DType::F32)
+            }
+        };
+        let states: Vec<ValueId> = states
+            .into_iter()
+            .map(|(what, shape, dtype)| {
+                g.state(state(format!("{what} {name}"), StateKind::Optimizer), &shape, dtype)
+            })
+            .collect();
+        let inputs: Vec<ValueId> = [&[master, grad], &states[..], &[scale, hyper]].concat();
+        let outs = g.node(op, &inputs);
+        g.update(master, outs[0]);
+        for (&state, &new) in states.iter().zip(&outs[1..]) {
+            g.update(state, new);
+        }
+        if master != p {
+            let narrow = g.one(Op::Cast(Cast { to: spec.dtype }), &[outs[0]]);
+            g.update(p, narrow);
+        }
+    }
+}
+
+/// What becomes of a gradient.
+#[derive(Clone, Copy)]
+enum Common {
+    /// The optimizer's step follows it.
+    Step { scale: ValueId, hyper: ValueId },
+    /// It is kept for the step of all.
+    Keep,
+    /// It is added to those of earlier micro-batches.
+    Add { keep: ValueId },
+}
+
+/// What a gradient is kept in: its own element type where one micro-batch makes a step, f32 where several are
+/// added up.
+fn gradient(name: &str) -> State {
+    state(format!("grad {name}"), StateKind::Gradient)
+}
+
+fn state(name: String, kind: StateKind) -> State {
+    State { name, kind, init: 0.0 }
+}

@@ -1,0 +1,256 @@
+//! Training programs: three plans over one set of bytes, in every combination of what a run may choose.
+
+use crate::cases::target;
+use crate::oracle;
+use graph::ops::{
+    Activation, Adafactor, AdamW, Attention, Bias, Embed, Glu, LinearCrossEntropy, Mask, Qkv, Sgd,
+};
+use graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, Phase, Role, StateKind, ValueId};
+use plimsoll_plan::{
+    Group, Optimizer, PlanError, Precision, Program, Region, Remat, Training, check, passes, training::plans,
+};
+
+const ADAM: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+
+/// A language model of `layers` layers, tied head.
+pub fn language_model(layers: u32, hidden: u64, vocab: u64, tokens: u64) -> Graph {
+    let mut g = Builder::new(Bounds { tokens, sequences: 8, longest: tokens.min(256) });
+    let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);
+    let spans = g.input("spans", &[Dim::Sequences(1), Dim::Fixed(2)], DType::I32);
+    let targets = g.input("targets", &[Dim::Tokens(1)], DType::I32);
+    let table = g.param("embed.weight", &[vocab, hidden]);
+    let mut x = g.one(Op::Embed(Embed { token_dropout: None, row: false }), &[ids, table]);
+    for i in 0..layers {
+        g.scope(format!("layers.{i}."), Some(i));
+        x = block(&mut g, x, spans, hidden);
+    }
+    g.scope("", None);
+    let x = g.rms_norm(x, "norm", 1e-5);
+    let loss = Op::LinearCrossEntropy(LinearCrossEntropy { bias: false, chunk: 64, z_loss: 0.0 });
+    let loss = g.one(loss, &[x, table, targets]);
+    g.output("loss", loss);
+    g.finish().expect("verified")
+}
+
+fn block(g: &mut Builder, x: ValueId, spans: ValueId, hidden: u64) -> ValueId {
+    let attention = Attention {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: (hidden / 4) as u32,
+        scale: 0.5,
+        mask: Mask::Causal,
+        bias: Bias::None,
+        rotary: false,
+        qkv: Qkv::Separate,
+    };
+    let h = g.rms_norm(x, "norm1", 1e-5);
+    let q = g.linear(h, "q", hidden, false);
+    let [k, v] = ["k", "v"].map(|n| g.linear(h, n, hidden / 2, false));
+    let a = g.one(Op::Attention(attention), &[q, k, v, spans]);
+    let a = g.linear(a, "o", hidden, false);
+    let x = g.add(x, a);
+    let h = g.rms_norm(x, "norm2", 1e-5);
+    let h = g.linear(h, "up", 4 * hidden, false);
+    let h = g.one(Op::Glu(Glu { activation: Activation::Silu }), &[h]);
+    let h = g.linear(h, "down", hidden, false);
+    g.add(x, h)
+}
+
+fn decay(name: &str) -> Group {
+    if name.contains("norm") { Group::NoDecay } else { Group::Decay }
+}
+
+pub fn training(optimizer: Optimizer) -> Training<'static> {
+    Training {
+        precision: Precision::F32,
+        remat: Remat::None,
+        optimizer,
+        group: &decay,
+        accumulation: 2,
+        max_norm: 1.0,
+    }
+}
+
+/// The program for the target `null`, every plan of it checked twice.
+fn program(t: &Training<'_>, graph: &Graph) -> Result<Program, PlanError> {
+    let target = target("null");
+    let program = t.program(graph, graph, &target)?;
+    for (name, plan) in program.plans() {
+        check(&plan.graph, &plan.schedule, &plan.memory).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!(oracle::fault(plan), None, "{name}\n{}", plan.graph);
+    }
+    let ledger = program.ledger();
+    assert_eq!(ledger.total(), program.peak(), "{ledger}");
+    Ok(program)
+}
+
+fn optimizers() -> Vec<Optimizer> {
+    let adafactor = Adafactor { eps1: 1e-30, clip: 1.0, weight_decay: 0.1 };
+    let sgd = |momentum| Sgd { momentum, weight_decay: 0.1, nesterov: false };
+    vec![
+        Optimizer::AdamW(ADAM),
+        Optimizer::AdamW8bit(ADAM),
+        Optimizer::Adafactor(adafactor),
+        Optimizer::Sgd(sgd(0.9)),
+        Optimizer::Sgd(sgd(0.0)),
+    ]
+}
+
+/// 32 * 8 rows and columns are parameters of 4096 elements or more.
+fn small() -> Graph {
+    language_model(2, 64, 96, 128)
+}
+
+#[test]
+fn plans_share_what_survives() {
+    for optimizer in optimizers() {
+        for (accumulation, max_norm) in [(1, 0.0), (1, 1.0), (4, 0.0)] {
+            for precision in [Precision::F32, Precision::Bf16, Precision::Fp16] {
+                let t = Training { accumulation, max_norm, precision, ..training(optimizer) };
+                let program = match program(&t, &small()) {
+                    Ok(program) => program,
+                    // The reference reads 16 bits; it is the target's table that says so.
+                    Err(e) => panic!("{optimizer:?} {precision:?}: {e}"),
+                };
+                let names: Vec<&str> = program.plans().iter().map(|(n, _)| n.as_str()).collect();
+                match t.steps_at_once() {
+                    true => assert_eq!(names, [plans::MICRO, plans::EVALUATE]),
+                    false => assert_eq!(names, [plans::MICRO, plans::APPLY, plans::EVALUATE]),
+                }
+                let place = |plan: usize, name: &str| {
+                    let p = &program.plans()[plan].1;
+                    let found = p.graph.param_values().find(|(.., param)| param.name == name);
+                    found.and_then(|(v, ..)| p.memory.slice(v)).map(|slice| program.address(plan, slice))
+                };
+                for name in ["embed.weight", "layers.1.q.weight", "norm.weight"] {
+                    let places: Vec<u64> = (0..names.len()).filter_map(|i| place(i, name)).collect();
+                    assert_eq!(places, vec![places[0]; names.len()], "{name}");
+                }
+            }
+        }
+    }
+}
+
+/// 16 bytes a parameter of 16 bits with Adam, 18 where gradients of several micro-batches are added up in f32.
+#[test]
+fn bytes_of_a_parameter() {
+    let graph = small();
+    let norms = 64 * (2 * 2 + 1);
+    let others = graph.parameter_count() - norms;
+    let adam = Optimizer::AdamW(ADAM);
+    for (precision, accumulation, each) in [
+        (Precision::F32, 1, 16),
+        (Precision::F32, 4, 16),
+        (Precision::Bf16, 1, 16),
+        (Precision::Bf16, 4, 18),
+        (Precision::Fp16, 4, 18),
+    ] {
+        let t = Training { precision, accumulation, ..training(adam) };
+        let ledger = program(&t, &graph).expect("planned").ledger();
+        let lines = ["params", "gradients", "optimizer", "master weights"].map(|line| ledger.get(line).0);
+        assert_eq!(
+            lines.iter().sum::<u64>(),
+            each * others + 16 * norms,
+            "{precision:?} {accumulation}: {ledger}"
+        );
+    }
+    // 8-bit: two bytes and two absmax of a block of 256 in place of eight.
+    let t = training(Optimizer::AdamW8bit(ADAM));
+    let ledger = program(&t, &graph).expect("planned").ledger();
+    let large: u64 = graph
+        .param_values()
+        .map(|(v, ..)| graph.spec(v).elements_at(graph.bounds.full()))
+        .filter(|n| *n >= 4096)
+        .sum();
+    let small = graph.parameter_count() - large;
+    assert_eq!(ledger.get("optimizer"), Bytes(2 * large + 2 * 4 * large / 256 + 8 * small), "{ledger}");
+}
+
+/// Gradients that are used up one by one never live together.
+#[test]
+fn a_step_at_once_keeps_no_gradients() {
+    let graph = language_model(6, 64, 96, 64);
+    let at_once = Training { accumulation: 1, max_norm: 0.0, ..training(Optimizer::AdamW(ADAM)) };
+    let clipped = Training { max_norm: 1.0, ..training(Optimizer::AdamW(ADAM)) };
+    let (a, b) = (program(&at_once, &graph).expect("planned"), program(&clipped, &graph).expect("planned"));
+    assert_eq!(a.ledger().get("gradients"), Bytes::ZERO);
+    assert_eq!(b.ledger().get("gradients"), Bytes(4 * graph.parameter_count()));
+    assert!(a.peak() < b.peak());
+    let micro = &a.plans()[0].1;
+    let copies =
+        micro.schedule.instrs.iter().filter(|i| matches!(i, plimsoll_plan::Instr::Copy { .. })).count();
+    assert_eq!(copies, 0, "every state is updated in place");
+}
+
+#[test]
+fn what_is_frozen_has_no_gradient_and_no_state() {
+    let graph = small();
+    let group = |name: &str| if name.starts_with("layers.1.") { Group::Decay } else { Group::Frozen };
+    let t = Training { group: &group, ..training(Optimizer::AdamW(ADAM)) };
+    let program = program(&t, &graph).expect("planned");
+    let micro = &program.plans()[0].1.graph;
+    let states: Vec<&str> = micro.state_values().map(|(.., s)| s.name.as_str()).collect();
+    assert!(states.iter().all(|name| name.starts_with("grad layers.1.")) && states.len() == 8, "{states:?}");
+    // The first layer has no backward nodes at all.
+    let backward = micro.nodes.iter().filter(|n| n.phase == Phase::Backward);
+    assert!(backward.clone().all(|n| n.layer != Some(0)) && backward.count() > 0);
+    let all = Training { group: &|_| Group::Frozen, ..training(Optimizer::AdamW(ADAM)) };
+    let error = all.program(&graph, &graph, &target("null")).expect_err("nothing to train");
+    assert_eq!(error.to_string(), "policy `group`: no parameter is trained: all are frozen");
+}
+
+#[test]
+fn recomputation_keeps_less_and_computes_more() {
+    let graph = language_model(8, 64, 96, 256);
+    let of = |remat| {
+        let t = Training { remat, ..training(Optimizer::AdamW(ADAM)) };
+        program(&t, &graph).expect("planned")
+    };
+    let none = of(Remat::None);
+    let recomputed =
+        |p: &Program| p.plans()[0].1.graph.nodes.iter().filter(|n| n.phase == Phase::Recompute).count();
+    assert_eq!(recomputed(&none), 0);
+    let selective = |ops: &[&str]| Remat::Selective(ops.iter().map(|op| (*op).to_owned()).collect());
+    let mut before = none.plans()[0].1.memory.transient;
+    for remat in [selective(&["rms_norm"]), selective(&["rms_norm", "glu", "attention"]), Remat::Full] {
+        let program = of(remat.clone());
+        let after = program.plans()[0].1.memory.transient;
+        assert!(after < before && recomputed(&program) > 0, "{remat:?}: {after}, before {before}");
+        before = after;
+    }
+    // Groups of two layers keep half of the layers' inputs, and live with two layers at a time.
+    assert!(recomputed(&of(Remat::EveryN(2))) > 0);
+    for (remat, why) in [
+        (Remat::EveryN(0), "policy `remat`: groups of 0 layers"),
+        (selective(&["norms"]), "policy `remat`: there is no op `norms`; ops are "),
+    ] {
+        let t = Training { remat, ..training(Optimizer::AdamW(ADAM)) };
+        let error = t.program(&graph, &graph, &target("null")).expect_err(why).to_string();
+        assert!(error.starts_with(why), "{error}");
+    }
+}
+
+/// Every choice of element type is one of a value; sums and norms stay f32.
+#[test]
+fn precision_is_in_the_graph() {
+    let graph = passes::precision(&small(), Precision::Bf16).expect("typed");
+    graph.verify().expect("verified");
+    for (v, _, param) in graph.param_values() {
+        let wanted = if param.name.contains("norm") { DType::F32 } else { DType::Bf16 };
+        assert_eq!(graph.spec(v).dtype, wanted, "{}", param.name);
+    }
+    let loss = graph.output("loss").expect("a loss");
+    assert_eq!(graph.spec(loss).dtype, DType::F32);
+    let t = Training { precision: Precision::Bf16, ..training(Optimizer::AdamW(ADAM)) };
+    let program = program(&t, &small()).expect("planned");
+    for (_, plan) in program.plans() {
+        for (v, _, state) in plan.graph.state_values() {
+            let dtype = plan.graph.spec(v).dtype;
+            assert_eq!(dtype, DType::F32, "{}", state.name);
+            assert!(matches!(state.kind, StateKind::Gradient | StateKind::Optimizer | StateKind::Master));
+        }
+        let in_region = |v: ValueId, region| plan.memory.slice(v).is_some_and(|s| s.region == region);
+        let states = plan.graph.values().filter(|(_, v)| matches!(v.spec.role, Role::State(_)));
+        assert!(states.into_iter().all(|(v, _)| in_region(v, Region::Persistent)));
+    }
+}
