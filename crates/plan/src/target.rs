@@ -96,8 +96,8 @@ pub struct KernelRow {
 
 /// Scratch of a kernel: for each unit `per_unit + per_column * columns` bytes, where the columns are those
 /// of x (K) for a linear, of one head for attention, of the logits (E) for routing, of the first output for every
-/// other op; and for all units together `per_item * items`, where the items are the logits of a chunk for a linear cross-entropy, and for every
-/// other op the rows of its first input.
+/// other op; and for all units together `per_item * items`, where the items of a linear cross-entropy are, for each
+/// row of a chunk, its logits, its columns of x and two words, and of every other op the rows of its first input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Workspace {
@@ -179,10 +179,12 @@ fn columns(graph: &Graph, node: &Node) -> u64 {
 /// Items are counted in a full step.
 fn items(graph: &Graph, node: &Node) -> u64 {
     let rows = |input: usize| graph.spec(node.inputs[input]).rows(graph.bounds.full());
-    let logits = |op: LinearCrossEntropy, x: usize| u64::from(op.chunk).min(rows(x)) * rows(x + 1);
+    let chunk = |op: LinearCrossEntropy, x: usize| {
+        u64::from(op.chunk).min(rows(x)) * (rows(x + 1) + graph.spec(node.inputs[x]).row_elements() + 2)
+    };
     match node.op {
-        Op::LinearCrossEntropy(op) => logits(op, 0),
-        Op::LinearCrossEntropyGrad(op) => logits(op.forward, 1),
+        Op::LinearCrossEntropy(op) => chunk(op, 0),
+        Op::LinearCrossEntropyGrad(op) => chunk(op.forward, 1),
         Op::Accumulate(_)
         | Op::Adafactor(_)
         | Op::AdamW(_)

@@ -186,6 +186,13 @@ pub(super) struct Job<'a> {
     pub(super) y: &'a RowsMut<'a>,
 }
 
+impl<'a> Job<'a> {
+    /// What `finish` needs of it.
+    pub(super) fn out(&self) -> (&Epilogue<'a>, &RowsMut<'a>) {
+        (&self.epilogue, self.y)
+    }
+}
+
 /// One task, for `Isa::run`. `scratch` is `EACH` f32 of this worker's own.
 struct Task<'a> {
     job: Job<'a>,
@@ -233,7 +240,7 @@ impl Task<'_> {
                 let feeds = self.feeds::<S>(panel, row, ks, last);
                 strip::<S, STRIDE, 2>(s, (rows, 2), ks.len(), a, b, sum, PANEL, begin, &feeds);
                 if last {
-                    finish(s, &self.job, self.rows.start + row, rows, panel, sum);
+                    finish(s, self.job.out(), self.rows.start + row, rows, panel, sum);
                 }
             }
         }
@@ -294,16 +301,15 @@ unsafe fn copy_rows<S: Simd>(x: Rows<'_>, row: usize, rows: usize, ks: &Range<us
 #[inline(always)]
 pub(super) unsafe fn finish<S: Simd>(
     s: S,
-    job: &Job<'_>,
+    (e, y): (&Epilogue<'_>, &RowsMut<'_>),
     row: usize,
     rows: usize,
     panel: usize,
     sum: *const f32,
 ) {
-    let e = &job.epilogue;
     for column in [0, LANES] {
         let j = panel * PANEL + column;
-        let width = job.y.cols().saturating_sub(j).min(LANES);
+        let width = y.cols().saturating_sub(j).min(LANES);
         if width == 0 {
             break;
         }
@@ -324,7 +330,7 @@ pub(super) unsafe fn finish<S: Simd>(
                     Some(x) => s.add(s.load_n(x.row(row + r).add(j), width), v),
                     None => v,
                 };
-                s.store_n(job.y.row(row + r).add(j), v, width);
+                s.store_n(y.row(row + r).add(j), v, width);
             }
         }
     }

@@ -212,7 +212,7 @@ impl<'a> Chores<'a> {
         let rows = done.rows.min(most);
         if rows > 0 {
             // SAFETY: rows of this task, whose sums are complete.
-            unsafe { finish(s, &self.job, done.row, rows, done.panel, done.sum) };
+            unsafe { finish(s, self.job.out(), done.row, rows, done.panel, done.sum) };
             done.row += rows;
             done.rows -= rows;
             done.sum = done.sum.wrapping_add(rows * PANEL);

@@ -1,7 +1,7 @@
 //! The table of the CPU's kernels: what `launch` runs, with the scratch that each takes. Invariant: the target file
 //! `cpu` states the same rows; an executor refuses where they differ.
 
-use super::{attention, gemm, route, router_loss};
+use super::{attention, cross_entropy, gemm, product, route, router_loss};
 use crate::device::Launch;
 use graph::{DType, Layout};
 use plan::{KernelRow, Workspace};
@@ -71,6 +71,15 @@ pub(super) fn rows() -> Vec<KernelRow> {
 fn row(op: &str, kernel: &str) -> KernelRow {
     let (weights, workspace) = match kernel {
         "gemm_f32" => (Layout::Panels { width: gemm::PANEL as u32 }, gemm::WORKSPACE),
+        "product_f32"
+        | "linear_input_grad_f32"
+        | "linear_weight_grad_f32"
+        | "grouped_linear_f32"
+        | "grouped_linear_input_grad_f32"
+        | "grouped_linear_weight_grad_f32" => (Layout::RowMajor, product::WORKSPACE),
+        "linear_cross_entropy_f32" | "linear_cross_entropy_grad_f32" => {
+            (Layout::RowMajor, cross_entropy::WORKSPACE)
+        }
         "flash_f32" => (Layout::RowMajor, attention::WORKSPACE),
         "route_f32" => (Layout::RowMajor, route::WORKSPACE),
         "router_loss_f32" => (Layout::RowMajor, router_loss::WORKSPACE),

@@ -188,9 +188,6 @@ impl<'a> Operands<'a> {
     }
 
     pub(super) fn linear(&self, cpu: &Cpu, op: &Linear) -> Result<(), DeviceError> {
-        if self.launch.ins[1].spec.layout == Layout::RowMajor {
-            return launch::product::linear(self, cpu, op);
-        }
         let bias = op.bias.then(|| self.vector(2)).transpose()?;
         let after = 2 + usize::from(op.bias);
         let (act, residual) = match op.epilogue {
@@ -199,7 +196,12 @@ impl<'a> Operands<'a> {
             Epilogue::Residual => (Act::None, Some(self.input(after)?)),
         };
         let epilogue = gemm::Epilogue { bias, act, residual };
-        gemm::linear(cpu, self.input(0)?, self.vector(1)?, epilogue, self.output(0)?, self.workspace()?);
+        match self.launch.ins[1].spec.layout {
+            Layout::RowMajor => launch::product::linear(self, cpu, epilogue)?,
+            Layout::Panels { .. } => {
+                gemm::linear(cpu, self.input(0)?, self.vector(1)?, epilogue, self.output(0)?, self.workspace()?)
+            }
+        }
         Ok(())
     }
 }

@@ -59,6 +59,12 @@ impl<'a> Rows<'a> {
         Rows { ptr: self.ptr.wrapping_add(start), cols: n, ..self }
     }
 
+    /// `n` rows from `start` on, for example those of one expert.
+    pub fn part(self, start: usize, n: usize) -> Rows<'a> {
+        assert!(start <= self.rows && n <= self.rows - start, "rows outside the matrix");
+        Rows { ptr: self.row(start), rows: n, ..self }
+    }
+
     /// Number of rows.
     pub fn rows(self) -> usize {
         self.rows
@@ -103,6 +109,12 @@ impl<'a> RowsMut<'a> {
     pub fn columns(&mut self, start: usize, n: usize) -> RowsMut<'_> {
         assert!(start <= self.cols && n <= self.cols - start, "columns outside the matrix");
         RowsMut { ptr: self.ptr.wrapping_add(start), cols: n, ..*self }
+    }
+
+    /// `n` rows from `start` on.
+    pub fn part(&mut self, start: usize, n: usize) -> RowsMut<'_> {
+        assert!(start <= self.rows && n <= self.rows - start, "rows outside the matrix");
+        RowsMut { ptr: self.row(start), rows: n, ..*self }
     }
 
     /// Number of rows.

@@ -52,7 +52,7 @@ pub(super) fn eval_weight(
 }
 
 /// `sums += a x`.
-fn add_scaled(sums: &mut [f64], a: f64, x: &[f64]) {
+pub(super) fn add_scaled(sums: &mut [f64], a: f64, x: &[f64]) {
     for (sum, &x) in sums.iter_mut().zip(x) {
         *sum += a * x;
     }

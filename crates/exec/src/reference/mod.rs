@@ -12,6 +12,7 @@ mod attention_grad;
 mod batch_norm;
 mod batch_norm_train;
 mod concat;
+mod cross_entropy;
 mod device;
 mod dispatch;
 mod dropout;
@@ -19,6 +20,7 @@ mod embed;
 mod error;
 mod gelu;
 mod glu;
+mod grouped_linear;
 pub(crate) mod half;
 mod layer_norm;
 mod layer_norm_grad;
@@ -102,11 +104,11 @@ pub fn eval(
         Op::RouteGrad(op) => route::eval_grad(op, &mut operands),
         Op::RouterLoss(op) => router_loss::eval(op, &mut operands),
         Op::RouterLossGrad(op) => router_loss::eval_grad(op, &mut operands),
-        Op::GroupedLinear(_) => Err(UNWRITTEN),
-        Op::GroupedLinearInputGrad(_) => Err(UNWRITTEN),
-        Op::GroupedLinearWeightGrad(_) => Err(UNWRITTEN),
-        Op::LinearCrossEntropy(_) => Err(UNWRITTEN),
-        Op::LinearCrossEntropyGrad(_) => Err(UNWRITTEN),
+        Op::GroupedLinear(op) => grouped_linear::eval(op, &mut operands),
+        Op::GroupedLinearInputGrad(op) => grouped_linear::eval_input_grad(op, &mut operands),
+        Op::GroupedLinearWeightGrad(op) => grouped_linear::eval_weight_grad(op, &mut operands),
+        Op::LinearCrossEntropy(op) => cross_entropy::eval(op, &mut operands),
+        Op::LinearCrossEntropyGrad(op) => cross_entropy::eval_grad(op, &mut operands),
         Op::Accumulate(_) => Err(UNWRITTEN),
         Op::Adafactor(_) => Err(UNWRITTEN),
         Op::AdamW(_) => Err(UNWRITTEN),

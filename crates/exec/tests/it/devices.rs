@@ -2,20 +2,20 @@
 //! target says `Unsupported`.
 
 use crate::op_cases::{Case, cases, experts};
-use crate::rig::{On, load, output, output_i32, run};
+use crate::rig::{On, load_as, output, output_i32, run};
 use graph::{DType, Op, Role, TensorSpec};
-use plan::PlanError;
+use plan::{PlanError, Weights};
 use plimsoll_exec::Executor;
 use plimsoll_exec::cpu::Isa;
 use plimsoll_exec::reference::Data;
 
 /// The outputs of a case, floats rounded to f32; `None` where the target has no kernel.
-pub fn results(on: On, case: &Case) -> Option<Vec<Data>> {
+pub fn results(on: On, case: &Case, weights: Weights) -> Option<Vec<Data>> {
     let weight = |name: &str| match &case.ins[name[2..].parse::<usize>().expect("in{i}")].data {
         Data::Float(data) => rounded(data),
         Data::I32(_) | Data::U8(_) => panic!("{}: weights are floats", case.name),
     };
-    let executor = load(on, &case.graph(), false, |param, range, out| {
+    let executor = load_as(on, &case.graph(), false, weights, |param, range, out| {
         out.copy_from_slice(&weight(&param.name)[range.start as usize..range.end as usize]);
     });
     let mut executor = match executor {
@@ -56,8 +56,8 @@ pub fn give(executor: &mut Executor, case: &Case) {
     }
 }
 
-fn compare(on: On, case: &Case) {
-    let Some(found) = results(on, case) else {
+fn compare(on: On, case: &Case, weights: Weights) {
+    let Some(found) = results(on, case, weights) else {
         assert!(backward(&case.op), "{}: {} is unsupported", on.name(), case.name);
         return;
     };
@@ -84,7 +84,17 @@ fn backward(op: &Op) -> bool {
 #[test]
 fn the_reference_device_runs_every_case() {
     for case in cases() {
-        compare(On::Reference, &case);
+        compare(On::Reference, &case, Weights::Resident);
+    }
+}
+
+/// Training leaves weights in rows, which another kernel multiplies by.
+#[test]
+fn the_cpu_runs_every_linear_with_weights_in_rows() {
+    for on in On::every_cpu() {
+        for case in cases().iter().filter(|case| matches!(case.op, Op::Linear(_))) {
+            compare(on, case, Weights::Trained);
+        }
     }
 }
 
@@ -92,8 +102,8 @@ fn the_reference_device_runs_every_case() {
 fn on_every_cpu(cases: &[Case]) {
     for isa in Isa::available() {
         for case in cases {
-            compare(On::Cpu(isa, 1), case);
-            let [one, three] = [1, 3].map(|threads| results(On::Cpu(isa, threads), case));
+            compare(On::Cpu(isa, 1), case, Weights::Resident);
+            let [one, three] = [1, 3].map(|threads| results(On::Cpu(isa, threads), case, Weights::Resident));
             assert!(one == three, "{} on {}: bits differ with the threads", case.name, isa.name());
         }
     }

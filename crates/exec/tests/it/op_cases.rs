@@ -8,6 +8,7 @@
 mod attention;
 pub mod experts;
 mod linear;
+mod products;
 mod rows;
 mod sequences;
 
@@ -73,7 +74,15 @@ pub const UNIT: Noise = Noise { offset: 0.0, amplitude: 1.0 };
 
 /// All cases, in a fixed order.
 pub fn cases() -> Vec<Case> {
-    [rows::cases(), linear::cases(), attention::cases(), sequences::cases(), experts::cases()].concat()
+    [
+        rows::cases(),
+        linear::cases(),
+        products::cases(),
+        attention::cases(),
+        sequences::cases(),
+        experts::cases(),
+    ]
+    .concat()
 }
 
 impl Tolerance {

@@ -57,9 +57,20 @@ pub fn load(
     on: On,
     graph: &Graph,
     fuse: bool,
+    read: impl FnMut(&Param, Range<u64>, &mut [f32]),
+) -> Result<Executor, PlanError> {
+    load_as(on, graph, fuse, Weights::Resident, read)
+}
+
+/// A loaded executor of one graph whose weights are `Resident` or `Trained`.
+pub fn load_as(
+    on: On,
+    graph: &Graph,
+    fuse: bool,
+    weights: Weights,
     mut read: impl FnMut(&Param, Range<u64>, &mut [f32]),
 ) -> Result<Executor, PlanError> {
-    let mut executor = bare(on, graph, fuse, Weights::Resident)?;
+    let mut executor = bare(on, graph, fuse, weights)?;
     let mut read = |p: &Param, range: Range<u64>, out: &mut [f32]| {
         read(p, range, out);
         Ok(())

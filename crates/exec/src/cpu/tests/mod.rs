@@ -6,7 +6,9 @@ mod gemm;
 mod gemm_amx;
 mod math;
 mod peer;
+mod product;
 mod rows;
+mod training;
 
 use super::{Cpu, Isa};
 

@@ -1,0 +1,85 @@
+//! The affine maps of experts over rows sorted by expert, and their gradients: one product for each expert.
+//!
+//! Invariant: rows `offsets[e]..offsets[e + 1]` belong to expert e; rows behind the last offset belong to nobody,
+//! are not read, and give zeros. Each element has the bits of the expert's product alone.
+
+use super::gemm::Epilogue;
+use super::product::{Factor, column_sums, product};
+use super::view::{Rows, RowsMut};
+use super::{Cpu, elementwise};
+
+/// y = x W_e^T + b_e: x (R, K), w (E N, K), bias (E N), offsets of E + 1, y (R, N). `workspace` as for `product`.
+/// Panics, as all here, where the sizes do not fit together or the offsets do not ascend inside of R.
+pub fn linear(
+    cpu: &Cpu,
+    x: Rows<'_>,
+    w: Rows<'_>,
+    bias: Option<&[f32]>,
+    offsets: &[u32],
+    mut y: RowsMut<'_>,
+    workspace: &mut [f32],
+) {
+    let n = y.cols();
+    for (e, (start, rows)) in groups(offsets, x.rows(), w.rows(), n).enumerate() {
+        let w = Factor::Transposed(w.part(e * n, n));
+        let epilogue = Epilogue { bias: bias.map(|b| &b[e * n..][..n]), ..Default::default() };
+        product(cpu, Factor::Stored(x.part(start, rows)), w, epilogue, y.part(start, rows), workspace);
+    }
+    zero_rest(cpu, offsets, y);
+}
+
+/// dx = dy W_e: dy (R, N), w (E N, K), dx (R, K).
+pub fn input_grad(
+    cpu: &Cpu,
+    dy: Rows<'_>,
+    w: Rows<'_>,
+    offsets: &[u32],
+    mut dx: RowsMut<'_>,
+    workspace: &mut [f32],
+) {
+    let n = dy.cols();
+    for (e, (start, rows)) in groups(offsets, dy.rows(), w.rows(), n).enumerate() {
+        let (dy, w) = (Factor::Stored(dy.part(start, rows)), Factor::Stored(w.part(e * n, n)));
+        product(cpu, dy, w, Epilogue::default(), dx.part(start, rows), workspace);
+    }
+    zero_rest(cpu, offsets, dx);
+}
+
+/// dW_e = dy^T x and db_e = sum dy over the expert's rows: dy (R, N), x (R, K), dw (E N, K), db (E N).
+pub fn weight_grad(
+    cpu: &Cpu,
+    dy: Rows<'_>,
+    x: Rows<'_>,
+    offsets: &[u32],
+    dw: Option<RowsMut<'_>>,
+    db: Option<&mut [f32]>,
+    workspace: &mut [f32],
+) {
+    let (n, experts) = (dy.cols(), offsets.len() - 1);
+    if let Some(mut dw) = dw {
+        for (e, (start, rows)) in groups(offsets, dy.rows(), dw.rows(), n).enumerate() {
+            let (dy, x) = (Factor::Transposed(dy.part(start, rows)), Factor::Stored(x.part(start, rows)));
+            product(cpu, dy, x, Epilogue::default(), dw.part(e * n, n), workspace);
+        }
+    }
+    if let Some(db) = db {
+        for (e, (start, rows)) in groups(offsets, dy.rows(), experts * n, n).enumerate() {
+            column_sums(cpu, dy.part(start, rows), false, &mut db[e * n..][..n]);
+        }
+    }
+}
+
+/// (first row, rows) of each expert.
+fn groups(offsets: &[u32], rows: usize, stacked: usize, n: usize) -> impl Iterator<Item = (usize, usize)> {
+    assert!(offsets.len() > 1 && (offsets.len() - 1) * n == stacked, "{} offsets", offsets.len());
+    assert!(offsets[0] == 0 && offsets.is_sorted(), "offsets from 0 on, ascending");
+    assert!(offsets[offsets.len() - 1] as usize <= rows, "offsets inside of {rows} rows");
+    offsets.windows(2).map(|pair| (pair[0] as usize, (pair[1] - pair[0]) as usize))
+}
+
+/// Zeros behind the last offset.
+fn zero_rest(cpu: &Cpu, offsets: &[u32], mut y: RowsMut<'_>) {
+    let end = offsets[offsets.len() - 1] as usize;
+    let rest = y.rows() - end;
+    elementwise::fill(cpu, 0.0, y.part(end, rest));
+}

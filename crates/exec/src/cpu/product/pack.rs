@@ -1,0 +1,130 @@
+//! Parts of a factor, copied to where the register tile reads them: rows with their k side by side, and panels
+//! with 32 columns of each k side by side.
+//! Invariant: values are copied as they are, whichever way they are stored; what lies past the factor is zero.
+
+use super::super::simd::{LANES, Simd};
+use super::super::tile::{Feed, PANEL};
+use super::super::view::Rows;
+use super::{Factor, STRIDE};
+use core::ops::Range;
+
+/// Copies rows and k of a to rows of `STRIDE`, with zero rows up to whole tiles.
+///
+/// # Safety
+/// The rows and `ks` lie in `a`; at `to` is room for the rows in whole tiles, and for `ks` in whole vectors.
+#[inline(always)]
+pub(super) unsafe fn rows<S: Simd>(s: S, a: Factor<'_>, rows: &Range<usize>, ks: &Range<usize>, to: *mut f32) {
+    let height = rows.len().next_multiple_of(S::ROWS);
+    match a {
+        Factor::Stored(x) => {
+            for r in 0..height {
+                let to = to.wrapping_add(r * STRIDE);
+                // SAFETY: as the caller promises.
+                unsafe {
+                    match r < rows.len() {
+                        true => {
+                            to.copy_from_nonoverlapping(x.row(rows.start + r).wrapping_add(ks.start), ks.len())
+                        }
+                        false => to.write_bytes(0, ks.len()),
+                    }
+                }
+            }
+        }
+        Factor::Transposed(x) => {
+            for k in ks.clone().step_by(LANES) {
+                for r in (0..height).step_by(LANES) {
+                    let columns = rows.len().saturating_sub(r).min(LANES);
+                    let at = (k..ks.end.min(k + LANES), rows.start + r);
+                    let to = to.wrapping_add(r * STRIDE + k - ks.start);
+                    for next in 0..LANES {
+                        s.prefetch(x.row(k + LANES + next).wrapping_add(rows.start + r));
+                    }
+                    // SAFETY: as the caller promises; a row's last vector ends inside of its STRIDE.
+                    unsafe { square(s, x, at, columns, to, STRIDE, (height - r).min(LANES)) };
+                }
+            }
+        }
+    }
+}
+
+/// Copies columns and k of b to rows of `PANEL`, with zeros past the last column.
+///
+/// # Safety
+/// The columns, at most PANEL, and `ks` lie in `b`; at `to` is room for `ks` rows of PANEL.
+#[inline(always)]
+pub(super) unsafe fn panel<S: Simd>(
+    s: S,
+    b: Factor<'_>,
+    columns: &Range<usize>,
+    ks: &Range<usize>,
+    to: *mut f32,
+) {
+    for half in [0, LANES] {
+        let width = columns.len().saturating_sub(half).min(LANES);
+        let (start, to) = (columns.start + half, to.wrapping_add(half));
+        match b {
+            Factor::Stored(x) => {
+                for (i, k) in ks.clone().enumerate() {
+                    // SAFETY: as the caller promises.
+                    unsafe {
+                        s.store(to.add(i * PANEL), s.load_n(x.row(k).wrapping_add(start), width));
+                    }
+                }
+            }
+            Factor::Transposed(x) => {
+                for k in ks.clone().step_by(LANES) {
+                    let deep = (ks.end - k).min(LANES);
+                    let to = to.wrapping_add((k - ks.start) * PANEL);
+                    // SAFETY: as the caller promises.
+                    unsafe { square(s, x, (start..start + width, k), deep, to, PANEL, deep) };
+                }
+            }
+        }
+    }
+}
+
+/// Writes `most` rows of sixteen, `ld` apart: the transpose of the rows `at.0` of x from column `at.1` on, with
+/// zeros where there are fewer than sixteen rows or `columns` columns.
+///
+/// # Safety
+/// These rows and columns lie in x; at `to` is room for `most` rows of sixteen.
+#[inline(always)]
+unsafe fn square<S: Simd>(
+    s: S,
+    x: Rows<'_>,
+    at: (Range<usize>, usize),
+    columns: usize,
+    to: *mut f32,
+    ld: usize,
+    most: usize,
+) {
+    let mut square = [s.splat(0.0); LANES];
+    for (v, r) in square.iter_mut().zip(at.0) {
+        // SAFETY: as the caller promises.
+        *v = unsafe { s.load_n(x.row(r).wrapping_add(at.1), columns) };
+    }
+    s.transpose(&mut square);
+    for (i, &v) in square.iter().enumerate().take(most) {
+        // SAFETY: as the caller promises.
+        unsafe { s.store(to.add(i * ld), v) };
+    }
+}
+
+/// The share `part.0` of `part.1` of the lines that a panel of b will be packed from.
+#[inline(always)]
+pub(super) fn ask(b: Factor<'_>, columns: &Range<usize>, ks: &Range<usize>, part: (usize, usize)) -> Feed {
+    let (x, rows, across) = match b {
+        Factor::Stored(x) => (x, ks, columns),
+        Factor::Transposed(x) => (x, columns, ks),
+    };
+    let share = rows.len().div_ceil(part.1);
+    let start = part.0 * share;
+    let count = rows.len().saturating_sub(start).min(share);
+    Feed {
+        at: x.row(rows.start + start).wrapping_add(across.start),
+        step: x.ld(),
+        count,
+        hop: LANES,
+        lines: count * across.len().div_ceil(LANES),
+    }
+}

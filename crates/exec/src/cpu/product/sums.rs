@@ -1,0 +1,62 @@
+//! Sums of columns: the gradient of a bias.
+//! Invariant: a column's sum adds sums of 256 consecutive rows, each taken in order, so it depends on neither the
+//! threads nor the other columns.
+
+use super::super::Cpu;
+use super::super::isa::Kernel;
+use super::super::simd::{LANES, Simd};
+use super::super::view::Rows;
+use core::ops::Range;
+
+/// Columns of one task.
+const COLUMNS: usize = 4 * LANES;
+/// Rows whose sum is taken by itself: its error grows with their number.
+const BLOCK: usize = 256;
+
+/// `y[j] = sum over r of x[r][j]`; with `add`, to what stands in y.
+pub fn column_sums(cpu: &Cpu, x: Rows<'_>, add: bool, y: &mut [f32]) {
+    assert_eq!(y.len(), x.cols(), "a sum for each column");
+    let to = y.as_mut_ptr() as usize;
+    cpu.pool().run(x.cols().div_ceil(COLUMNS), &|task, _| {
+        let columns = task * COLUMNS..x.cols().min((task + 1) * COLUMNS);
+        cpu.isa().run(Sums { x, columns, add, y: to as *mut f32 });
+    });
+}
+
+/// One task: it alone writes its columns of y.
+struct Sums<'a> {
+    x: Rows<'a>,
+    columns: Range<usize>,
+    add: bool,
+    y: *mut f32,
+}
+
+impl Kernel for Sums<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        const VECS: usize = COLUMNS / LANES;
+        let width: [usize; VECS] =
+            core::array::from_fn(|v| self.columns.len().saturating_sub(v * LANES).min(LANES));
+        let mut totals = [s.splat(0.0); VECS];
+        // SAFETY: these rows and columns lie in x, and the columns in y.
+        unsafe {
+            for start in (0..self.x.rows()).step_by(BLOCK) {
+                let mut sums = [s.splat(0.0); VECS];
+                for r in start..self.x.rows().min(start + BLOCK) {
+                    let row = self.x.row(r).wrapping_add(self.columns.start);
+                    for v in 0..VECS {
+                        sums[v] = s.add(sums[v], s.load_n(row.wrapping_add(v * LANES), width[v]));
+                    }
+                }
+                for v in 0..VECS {
+                    totals[v] = s.add(totals[v], sums[v]);
+                }
+            }
+            for v in 0..VECS {
+                let to = self.y.wrapping_add(self.columns.start + v * LANES);
+                let before = if self.add { s.load_n(to, width[v]) } else { s.splat(0.0) };
+                s.store_n(to, s.add(before, totals[v]), width[v]);
+            }
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! The last affine map, the cross-entropy of its softmax, and their gradients. Invariant: rows with a negative
+//! target count for nothing, whatever they hold.
+
+use super::operands::Matrix;
+use super::{Operands, ReferenceError, Tensor, dot, linear_grad::add_scaled};
+use graph::ops::{LinearCrossEntropy, LinearCrossEntropyGrad};
+
+/// What forward and backward read alike.
+struct Head<'a> {
+    x: Matrix<'a>,
+    w: Matrix<'a>,
+    bias: Option<&'a [f64]>,
+    /// `None` where the row does not count.
+    targets: Vec<Option<usize>>,
+}
+
+pub(super) fn eval(op: &LinearCrossEntropy, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let head = Head::take(op, ins)?;
+    let (mut loss, mut lses) = (0.0, vec![0.0; head.x.rows]);
+    for (r, target) in head.counting() {
+        let logits = head.logits(r);
+        let lse = log_sum_exp(&logits);
+        loss += lse - logits[target] + f64::from(op.z_loss) * lse * lse;
+        lses[r] = lse;
+    }
+    Ok(vec![Tensor::f64(&[1], vec![loss]), Tensor::f64(&[head.x.rows], lses)])
+}
+
+pub(super) fn eval_grad(
+    op: &LinearCrossEntropyGrad,
+    ins: &mut Operands<'_>,
+) -> Result<Vec<Tensor>, ReferenceError> {
+    let dloss = ins.shaped("dloss", &[1])?[0];
+    let head = Head::take(&op.forward, ins)?;
+    let lses = ins.shaped("lse", &[head.x.rows])?;
+    let ((rows, k), v) = ((head.x.rows, head.x.columns), head.w.rows);
+    let (mut dx, mut dw, mut db) = (vec![0.0; rows * k], vec![0.0; v * k], vec![0.0; v]);
+    for (r, target) in head.counting() {
+        let factor = dloss * (1.0 + 2.0 * f64::from(op.forward.z_loss) * lses[r]);
+        for (j, logit) in head.logits(r).into_iter().enumerate() {
+            let hit = if j == target { dloss } else { 0.0 };
+            let g = factor * libm::exp(logit - lses[r]) - hit;
+            add_scaled(&mut dx[r * k..][..k], g, head.w.row(j));
+            add_scaled(&mut dw[j * k..][..k], g, head.x.row(r));
+            db[j] += g;
+        }
+    }
+    let mut outs = vec![Tensor::f64(&[rows, k], dx), Tensor::f64(&[v, k], dw)];
+    if op.forward.bias {
+        outs.push(Tensor::f64(&[v], db));
+    }
+    Ok(outs)
+}
+
+impl<'a> Head<'a> {
+    fn take(op: &LinearCrossEntropy, ins: &mut Operands<'a>) -> Result<Self, ReferenceError> {
+        let x = ins.matrix("x")?;
+        let w = ins.columns("w", x.columns)?;
+        let bias = if op.bias { Some(ins.shaped("b", &[w.rows])?) } else { None };
+        let targets = ins.integers("targets")?;
+        if targets.len() != x.rows {
+            let (wanted, found) = (vec![x.rows], vec![targets.len()]);
+            return Err(ReferenceError::Shape { what: "targets", wanted, found });
+        }
+        let limit = w.rows;
+        let class = |(position, &index): (usize, &i32)| match usize::try_from(index) {
+            Ok(class) if class < limit => Ok(Some(class)),
+            Ok(_) => Err(ReferenceError::Index { what: "targets", position, index, limit }),
+            Err(_) => Ok(None),
+        };
+        let targets = targets.iter().enumerate().map(class).collect::<Result<_, _>>()?;
+        Ok(Self { x, w, bias, targets })
+    }
+
+    /// Rows that count, with their targets.
+    fn counting(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.targets.iter().enumerate().filter_map(|(r, target)| Some((r, (*target)?)))
+    }
+
+    fn logits(&self, r: usize) -> Vec<f64> {
+        let logit = |(j, w): (usize, _)| dot(self.x.row(r), w) + self.bias.map_or(0.0, |b| b[j]);
+        self.w.iter_rows().enumerate().map(logit).collect()
+    }
+}
+
+/// From the largest on, so that no exp overflows (Blanchard, Higham and Higham 2021).
+fn log_sum_exp(logits: &[f64]) -> f64 {
+    let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    top + libm::log(logits.iter().map(|&l| libm::exp(l - top)).sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::eval;
+    use super::super::testing::{check, check_gradient, random, run};
+    use super::*;
+    use graph::Op;
+
+    fn op(bias: bool, z_loss: f32) -> LinearCrossEntropy {
+        LinearCrossEntropy { bias, chunk: 2, z_loss }
+    }
+
+    #[test]
+    fn known_losses() {
+        // Logits (x, 0): ln 2 at 0; a thousand is no overflow; the third row does not count.
+        let x = Tensor::f32(&[3, 1], vec![0.0, 1000.0, f32::NAN]);
+        let w = Tensor::f32(&[2, 1], vec![1.0, 0.0]);
+        let targets = Tensor::i32(&[3], vec![0, 1, -1]);
+        let ln2 = std::f32::consts::LN_2;
+        let lse = Tensor::f32(&[3], vec![ln2, 1000.0, 0.0]);
+        let ins = [x.clone(), w.clone(), targets];
+        let loss = Tensor::f32(&[1], vec![ln2 + 1000.0]);
+        check(Op::LinearCrossEntropy(op(false, 0.0)), &ins, &[loss, lse.clone()], 0.0);
+        let squares = 0.5 * (ln2 * ln2 + 1e6);
+        let loss = Tensor::f32(&[1], vec![ln2 + 1000.0 + squares]);
+        check(Op::LinearCrossEntropy(op(false, 0.5)), &ins, &[loss, lse], 0.0);
+        let targets = Tensor::i32(&[3], vec![0, 2, -1]);
+        let refused = eval(&Op::LinearCrossEntropy(op(false, 0.0)), &[&x, &w, &targets], &[None, None]);
+        let error = ReferenceError::Index { what: "targets", position: 1, index: 2, limit: 2 };
+        assert_eq!(refused, Err(error));
+    }
+
+    #[test]
+    fn gradients() {
+        let (r, v, k) = (5, 4, 3);
+        let targets = Tensor::i32(&[r], vec![3, -1, 0, 2, -100]);
+        let (x, w, b) = (random(1, &[r, k]), random(2, &[v, k]), random(3, &[v]));
+        let dloss = Tensor::f32(&[1], vec![0.75]);
+        for (bias, z_loss) in [(false, 0.0), (true, 0.0), (true, 0.125)] {
+            let forward = op(bias, z_loss);
+            let mut ins = vec![x.clone(), w.clone()];
+            ins.extend(bias.then(|| b.clone()));
+            ins.push(targets.clone());
+            let shapes: [&[usize]; 2] = [&[1], &[r]];
+            let lse = run(Op::LinearCrossEntropy(forward), &ins, &shapes).remove(1);
+            let inputs = [std::slice::from_ref(&dloss), &ins, &[lse]].concat();
+            let outs: [&[usize]; 3] = [&[r, k], &[v, k], &[v]];
+            let grad = Op::LinearCrossEntropyGrad(LinearCrossEntropyGrad { forward });
+            let grads = run(grad, &inputs, &outs[..2 + usize::from(bias)]);
+            for (input, grad) in grads.iter().enumerate() {
+                check_gradient(Op::LinearCrossEntropy(forward), &ins, input, &dloss, grad, &shapes);
+            }
+        }
+    }
+}
