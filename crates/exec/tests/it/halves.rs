@@ -58,7 +58,7 @@ fn graph(case: &Case, dtype: DType) -> Graph {
 
 fn results(on: On, case: &Case, graph: &Graph) -> Vec<Data> {
     let mut executor =
-        bare(on, graph, false, Weights::Resident).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+        bare(on, graph, false, Weights::Trained).unwrap_or_else(|e| panic!("{}: {e}", case.name));
     let all =
         Case { ins: case.ins.iter().map(|o| Operand { weight: false, ..o.clone() }).collect(), ..case.clone() };
     run(&mut executor, |e| give(e, &all), case.counts);
