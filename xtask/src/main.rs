@@ -18,6 +18,7 @@ usage: cargo run -p xtask -- <command>
   tidy               check the house rules; prints `path:line: rule: what`, exits 1 on any finding
   sizes [--base REV] lines of each crate, and the change since a git revision
   regen bundle       makes the built-in models again
+  regen corpus       makes the text of the examples again
   fuzz [--count N] [--seed N] [--format NAME]
                      feeds N damaged files of each format to its reader; exits 1 on any finding";
 
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
     let done = match words[..] {
         ["tidy"] => tidy(&root()),
         ["regen", "bundle"] => regen::bundle(&root()),
+        ["regen", "corpus"] => regen::corpus::write(&root()),
         ["fuzz", ref rest @ ..] => match fuzz::request(rest) {
             Some(request) => fuzz::run(&root(), &request),
             None => Err(USAGE.to_owned()),

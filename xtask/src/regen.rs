@@ -1,5 +1,5 @@
-//! Makes the files of the repository that are made: the built-in bundle. Invariant: the same source gives
-//! the same bytes.
+//! Makes the files of the repository that are made: the built-in bundle, the text to train on. Invariant: the
+//! same source gives the same bytes.
 
 use data::weights::{StoredAs, TensorData, safetensors_bytes};
 use graph::{Bounds, Graph};
@@ -7,6 +7,8 @@ use models::{Encoder, HeadConfig, Output, mlp_head};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+
+pub mod corpus;
 
 const BOUNDS: Bounds = Bounds { tokens: 8, sequences: 1, longest: 8 };
 

@@ -33,6 +33,7 @@ Exit codes: 0 success; 1 failure, bad usage or bad input; 2 some sequences faile
 enum Command {
     Predict(Box<flags::predict::Predict>),
     Embed(flags::embed::Embed),
+    Train(flags::train::Train),
     Plan(flags::plan::Plan),
     Plot(flags::plot::Plot),
     Bench(Box<flags::bench::Bench>),
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Predict(command) => command.run(),
         Command::Embed(command) => command.run(),
+        Command::Train(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Plot(command) => command.run(),
         Command::Bench(command) => command.run(),

@@ -2,7 +2,7 @@
 //! to standard error, and to the log file with the time.
 
 use indicatif::{ProgressBar, ProgressStyle};
-use run::{Level, Observer, Progress, RunError, Transfer};
+use run::{Level, Observer, Progress, RunError, Trained, Transfer};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::fmt::{self, Display, Formatter, Write as _};
@@ -47,6 +47,9 @@ pub struct Terminal {
     /// The number of the signal that asked for the end; 0 is none.
     stop: Arc<AtomicUsize>,
 }
+
+/// A bar where the end of the input is not known.
+const READING: &str = "{spinner} {bytes} read  {elapsed}  {wide_msg}";
 
 /// Between two lines of progress where there is no bar.
 const BETWEEN_LINES: Duration = Duration::from_secs(30);
@@ -122,14 +125,15 @@ impl Terminal {
         }
     }
 
-    fn bar(&mut self, total: Option<u64>) -> &ProgressBar {
+    /// `unbounded` is the template where the end is not known.
+    fn bar(&mut self, total: Option<u64>, unbounded: &str) -> &ProgressBar {
         self.bar.get_or_insert_with(|| {
             let (bar, template) = match total {
                 Some(total) => (
                     ProgressBar::new(total),
                     "{bar:20} {percent:>3} %  {elapsed} of about {duration}  {wide_msg}",
                 ),
-                None => (ProgressBar::new_spinner(), "{spinner} {bytes} read  {elapsed}  {wide_msg}"),
+                None => (ProgressBar::new_spinner(), unbounded),
             };
             // The templates are ours; a plain bar is no reason to stop a run.
             bar.with_style(
@@ -163,7 +167,7 @@ impl Observer for Terminal {
     fn progress(&mut self, progress: &Progress) {
         let text = numbers(progress);
         if self.shows_bar {
-            let bar = self.bar(progress.bytes_total);
+            let bar = self.bar(progress.bytes_total, READING);
             bar.set_position(progress.bytes);
             bar.set_message(text.clone());
         }
@@ -172,10 +176,20 @@ impl Observer for Terminal {
         self.now_and_then(|| format!("{}{text}", done.unwrap_or_default()));
     }
 
+    fn trained(&mut self, trained: &Trained) {
+        let text = training(trained);
+        if self.shows_bar {
+            let bar = self.bar(trained.steps, "{spinner} {elapsed}  {wide_msg}");
+            bar.set_position(trained.step);
+            bar.set_message(text.clone());
+        }
+        self.now_and_then(|| text);
+    }
+
     fn transfer(&mut self, transfer: &Transfer<'_>) {
         let Transfer { file, bytes, total } = *transfer;
         if self.shows_bar {
-            let bar = self.bar(Some(total));
+            let bar = self.bar(Some(total), READING);
             bar.set_position(bytes);
             bar.set_message(file.to_owned());
         }
@@ -223,6 +237,14 @@ fn numbers(p: &Progress) -> String {
     format!("{} records, {} sequences, {rate:.0} tokens/s", p.records, p.sequences)
 }
 
+/// A training run in a line, its memory against the line.
+fn training(t: &Trained) -> String {
+    let steps = t.steps.map_or_else(String::new, |steps| format!(" of {steps}"));
+    let [memory, line] = [t.memory, t.line].map(|bytes| bytes.0 as f64 / 1e6);
+    let (loss, rate) = (t.loss, t.tokens_per_second);
+    format!("step {}{steps}, loss {loss:.4}, {rate:.0} tokens/s, {memory:.0} of {line:.0} MB", t.step)
+}
+
 /// Seconds since 1970 as `2026-01-31T12:00:00Z`. Days to dates after Howard Hinnant, "chrono-Compatible
 /// Low-Level Date Algorithms", `civil_from_days`.
 fn utc(seconds: u64) -> String {
@@ -253,6 +275,15 @@ mod tests {
         ] {
             assert_eq!(utc(seconds), wanted);
         }
+    }
+
+    #[test]
+    fn training_in_a_line() {
+        let mut t =
+            Trained { step: 20, steps: Some(200), loss: 2.5, tokens_per_second: 1234.4, ..Trained::default() };
+        assert_eq!(training(&t), "step 20 of 200, loss 2.5000, 1234 tokens/s, 0 of 0 MB");
+        t.steps = None;
+        assert!(training(&t).starts_with("step 20, loss"));
     }
 
     #[test]

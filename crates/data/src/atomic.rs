@@ -139,8 +139,8 @@ fn temporary_name(name: &str) -> String {
     format!(".{name}.{}-{count}.part", std::process::id())
 }
 
-/// A rename is on disk when its folder is. Only Unix opens folders.
-pub(crate) fn sync_folder(target: &Path) -> io::Result<()> {
+/// Puts the folder of `target` on disk: a rename is there when its folder is. Only Unix opens folders.
+pub fn sync_folder(target: &Path) -> io::Result<()> {
     if cfg!(unix) {
         let folder = target.parent().filter(|p| !p.as_os_str().is_empty());
         File::open(folder.unwrap_or(Path::new(".")))?.sync_all()?;

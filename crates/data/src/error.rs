@@ -58,6 +58,8 @@ pub enum DataErrorKind {
     },
     /// Anything else that a file's format forbids; the text says what, and what to do.
     Malformed(String),
+    /// There is nothing to train on, or to validate on; the text says why, and what to do.
+    NoData(String),
     /// What was written by this program is not what it wrote any more; the text says where.
     Damaged(String),
 }
@@ -150,7 +152,7 @@ impl fmt::Display for DataErrorKind {
             Self::RowWidth { found, expected } => {
                 write!(f, "a row of {found} values in a file of {expected} columns")
             }
-            Self::Malformed(what) | Self::Damaged(what) => f.write_str(what),
+            Self::Malformed(what) | Self::Damaged(what) | Self::NoData(what) => f.write_str(what),
         }
     }
 }
@@ -165,6 +167,7 @@ impl Error for DataError {
             | DataErrorKind::TooLong { .. }
             | DataErrorKind::RowWidth { .. }
             | DataErrorKind::Malformed(_)
+            | DataErrorKind::NoData(_)
             | DataErrorKind::Damaged(_) => None,
         }
     }

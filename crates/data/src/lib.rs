@@ -1,5 +1,5 @@
 //! Plimsoll's data layer (floor 0): bytes -> records -> chunks -> open reading frames -> tokens ->
-//! packs, and result files. Invariant: everything streams in input order with bounded memory, is
+//! packs, training batches, and result files. Invariant: everything streams in input order with bounded memory, is
 //! deterministic, and never executes what it reads.
 
 #![forbid(unsafe_code)]
@@ -18,6 +18,7 @@ pub mod printable;
 pub mod rows;
 pub mod sequence;
 pub mod tokenize;
+pub mod train;
 pub mod translate;
 pub mod weights;
 

@@ -8,7 +8,7 @@
 //! before the first `>` is an error (Biopython skips it), and so is an id that is not UTF-8.
 
 mod decode;
-mod source;
+pub(crate) mod source;
 mod stored;
 mod zstd;
 

@@ -3,6 +3,7 @@
 //!
 //! `cargo run --release -p plimsoll-exec --example kernels [-- threads [avx512|avx2|portable]]`
 
+use graph::ops::Mask;
 use plimsoll_exec::cpu::attention::{self, Attention, Rope, attention};
 use plimsoll_exec::cpu::gemm::{self, Act, Epilogue};
 use plimsoll_exec::cpu::{Cpu, Isa, Rows, RowsMut, elementwise, norm, peak, rope};
@@ -140,6 +141,8 @@ fn attend(cpu: &Cpu, heads: usize, hd: usize, len: usize, sequences: usize, alib
     let slopes: Vec<f32> = (1..=heads).map(|h| 0.5f32.powi(h as i32)).collect();
     let config = Attention {
         heads,
+        kv_heads: heads,
+        mask: Mask::Full,
         head_dim: hd,
         scale: 0.125,
         rope: (!alibi).then_some(Rope { cos: &cos, sin: &sin }),

@@ -48,6 +48,10 @@ impl Executor {
         self.device.as_ref()
     }
 
+    pub(crate) fn device_mut(&mut self) -> &mut dyn Device {
+        self.device.as_mut()
+    }
+
     /// Reads the resident parameters of a plan into the arena, in the layout that its kernels stream.
     pub fn load(&mut self, plan: usize, read: ReadParam<'_>) -> Result<(), DeviceError> {
         let Self { device, program, .. } = self;

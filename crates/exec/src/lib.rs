@@ -8,9 +8,11 @@ pub mod cpu;
 mod device;
 mod executor;
 mod load;
+mod persistent;
 pub mod reference;
 
 pub use device::{Device, DeviceError, Launch, Operand};
 pub use executor::Executor;
 pub use graph::Param;
 pub use load::{ParamSource, ReadError, ReadParam};
+pub use persistent::{Resident, Survivor};

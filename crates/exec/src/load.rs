@@ -2,6 +2,7 @@
 //! same bytes whether a parameter is loaded once or in every step, and loading allocates nothing.
 
 use crate::device::{Device, DeviceError};
+use crate::persistent::element;
 use graph::{DType, Layout, Param, TensorSpec};
 use plan::{Plan, Program};
 use std::error::Error;
@@ -31,6 +32,7 @@ pub(crate) struct Weight {
 enum Shape {
     Rows {
         elements: u64,
+        dtype: DType,
     },
     /// (n, k) in panels of `width` rows.
     Panels {
@@ -81,7 +83,9 @@ impl Weight {
         let fail = |source| DeviceError::Load { param: self.param.name.clone(), source };
         let mut read = |range: Range<u64>, out: &mut [f32]| read(&self.param, range, out).map_err(fail);
         match self.shape {
-            Shape::Rows { elements } => load_rows(device, self.at, elements, &mut buffers.rows, &mut read),
+            Shape::Rows { elements, dtype } => {
+                load_rows(device, self.at, elements, dtype, &mut buffers.rows, &mut read)
+            }
             Shape::Panels { width, n, k } => {
                 for first in (0..n).step_by(width as usize) {
                     let rows = &mut buffers.rows[..(width * k) as usize];
@@ -108,7 +112,7 @@ impl Shape {
     fn of(spec: &TensorSpec, plan: &Plan) -> Self {
         let full = plan.graph.bounds.full();
         match spec.layout {
-            Layout::RowMajor => Self::Rows { elements: spec.elements_at(full) },
+            Layout::RowMajor => Self::Rows { elements: spec.elements_at(full), dtype: spec.dtype },
             Layout::Panels { width } => {
                 Self::Panels { width: u64::from(width), n: spec.rows(full), k: spec.row_elements() }
             }
@@ -122,7 +126,7 @@ impl Buffers {
         let (mut rows, mut panel) = (0, 0);
         for weight in weights {
             match weight.shape {
-                Shape::Rows { elements } => rows = rows.max(elements.min(CHUNK)),
+                Shape::Rows { elements, .. } => rows = rows.max(elements.min(CHUNK)),
                 Shape::Panels { width, k, .. } => {
                     rows = rows.max(width * k);
                     panel = panel.max(width * k);
@@ -139,13 +143,22 @@ fn load_rows(
     device: &mut dyn Device,
     at: u64,
     elements: u64,
+    dtype: DType,
     buffer: &mut [f32],
     read: ReadElements<'_>,
 ) -> Result<(), DeviceError> {
     for first in (0..elements).step_by(CHUNK as usize) {
         let part = &mut buffer[..(elements - first).min(CHUNK) as usize];
         read(first..first + part.len() as u64, part)?;
-        device.upload(at + first * DType::F32.size(), bytemuck::cast_slice(part))?;
+        let to = at + first * dtype.size();
+        match dtype {
+            DType::F32 => device.upload(to, bytemuck::cast_slice(part))?,
+            // Only trained weights are of 16 bits so far, which are loaded once, so this may allocate.
+            DType::Bf16 | DType::F16 | DType::I32 | DType::U8 => {
+                let narrow: Vec<u8> = part.iter().flat_map(|&x| element(x, dtype)).collect();
+                device.upload(to, &narrow)?;
+            }
+        }
     }
     Ok(())
 }

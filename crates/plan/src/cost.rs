@@ -9,7 +9,8 @@ pub fn step_seconds(graph: &Graph, target: &Target, counts: Counts) -> f64 {
     graph.nodes.iter().map(|node| node_seconds(graph, node, target, counts)).sum()
 }
 
-fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: Counts) -> f64 {
+/// Expected seconds of one node in a step of `counts`.
+pub(crate) fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: Counts) -> f64 {
     let ins: Vec<&TensorSpec> = node.inputs.iter().map(|&v| graph.spec(v)).collect();
     let outs: Vec<&TensorSpec> = node.outputs.iter().flatten().map(|&v| graph.spec(v)).collect();
     if outs.is_empty() {
@@ -17,9 +18,12 @@ fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: Counts) -> 
     }
     let rules = node.op.rules();
     let cost = rules.cost(&ins, &outs, &graph.bounds, counts);
-    let rate = match (rules.precision(), outs[0].dtype) {
-        (PrecisionClass::Matmul, DType::Bf16 | DType::F16) => target.rates.bf16,
-        (_, DType::F32 | DType::I32 | DType::Bf16 | DType::F16 | DType::U8) => target.rates.f32,
+    let narrow = |spec: &&TensorSpec| spec.dtype.is_float() && spec.dtype != DType::F32;
+    let rate = match (rules.precision(), ins.iter().any(narrow)) {
+        (PrecisionClass::Matmul, true) => target.rates.bf16,
+        (PrecisionClass::Matmul, false) | (PrecisionClass::Elementwise | PrecisionClass::Sensitive, _) => {
+            target.rates.f32
+        }
     };
     let arithmetic = cost.flops as f64 / rate;
     let traffic = cost.bytes as f64 / target.rates.memory;

@@ -35,4 +35,4 @@ pub use program::{Program, Staging};
 pub use schedule::{Instr, Schedule};
 pub use search::{Build, Search, Stream, fit, largest};
 pub use target::{KernelRow, Rates, Reserved, Target, Workspace};
-pub use training::{Group, Optimizer, Training};
+pub use training::{Candidate, Found, Group, Optimizer, Rejected, RematChoice, Training, TrainingSearch};

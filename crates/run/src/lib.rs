@@ -44,6 +44,6 @@ pub mod verify;
 pub use data::printable::{Place, is_printable};
 pub use error::RunError;
 pub use model::{EncoderModel, HeadModel, Tokenizer};
-pub use observer::{Level, Observer, Progress, Silent, Transfer};
+pub use observer::{Level, Observer, Progress, Silent, Trained, Transfer};
 pub use plan::{Stream, Target};
 pub use session::{Device, Settings};

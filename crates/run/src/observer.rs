@@ -1,6 +1,7 @@
 //! How a story tells what it does. Invariant: stories never print; they tell an observer.
 
 use crate::RunError;
+use graph::Bytes;
 
 /// Hears what happens in a run.
 pub trait Observer {
@@ -9,6 +10,9 @@ pub trait Observer {
 
     /// How far it is. Called often; an observer decides how often it draws.
     fn progress(&mut self, progress: &Progress);
+
+    /// How far a training run is. Called after every step.
+    fn trained(&mut self, _: &Trained) {}
 
     /// The number of a signal that asks the run to end early. Asked between two steps: what is finished by then
     /// is kept.
@@ -54,6 +58,23 @@ pub struct Progress {
     pub tokens: u64,
     /// Seconds since the encoders began.
     pub seconds: f64,
+}
+
+/// How far a training run is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Trained {
+    /// Steps done.
+    pub step: u64,
+    /// Steps of the run, where they are known.
+    pub steps: Option<u64>,
+    /// Cross-entropy of a target of the last step, in nats.
+    pub loss: f64,
+    /// Since this process began the run.
+    pub tokens_per_second: f64,
+    /// Resident memory of the process.
+    pub memory: Bytes,
+    /// The line.
+    pub line: Bytes,
 }
 
 /// How far a file is that is being fetched or written.

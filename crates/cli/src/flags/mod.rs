@@ -12,6 +12,7 @@ pub mod man;
 pub mod plan;
 pub mod plot;
 pub mod predict;
+pub mod train;
 pub mod verify;
 pub mod voice;
 

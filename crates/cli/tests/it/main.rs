@@ -18,4 +18,5 @@ mod predictions;
 mod readme;
 mod streaming;
 mod survival;
+mod training;
 mod verify;

@@ -42,7 +42,7 @@ impl Compression {
     }
 
     /// What `start`, the first six bytes of a file, say; none of them starts a sequence file.
-    fn of(start: &[u8]) -> Option<Self> {
+    pub(crate) fn of(start: &[u8]) -> Option<Self> {
         match start {
             [0x1f, 0x8b, ..] => Some(Compression::Gzip),
             [b'B', b'Z', b'h', b'1'..=b'9', ..] => Some(Compression::Bzip2),

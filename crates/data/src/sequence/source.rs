@@ -13,7 +13,7 @@ use crate::{DataError, DataErrorKind};
 const BUFFER: usize = 256 << 10;
 
 /// One open file, seen as lines that end with LF, CR or CR LF.
-pub(super) struct Source {
+pub(crate) struct Source {
     path: PathBuf,
     body: Body,
     buffer: Vec<u8>,
@@ -24,7 +24,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    pub(super) fn open(path: &Path) -> Result<Self, DataError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
         if is_stdin(path) {
             return Source::new(path, Box::new(io::stdin()));
         }
@@ -32,40 +32,40 @@ impl Source {
         Source::new(path, Box::new(file))
     }
 
-    pub(super) fn new(path: &Path, inner: Box<dyn Read + Send>) -> Result<Self, DataError> {
+    pub(crate) fn new(path: &Path, inner: Box<dyn Read + Send>) -> Result<Self, DataError> {
         let stored = Stored::new(inner).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
         let body = Body::new(stored);
         let (path, buffer) = (path.to_owned(), vec![0; BUFFER]);
         Ok(Source { path, body, buffer, start: 0, end: 0, lines: 0 })
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Stored bytes taken so far.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.body.stored().bytes()
     }
 
     /// The number of the line of the next byte, from 1.
-    pub(super) fn line(&self) -> u64 {
+    pub(crate) fn line(&self) -> u64 {
         self.lines + 1
     }
 
     /// An error at the current line.
-    pub(super) fn error(&self, kind: DataErrorKind) -> DataError {
+    pub(crate) fn error(&self, kind: DataErrorKind) -> DataError {
         DataError::at(&self.path, kind).with_line(self.line())
     }
 
     /// What was read, after the end was reached.
-    pub(super) fn finish(self) -> Input {
+    pub(crate) fn finish(self) -> Input {
         self.body.into_stored().finish(self.path)
     }
 
     /// The next byte, not consumed; none at the end.
     #[inline]
-    pub(super) fn peek(&mut self) -> Result<Option<u8>, DataError> {
+    pub(crate) fn peek(&mut self) -> Result<Option<u8>, DataError> {
         if self.start == self.end {
             self.fill()?;
         }
@@ -73,13 +73,13 @@ impl Source {
     }
 
     /// Consumes the byte that [`Source::peek`] has shown, which does not end a line.
-    pub(super) fn skip_byte(&mut self) {
+    pub(crate) fn skip_byte(&mut self) {
         debug_assert!(self.start < self.end);
         self.start += 1;
     }
 
     /// Consumes blanks and empty lines; the first byte that is neither, not consumed.
-    pub(super) fn skip_blank(&mut self) -> Result<Option<u8>, DataError> {
+    pub(crate) fn skip_blank(&mut self) -> Result<Option<u8>, DataError> {
         loop {
             match self.peek()? {
                 Some(b'\n' | b'\r') => self.line_pieces(|_| {})?,
@@ -90,7 +90,7 @@ impl Source {
     }
 
     /// Consumes the UTF-8 mark that some editors put at the start of a file, where nothing was read yet.
-    pub(super) fn skip_byte_order_mark(&mut self) -> Result<(), DataError> {
+    pub(crate) fn skip_byte_order_mark(&mut self) -> Result<(), DataError> {
         const MARK: &[u8] = b"\xef\xbb\xbf";
         self.peek()?;
         // A read may end inside of the mark: where a gzip member does, or a pipe was written in pieces.
@@ -102,14 +102,14 @@ impl Source {
     }
 
     /// Appends the rest of the line to `text` and consumes it.
-    pub(super) fn line_into(&mut self, text: &mut Vec<u8>) -> Result<(), DataError> {
+    pub(crate) fn line_into(&mut self, text: &mut Vec<u8>) -> Result<(), DataError> {
         self.line_pieces(|piece| text.extend_from_slice(piece))
     }
 
     /// Hands the rest of the line to `f`, in as many pieces as the buffer cuts it into, and consumes
     /// it with its end.
     #[inline]
-    pub(super) fn line_pieces(&mut self, mut f: impl FnMut(&[u8])) -> Result<(), DataError> {
+    pub(crate) fn line_pieces(&mut self, mut f: impl FnMut(&[u8])) -> Result<(), DataError> {
         while self.peek()?.is_some() {
             let rest = &self.buffer[self.start..self.end];
             let Some(at) = memchr::memchr2(b'\n', b'\r', rest) else {

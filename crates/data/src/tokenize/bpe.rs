@@ -19,6 +19,7 @@ use crate::bounded;
 use crate::printable::Name;
 use crate::{DataError, DataErrorKind};
 use dna::Dna;
+pub(crate) use file::makes_token;
 use rules::Rules;
 
 /// Bytes of a tokenizer.json: a vocabulary of a million tokens takes less.

@@ -9,4 +9,5 @@ mod results;
 mod support;
 mod tables;
 mod tokens;
+mod train;
 mod weights;

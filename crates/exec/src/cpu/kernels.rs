@@ -14,6 +14,7 @@ const KERNELS: &[(&str, &str)] = &[
     ("adamw_8bit", "adamw_8bit_f32"),
     ("add", "add_f32"),
     ("attention", "flash_f32"),
+    ("attention_grad", "flash_grad_f32"),
     ("batch_norm", "batch_norm_f32"),
     ("batch_norm_grad", "batch_norm_grad_f32"),
     ("batch_norm_train", "batch_norm_train_f32"),
@@ -81,6 +82,7 @@ fn row(op: &str, kernel: &str) -> KernelRow {
             (Layout::RowMajor, cross_entropy::WORKSPACE)
         }
         "flash_f32" => (Layout::RowMajor, attention::WORKSPACE),
+        "flash_grad_f32" => (Layout::RowMajor, attention::GRAD_WORKSPACE),
         "route_f32" => (Layout::RowMajor, route::WORKSPACE),
         "router_loss_f32" => (Layout::RowMajor, router_loss::WORKSPACE),
         "router_loss_grad_f32" => (Layout::RowMajor, router_loss::GRAD_WORKSPACE),

@@ -127,6 +127,11 @@ impl<'a> RowsMut<'a> {
         self.cols
     }
 
+    /// The same matrix to read.
+    pub(super) fn as_rows(&self) -> Rows<'_> {
+        Rows { ptr: self.ptr, rows: self.rows, cols: self.cols, ld: self.ld, life: PhantomData }
+    }
+
     /// f32 from one row to the next.
     pub(super) fn ld(&self) -> usize {
         self.ld

@@ -42,6 +42,7 @@ mod testing;
 
 pub use device::ReferenceDevice;
 pub use error::ReferenceError;
+pub(crate) use half::{BF16, F16};
 pub use tensor::{Data, Tensor};
 
 use graph::Op;

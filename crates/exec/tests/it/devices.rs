@@ -1,7 +1,7 @@
 //! Every op case on every device. Invariant: a device either computes an op within its tolerance or its
 //! target says `Unsupported`.
 
-use crate::op_cases::{Case, cases, experts};
+use crate::op_cases::{Case, attention, cases, experts};
 use crate::rig::{On, load_as, output, output_i32, run};
 use graph::{DType, Op, Role, TensorSpec};
 use plan::{PlanError, Weights};
@@ -111,10 +111,15 @@ fn on_every_cpu(cases: &[Case]) {
 
 #[test]
 fn the_cpu_runs_every_case_on_every_instruction_set() {
-    let experts = experts::cases();
+    let apart = [experts::cases(), attention::cases()].concat();
     let others: Vec<Case> =
-        cases().into_iter().filter(|case| experts.iter().all(|e| e.name != case.name)).collect();
+        cases().into_iter().filter(|case| apart.iter().all(|e| e.name != case.name)).collect();
     on_every_cpu(&others);
+}
+
+#[test]
+fn the_cpu_runs_attention_on_every_instruction_set() {
+    on_every_cpu(&attention::cases());
 }
 
 #[test]

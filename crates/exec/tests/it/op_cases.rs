@@ -5,7 +5,7 @@
 //! Invariant: a case is a pure function of its name; its tolerance is c * eps(f32) * sqrt(K), c and K stated
 //! where the case is built.
 
-mod attention;
+pub mod attention;
 pub mod experts;
 mod linear;
 mod products;

@@ -82,7 +82,10 @@ impl OpRules for LinearCrossEntropy {
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
         let per_logit = 2 * ins[0].row_elements() + TRANSCENDENTAL;
-        streaming(per_logit * logits(ins[0], ins[1], counts), ins, outs, counts)
+        let once = streaming(per_logit * logits(ins[0], ins[1], counts), ins, outs, counts);
+        // Every chunk reads the whole weight.
+        let again = ins[0].rows(counts).div_ceil(u64::from(self.chunk)).saturating_sub(1);
+        Cost { bytes: once.bytes + again * ins[1].bytes_at(counts).0, ..once }
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {

@@ -29,8 +29,8 @@ pub struct Combine {
     pub top_k: u32,
 }
 
-/// `drows[r] = gates[order[r]] dy[order[r] / k]`, zero where order is -1; `dgates[t, j] = dy[t] . rows[places[t k
-/// + j]]`, zero where it was dropped. Inputs dy: (T, D), rows: (kT, D), gates: f32 (T, k), order, places: i32
+/// `drows[r] = gates[order[r]] dy[order[r] / k]`, zero where order is -1;
+/// `dgates[t, j] = dy[t] . rows[places[t k + j]]`, zero where it was dropped. Inputs dy: (T, D), rows: (kT, D), gates: f32 (T, k), order, places: i32
 /// (kT); outputs drows: (kT, D), dgates: f32 (T, k).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CombineGrad {

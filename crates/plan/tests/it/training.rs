@@ -7,7 +7,8 @@ use graph::ops::{
 };
 use graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, Phase, Role, StateKind, ValueId};
 use plimsoll_plan::{
-    Group, Optimizer, PlanError, Precision, Program, Region, Remat, Training, check, passes, training::plans,
+    Group, Optimizer, PlanError, Precision, Program, Region, Remat, RematChoice, Training, TrainingSearch,
+    check, passes, training::plans,
 };
 
 const ADAM: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
@@ -253,4 +254,64 @@ fn precision_is_in_the_graph() {
         let states = plan.graph.values().filter(|(_, v)| matches!(v.spec.role, Role::State(_)));
         assert!(states.into_iter().all(|(v, _)| in_region(v, Region::Persistent)));
     }
+}
+
+fn search(budget: Bytes, remat: RematChoice) -> TrainingSearch<'static> {
+    TrainingSearch {
+        training: training(Optimizer::AdamW(ADAM)),
+        budget,
+        step_tokens: 2048,
+        tokens: vec![256, 1024, 2048],
+        chunks: vec![64, 256],
+        optimizers: vec![Optimizer::AdamW(ADAM), Optimizer::AdamW8bit(ADAM)],
+        remat,
+    }
+}
+
+/// More budget never gives a slower plan, every plan is inside its line, and less than the least is refused.
+#[test]
+fn the_search_is_monotone_in_the_budget() {
+    let target = target("4090");
+    let build = |tokens, _| {
+        let graph = language_model(4, 64, 512, tokens);
+        Ok((graph.clone(), graph))
+    };
+    let whole = search(Bytes(u64::MAX), RematChoice::Auto).run(&target, &build).expect("any fits");
+    assert_eq!(whole.remat, Remat::None);
+    let error = search(Bytes(1000), RematChoice::Auto).run(&target, &build).expect_err("too little");
+    let PlanError::OverBudget(bill) = error else { panic!("{error}") };
+    let (least, most) = (bill.ledger.total().0, whole.program.peak().0);
+    let mut before = 0.0;
+    let mut recomputing = 0;
+    for k in 0..=12 {
+        let budget = Bytes(least + (most - least) * k / 12);
+        let found = search(budget, RematChoice::Auto).run(&target, &build).unwrap_or_else(|e| panic!("{e}"));
+        assert!(found.program.peak() <= budget, "{budget}");
+        assert!(found.tokens_per_second >= before, "{budget}: {} after {before}", found.tokens_per_second);
+        before = found.tokens_per_second;
+        recomputing += usize::from(found.remat != Remat::None);
+        // What the caller asks for is no faster than what the search takes where both fit.
+        if let Ok(full) = search(budget, RematChoice::Given(Remat::Full)).run(&target, &build) {
+            assert!(found.tokens_per_second >= full.tokens_per_second, "{budget}");
+        }
+    }
+    assert!((2..13).contains(&recomputing), "{recomputing} of 13 budgets recompute");
+    assert!((before - whole.tokens_per_second).abs() < 1e-9 * before);
+    let below = search(Bytes(least - 1), RematChoice::Auto).run(&target, &build);
+    assert!(matches!(below, Err(PlanError::OverBudget(_))));
+}
+
+#[test]
+fn forty_layers_are_searched_within_a_second() {
+    let target = target("4090");
+    let build = |tokens, chunk: u32| {
+        let graph = language_model(40, 1024, 32_000, tokens);
+        let _ = chunk;
+        Ok((graph.clone(), graph))
+    };
+    let start = std::time::Instant::now();
+    let tokens = vec![1024, 2048, 4096, 8192];
+    let search = TrainingSearch { tokens, step_tokens: 65_536, ..search(Bytes(24 << 30), RematChoice::Auto) };
+    let found = search.run(&target, &build).expect("fits");
+    println!("{:?} {} {:?}", start.elapsed(), found.program.peak(), found.candidate);
 }

@@ -4,7 +4,7 @@
 
 mod compute;
 mod engine;
-mod folder;
+pub(crate) mod folder;
 mod kept;
 mod options;
 pub mod output;

@@ -1,5 +1,16 @@
 //! `plimsoll train`: from a configuration to a trained model. Invariant: a run that was broken and goes on has the bits
 //! of one that was not.
 
+pub mod checkpoint;
 pub mod config;
+mod metrics;
+mod resume;
 pub mod schedule;
+mod state;
+mod trainable;
+mod trainer;
+
+pub use resume::Resume;
+pub use state::{Best, LossScale, State};
+pub use trainable::{Applied, Evaluated, Found, Part, Stored, Taken, Trainable};
+pub use trainer::{Ended, Open, Report, Request, train_with};

@@ -6,4 +6,5 @@ mod predict;
 mod resume;
 mod rig;
 mod streaming;
+mod train;
 mod verify;

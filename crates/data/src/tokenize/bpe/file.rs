@@ -61,7 +61,7 @@ fn check(file: &Value) -> Result<(), &'static str> {
 
 /// Whether both parts of a merge, which stand beside each other in an array or around a blank, make a token.
 /// What is no merge at all is left to the crate.
-fn makes_token(merge: &Value, vocab: &Map<String, Value>) -> bool {
+pub(crate) fn makes_token(merge: &Value, vocab: &Map<String, Value>) -> bool {
     let parts = match merge {
         Value::String(text) => text.split_once(' '),
         merge => merge[0].as_str().zip(merge[1].as_str()),

@@ -1,35 +1,87 @@
 //! Launches of attention and of its gradient. Invariant: what a kernel relies on is checked here.
 
-use super::super::Cpu;
-use super::super::attention::{self, Rope};
+use super::super::attention::{self, Given, Gradients, Rope};
 use super::super::operands::Operands;
+use super::super::{Cpu, Rows};
 use crate::device::DeviceError;
-use graph::ops::{Attention, AttentionGrad, Bias, Mask, Qkv, alibi_slopes};
+use graph::ops::{Attention, AttentionGrad, Bias, Qkv, alibi_slopes};
 
 /// As many heads as a launch can have without allocating their slopes.
 const MAX_HEADS: usize = 128;
 
 pub(in super::super) fn attention(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
-    if op.mask != Mask::Full || op.kv_heads != op.heads {
-        return Err(l.refuse("the CPU's kernel has no masks and no shared heads".to_owned()));
-    }
-    let width = op.width() as usize;
-    let [q, k, v] = match op.qkv {
-        Qkv::Separate => [l.input(0)?, l.input(1)?, l.input(2)?],
-        Qkv::Fused => {
-            let qkv = l.input(0)?;
-            [0, 1, 2].map(|i| qkv.columns(i * width, width))
-        }
-    };
-    let after = op.operands();
-    let spans = l.spans(after, q.rows())?;
-    let rope =
-        if op.rotary { Some(Rope { cos: l.vector(after + 1)?, sin: l.vector(after + 2)? }) } else { None };
+    let [q, k, v] = qkv(l, op, 0)?;
+    let spans = l.spans(op.operands(), q.rows())?;
     let mut slopes = [0.0; MAX_HEADS];
-    let heads = op.heads as usize;
+    let config = config(l, op, 0, &mut slopes)?;
+    let lse = l.launch.outs[1].as_ref().map(|_| l.output(1)).transpose()?;
+    attention::attention(cpu, config, q, k, v, spans, l.output(0)?, lse, l.workspace()?);
+    Ok(())
+}
+
+pub(in super::super) fn attention_grad(
+    l: &Operands<'_>,
+    cpu: &Cpu,
+    op: &AttentionGrad,
+) -> Result<(), DeviceError> {
+    let op = &op.forward;
+    let [q, k, v] = qkv(l, op, 1)?;
+    let (o, lse) = (l.input(1 + op.inputs())?, l.input(2 + op.inputs())?);
+    let given = Given { q, k, v, o, lse, gradient: l.input(0)? };
+    let spans = l.spans(1 + op.operands(), q.rows())?;
+    let mut slopes = [0.0; MAX_HEADS];
+    let config = config(l, op, 1, &mut slopes)?;
+    // One matrix or three, they share no column.
+    let [mut dq, mut dk, mut dv] = match op.qkv {
+        Qkv::Separate => [l.output(0)?, l.output(1)?, l.output(2)?],
+        Qkv::Fused => [l.output(0)?, l.output(0)?, l.output(0)?],
+    };
+    let [at_q, at_k, at_v] = columns(op);
+    let wanted = Gradients {
+        q: dq.columns(at_q.0, at_q.1),
+        k: dk.columns(at_k.0, at_k.1),
+        v: dv.columns(at_v.0, at_v.1),
+    };
+    attention::attention_grad(cpu, config, given, spans, wanted, l.workspace()?);
+    Ok(())
+}
+
+/// q, k and v, which begin at input `first`.
+fn qkv<'a>(l: &Operands<'a>, op: &Attention, first: usize) -> Result<[Rows<'a>; 3], DeviceError> {
+    let [q, k, v] = match op.qkv {
+        Qkv::Separate => [l.input(first)?, l.input(first + 1)?, l.input(first + 2)?],
+        Qkv::Fused => [l.input(first)?; 3],
+    };
+    let [at_q, at_k, at_v] = columns(op);
+    Ok([q.columns(at_q.0, at_q.1), k.columns(at_k.0, at_k.1), v.columns(at_v.0, at_v.1)])
+}
+
+/// First column and number of columns of q, k and v in their matrices.
+fn columns(op: &Attention) -> [(usize, usize); 3] {
+    let (q, kv) = (op.width() as usize, op.kv_width() as usize);
+    match op.qkv {
+        Qkv::Separate => [(0, q), (0, kv), (0, kv)],
+        Qkv::Fused => [(0, q), (q, kv), (q + kv, kv)],
+    }
+}
+
+/// What the kernels read of the op; the inputs of the forward pass begin at `first`.
+fn config<'a>(
+    l: &Operands<'a>,
+    op: &Attention,
+    first: usize,
+    slopes: &'a mut [f32; MAX_HEADS],
+) -> Result<attention::Attention<'a>, DeviceError> {
+    let (heads, head_dim) = (op.heads as usize, op.head_dim as usize);
     if heads > MAX_HEADS {
         return Err(l.refuse(format!("{heads} heads are more than {MAX_HEADS}")));
     }
+    if head_dim > attention::MAX_HEAD_DIM {
+        let most = attention::MAX_HEAD_DIM;
+        return Err(l.refuse(format!("a head of {head_dim} columns is wider than {most}")));
+    }
+    let table = first + op.operands() + 1;
+    let rope = if op.rotary { Some(Rope { cos: l.vector(table)?, sin: l.vector(table + 1)? }) } else { None };
     let slopes = match op.bias {
         Bias::None => None,
         Bias::Alibi => {
@@ -39,16 +91,6 @@ pub(in super::super) fn attention(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -
             Some(&slopes[..heads])
         }
     };
-    let shape = attention::Attention { heads, head_dim: op.head_dim as usize, scale: op.scale, rope, slopes };
-    let lse = l.launch.outs[1].as_ref().map(|_| l.output(1)).transpose()?;
-    attention::attention(cpu, shape, q, k, v, spans, l.output(0)?, lse, l.workspace()?);
-    Ok(())
-}
-
-pub(in super::super) fn attention_grad(
-    l: &Operands<'_>,
-    _: &Cpu,
-    _: &AttentionGrad,
-) -> Result<(), DeviceError> {
-    Err(l.refuse("the CPU has no kernel for it".to_owned()))
+    let kv_heads = op.kv_heads as usize;
+    Ok(attention::Attention { heads, kv_heads, head_dim, scale: op.scale, mask: op.mask, rope, slopes })
 }

@@ -3,6 +3,7 @@
 use super::{close, machines, numbers, same_bits, workspace};
 use crate::cpu::attention::*;
 use crate::cpu::{Cpu, Rows, RowsMut, rope};
+use graph::ops::Mask;
 
 struct Case {
     heads: usize,
@@ -32,6 +33,8 @@ impl Case {
     fn config(&self) -> Attention<'_> {
         Attention {
             heads: self.heads,
+            kv_heads: self.heads,
+            mask: Mask::Full,
             head_dim: self.hd,
             scale: self.scale,
             rope: self.rope.then_some(Rope { cos: &self.cos, sin: &self.sin }),

@@ -58,8 +58,24 @@ pub fn cases() -> Vec<Case> {
     for amplitude in [3.0, 30.0] {
         cases.push(attention(op((2, 2, 32), FORMS[0]), &[170, 2], amplitude));
         cases.push(attention(op((3, 3, 16), FORMS[1]), &[50, 170], amplitude));
+        cases.push(attention(masked(Mask::Window(20), (4, 2, 16), FORMS[0]), &[50, 170], amplitude));
     }
+    cases.extend(masks());
     cases.extend(gradients());
+    cases
+}
+
+/// Every mask with shared heads, in turn with every form, on batches up to more blocks than one.
+fn masks() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, mask) in MASKS.into_iter().enumerate() {
+        for (j, lengths) in [&[1, 50, 2][..], &[170, 1], &[451]].into_iter().enumerate() {
+            cases.push(attention(masked(mask, SHARED[(i + j) % 6], FORMS[(i + 3 * j) % 8]), lengths, 1.0));
+        }
+    }
+    for (i, shape) in SHARED.into_iter().enumerate() {
+        cases.push(attention(masked(Mask::Full, shape, FORMS[i]), &[50, 33], 1.0));
+    }
     cases
 }
 

@@ -84,6 +84,18 @@ impl TrainConfig {
         }
     }
 
+    /// With values at keys, which replace what is there.
+    pub fn with<'a>(
+        &self,
+        values: impl IntoIterator<Item = (&'a String, &'a serde_json::Value)>,
+    ) -> Result<Self, RunError> {
+        let mut tree = Node::of(self)?;
+        for (path, value) in values {
+            tree.set(&path.split('.').collect::<Vec<_>>(), Node::of(value)?);
+        }
+        serde_json::from_value(tree.to_json()).map_err(|e| RunError::Refused(format!("the configuration: {e}")))
+    }
+
     /// As YAML with every key, in the order of the schema.
     pub fn to_yaml(&self) -> Result<String, RunError> {
         Ok(Node::of(self)?.to_yaml())

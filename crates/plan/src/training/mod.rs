@@ -2,6 +2,12 @@
 //! optimizer, and evaluation. Invariant: the three share their persistent region, so that the peak of the program
 //! covers all that a run ever does.
 
+mod frontier;
+mod search;
+
+pub use frontier::{Choice, frontier};
+pub use search::{Candidate, Found, Rejected, RematChoice, TrainingSearch};
+
 use crate::passes::{Precision, Remat, differentiate, precision};
 use crate::{Persistent, Plan, PlanError, Policy, Program, Target, Weights, compile_shared};
 use graph::ops::{Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, Cast, GradScale, Sgd};

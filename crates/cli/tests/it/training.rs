@@ -1,0 +1,78 @@
+//! `plimsoll train`: configurations, as they are printed and refused.
+
+use crate::harness::Folder;
+use std::path::Path;
+
+/// A file in the style of the Ava guide.
+const AVA: &str = "\
+model:
+  hidden_size: 512
+  num_experts: 8
+memory:
+  pool_size_gb: 20
+  clear_cache_frequency: 100
+  silent_mode: true
+training:
+  eval_batch_size: 4
+  adjustment_frequency: 10
+  smooth_transitions: true
+  float32_matmul_precision: high
+  torch_compile: {mode: max-autotune}
+attention:
+  sparse_block_size: 64
+  num_local_blocks: 4
+deepspeed:
+  zero_stage: 2
+  nvme_offload: true
+data:
+  persistent_workers: true
+thresholds:
+  warning: 0.92
+";
+
+#[test]
+fn keys_of_another_trainer() {
+    let folder = Folder::new("train_ava");
+    folder.write("ava.yaml", AVA);
+    folder.run(&["train", "ava.yaml", "--print-config"]).ended(1).matches("train_ava");
+}
+
+#[test]
+fn values_that_make_no_sense() {
+    let folder = Folder::new("train_values");
+    folder.write(
+        "run.yaml",
+        "data: {train: [a.txt]}\nrun: {steps: 10}\nmodel: {heads: 7}\noptimizer: {lr: -1}\n",
+    );
+    let words = ["train", "run.yaml", "--print-config", "--set", "batch.tokens=many"];
+    folder.run(&words).ended(1).matches("train_values");
+    let words = ["train", "run.yaml", "--print-config", "--set", "optimizer.lr=1e-4", "--budget", "much"];
+    folder.run(&words).ended(1).matches("train_rules");
+    folder.run(&["train", "nowhere.yaml", "--print-config"]).ended(1).matches("train_nowhere");
+}
+
+#[test]
+fn a_configuration_with_every_key() {
+    let folder = Folder::new("train_printed");
+    folder.write("run.yaml", "data: {train: [a.txt]}\nrun: {steps: 10}\n");
+    let words = ["train", "run.yaml", "--print-config", "--set", "model.preset=small", "--budget", "24GiB"];
+    let printed = folder.run(&words).ended(0).stdout();
+    for line in ["  hidden: 512\n", "  preset: small\n", "  budget: \"24GiB\"\n", "  micro_tokens: auto\n"] {
+        assert!(printed.contains(line), "{line}: {printed}");
+    }
+    folder.write("again.yaml", &printed);
+    assert_eq!(folder.run(&["train", "again.yaml", "--print-config"]).ended(0).stdout(), printed);
+    let schema: serde_json::Value =
+        serde_json::from_str(&folder.run(&["train", "--schema"]).ended(0).stdout()).expect("JSON");
+    assert_eq!(schema["properties"]["optimizer"]["properties"]["lr"]["exclusiveMinimum"], 0);
+}
+
+#[test]
+fn the_examples_are_configurations() {
+    let folder = Folder::new("train_examples");
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+    for name in ["moe-mini.yaml", "moe-base.yaml", "head.yaml"] {
+        let path = examples.join(name).display().to_string();
+        folder.run(&["train", &path, "--print-config"]).ended(0);
+    }
+}

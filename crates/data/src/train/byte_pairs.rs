@@ -1,0 +1,275 @@
+//! Byte pairs over bytes, GPT-2's kind, from a `tokenizer.json`. Invariant: the ids are those of the
+//! `tokenizers` crate for the whole text, special tokens in it read as plain text; a file that asks for anything
+//! that is not understood here is refused by name.
+//!
+//! The crate does the work. A text goes to it in parts, since what it holds of one is a hundred times the
+//! text: a part ends before a blank that follows something that is none, where no word of GPT-2's pattern goes
+//! across.
+
+use std::path::Path;
+
+use serde_json::Value;
+use tokenizers::models::bpe::BPE;
+use tokenizers::{ModelWrapper, Tokenizer};
+
+use crate::bounded;
+use crate::printable::Name;
+use crate::tokenize::bpe::{LARGEST, makes_token};
+use crate::{DataError, DataErrorKind};
+
+/// Bytes of a part; it goes on to the next place where it can end.
+const PART: usize = 16 << 10;
+/// Bytes of a part that finds no such place. It is then cut between characters, and the tokens around the cut
+/// may be others than those of the whole.
+const LONGEST_PART: usize = 64 << 10;
+/// What the crate holds for a byte of a part, measured with room to spare (`tests/it/train/memory.rs`).
+const SCRATCH: u64 = 256;
+/// Words whose tokens the crate keeps, each of less than 256 bytes, and the bytes that one takes.
+const CACHED: usize = 10_000;
+const CACHED_BYTES: u64 = 1024;
+/// Ids are less: the crate counts up to the largest.
+const MOST_IDS: u64 = 1 << 20;
+
+type Refusal = Box<dyn std::error::Error + Send + Sync>;
+
+/// A byte-level tokenizer. It can be shared between threads; encoding starts none of its own.
+pub struct BytePairs {
+    tokenizer: Tokenizer,
+    size: usize,
+    /// The ids of special tokens, ascending.
+    specials: Vec<i32>,
+    /// Whether a text may be encoded in parts.
+    parts: bool,
+}
+
+impl BytePairs {
+    /// From the text of a `tokenizer.json`; `path` stands in errors.
+    pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self, DataError> {
+        let refuse =
+            |e: Refusal| DataError::at(path, DataErrorKind::Tokenizer(Name(&e.to_string()).to_string().into()));
+        Self::parse(bytes).map_err(refuse)
+    }
+
+    /// From the file at `path`.
+    pub fn from_file(path: &Path) -> Result<Self, DataError> {
+        let bytes = bounded::read(path, LARGEST).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
+        Self::from_bytes(&bytes, path)
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Self, Refusal> {
+        let mut file: Value = serde_json::from_slice(bytes)?;
+        check(&file)?;
+        // How its authors cut texts, framed them, and the way back to text: none of it makes tokens of a text.
+        for unused in ["truncation", "padding", "decoder", "post_processor"] {
+            file[unused] = Value::Null;
+        }
+        let mut tokenizer = Tokenizer::from_bytes(serde_json::to_vec(&file)?)?;
+        let ModelWrapper::BPE(model) = tokenizer.get_model() else {
+            return Err("its model is not of the type BPE".into());
+        };
+        let mut model: BPE = model.clone();
+        model.resize_cache(CACHED);
+        tokenizer.with_model(model);
+        tokenizer.set_encode_special_tokens(true);
+        let added = tokenizer.get_added_tokens_decoder();
+        let mut specials: Vec<i32> =
+            added.iter().filter(|(_, token)| token.special).map(|(&id, _)| id.cast_signed()).collect();
+        specials.sort_unstable();
+        let size = tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
+        // A token of several words is found in the text before it is parted into words, and a text is
+        // prefixed once.
+        let parts = specials.len() == added.len() && file["pre_tokenizer"]["add_prefix_space"] == false;
+        Ok(BytePairs { tokenizer, size, specials, parts })
+    }
+
+    /// The ids that occur are less than this.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The ids of special tokens, ascending. No text has them.
+    pub fn specials(&self) -> &[i32] {
+        &self.specials
+    }
+
+    /// The id of a special token.
+    pub(super) fn special(&self, name: &str, path: &Path) -> Result<i32, DataError> {
+        let id = self.tokenizer.token_to_id(name).map(u32::cast_signed);
+        id.filter(|id| self.specials.contains(id)).ok_or_else(|| {
+            let what = format!("it has no special token '{}'", Name(name));
+            DataError::at(path, DataErrorKind::Malformed(what))
+        })
+    }
+
+    /// Appends the tokens of `text`, without special ones. Text that is not UTF-8 is an error.
+    pub fn encode(&self, text: &[u8], tokens: &mut Vec<i32>) -> Result<(), DataError> {
+        let mut rest = std::str::from_utf8(text).map_err(|e| {
+            let what = format!("not UTF-8 from byte {} of the document on; convert it", e.valid_up_to());
+            DataError::new(DataErrorKind::Malformed(what))
+        })?;
+        while !rest.is_empty() {
+            let (part, after) = rest.split_at(if self.parts { part(rest) } else { rest.len() });
+            let encoding = self
+                .tokenizer
+                .encode_fast(part, false)
+                .map_err(|e| DataError::new(DataErrorKind::Tokenizer(e)))?;
+            tokens.extend(encoding.get_ids().iter().map(|&id| id.cast_signed()));
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// Bytes that the crate may hold for a document of `longest` bytes.
+    pub(super) fn scratch(&self, longest: usize) -> u64 {
+        let part = if self.parts { longest.min(LONGEST_PART) } else { longest };
+        library_scratch(part) + CACHED as u64 * CACHED_BYTES
+    }
+}
+
+/// Bytes that the crate holds while it encodes a text of so many.
+pub(super) fn library_scratch(bytes: usize) -> u64 {
+    bytes as u64 * SCRATCH
+}
+
+/// Where the first part of `text` ends.
+fn part(text: &str) -> usize {
+    let bytes = text.as_bytes();
+    if bytes.len() <= PART {
+        return bytes.len();
+    }
+    // The character before must not be a blank of any kind; ASCII is told without decoding.
+    let ends = |at: usize| bytes[at].is_ascii_whitespace() && bytes[at - 1].is_ascii_graphic();
+    let most = bytes.len().min(LONGEST_PART);
+    (PART..most).find(|&at| ends(at)).unwrap_or_else(|| text.floor_char_boundary(most))
+}
+
+/// Everything a file may ask for, field by field.
+fn check(file: &Value) -> Result<(), Refusal> {
+    let (model, words) = (&file["model"], &file["pre_tokenizer"]);
+    let kind = |part: &Value| part["type"].as_str().unwrap_or("of no type").to_owned();
+    if !(model["type"].is_null() || model["type"] == "BPE") {
+        return Err(format!("its model {} is not BPE", kind(model)).into());
+    }
+    if !file["normalizer"].is_null() {
+        return Err(format!("its normalizer {} is not supported", kind(&file["normalizer"])).into());
+    }
+    if words["type"] != "ByteLevel" {
+        return Err(format!("its pre-tokenizer {} is not ByteLevel", kind(words)).into());
+    }
+    if words["use_regex"] == false {
+        return Err("its pre-tokenizer does not part words (use_regex is false)".into());
+    }
+    let zero = |value: &Value| value.is_null() || value.as_f64() == Some(0.0);
+    let unset = |value: &Value| value.is_null() || *value == "" || *value == false;
+    let rules = [
+        ("dropout", zero(&model["dropout"])),
+        ("continuing_subword_prefix", unset(&model["continuing_subword_prefix"])),
+        ("end_of_word_suffix", unset(&model["end_of_word_suffix"])),
+        ("fuse_unk", unset(&model["fuse_unk"])),
+        ("byte_fallback", unset(&model["byte_fallback"])),
+    ];
+    if let Some((name, _)) = rules.iter().find(|(_, kept)| !kept) {
+        return Err(format!("its model sets {name}, which is not supported").into());
+    }
+    check_ids(file)
+}
+
+/// The vocabulary: every byte has a token, and ids are small.
+fn check_ids(file: &Value) -> Result<(), Refusal> {
+    let vocab = file["model"]["vocab"].as_object().ok_or("it has no model with a vocabulary")?;
+    let added = file["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let mut ids = vocab.values().chain(added.iter().map(|token| &token["id"]));
+    if ids.any(|id| id.as_u64().is_none_or(|id| id >= MOST_IDS)) {
+        return Err("an id of its vocabulary is no whole number below 2^20".into());
+    }
+    let bytes = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
+    let missing = bytes.into_iter().filter(|c| !vocab.contains_key(&c.to_string())).count();
+    if missing > 0 {
+        return Err(format!("{missing} of the 256 bytes have no token").into());
+    }
+    let merges = file["model"]["merges"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if !merges.iter().all(|merge| makes_token(merge, vocab)) {
+        return Err("a merge makes what is no token".into());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// All bytes, then `th`, `the`, ` the`, `ab`, and a special token.
+    fn file() -> Value {
+        let mut alphabet: Vec<char> =
+            tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet().into_iter().collect();
+        alphabet.sort_unstable();
+        let mut names: Vec<String> = alphabet.iter().map(char::to_string).collect();
+        names.extend(["th", "the", "\u{120}the", "ab"].map(str::to_owned));
+        let vocab: serde_json::Map<String, Value> = names.into_iter().zip((0..).map(Value::from)).collect();
+        let merges = ["t h", "th e", "\u{120} the", "a b"];
+        let added = json!([{"id": 260, "content": "<|endoftext|>", "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": true}]);
+        json!({"version": "1.0", "added_tokens": added, "normalizer": null, "truncation": {"max_length": 2},
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true},
+            "model": {"type": "BPE", "dropout": null, "unk_token": null, "vocab": vocab, "merges": merges}})
+    }
+
+    fn open(file: &Value) -> Result<BytePairs, DataError> {
+        BytePairs::from_bytes(&serde_json::to_vec(file).unwrap(), Path::new("t"))
+    }
+
+    fn encode(pairs: &BytePairs, text: &str) -> Vec<i32> {
+        let mut tokens = Vec::new();
+        pairs.encode(text.as_bytes(), &mut tokens).unwrap();
+        tokens
+    }
+
+    #[test]
+    fn merges_stay_in_words() {
+        let pairs = open(&file()).unwrap();
+        assert_eq!(pairs.size(), 261);
+        assert_eq!(encode(&pairs, "the the"), [257, 258]);
+        assert_eq!(encode(&pairs, "ab").len(), 1);
+        assert_eq!(encode(&pairs, "a b").len(), 3);
+        assert_eq!(pairs.special("<|endoftext|>", Path::new("t")).unwrap(), 260);
+        assert!(pairs.special("the", Path::new("t")).is_err());
+        // Text cannot make a special token.
+        assert!(!encode(&pairs, "a<|endoftext|>").contains(&260));
+        assert!(pairs.encode(b"\xff", &mut Vec::new()).unwrap_err().to_string().contains("from byte 0"));
+    }
+
+    #[test]
+    fn parts_are_the_whole() {
+        let pairs = open(&file()).unwrap();
+        let text = "the  other\n\n the th\u{e9}the \u{a0}ab, the's  \t1234 ab\r\n".repeat(3000);
+        let whole = pairs.tokenizer.encode_fast(text.as_str(), false).unwrap();
+        let whole: Vec<i32> = whole.get_ids().iter().map(|&id| id.cast_signed()).collect();
+        assert!(text.len() > 6 * PART && part(&text) < PART + 100);
+        assert_eq!(encode(&pairs, &text), whole);
+        // Without any blank a part still ends, between characters.
+        let text = "\u{e9}".repeat(LONGEST_PART);
+        assert_eq!(encode(&pairs, &text).len(), text.len());
+        assert_eq!((part(&text), part(&text[..PART + 2])), (LONGEST_PART, PART + 2));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused_by_name() {
+        for (pointer, value, why) in [
+            ("/model/type", json!("Unigram"), "its model Unigram is not BPE"),
+            ("/model/dropout", json!(0.1), "its model sets dropout"),
+            ("/normalizer", json!({"type": "NFC"}), "its normalizer NFC is not supported"),
+            ("/pre_tokenizer", json!({"type": "Metaspace"}), "its pre-tokenizer Metaspace is not ByteLevel"),
+            ("/pre_tokenizer", json!(null), "its pre-tokenizer of no type is not ByteLevel"),
+            ("/pre_tokenizer", json!({"type": "ByteLevel", "use_regex": false}), "use_regex is false"),
+            ("/model/vocab/!", json!(1 << 20), "no whole number below 2^20"),
+            ("/model/vocab", json!({"a": 0}), "255 of the 256 bytes have no token"),
+        ] {
+            let mut file = file();
+            *file.pointer_mut(pointer).unwrap() = value;
+            let error = open(&file).err().expect("refused");
+            let cause = std::error::Error::source(&error).unwrap().to_string();
+            assert!(cause.contains(why), "{cause}");
+        }
+    }
+}

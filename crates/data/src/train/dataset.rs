@@ -1,0 +1,375 @@
+//! A data set: all its documents were read once, so that what is wrong with them is known before anything is
+//! trained. Invariant: a data set that is open has a document to train on, and one to validate on if it is to
+//! be validated on.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+
+use super::files;
+use super::labels::{Labels, LabelsFrom};
+use super::ledger::{self, Held};
+use super::position::{Position, Window};
+use super::settings::{Format, Settings, Task, Tokens, Validation};
+use super::source::{Document, Documents};
+use super::split::{Split, Splitter};
+use super::stream::Stream;
+use super::vocabulary::Vocabulary;
+use crate::hex::hex;
+use crate::{DataError, DataErrorKind, bounded};
+
+/// An open data set. Cheap to clone.
+#[derive(Clone)]
+pub struct Dataset {
+    pub(super) inner: Arc<Inner>,
+}
+
+/// What the threads of a stream share.
+pub(super) struct Inner {
+    pub settings: Settings,
+    pub vocabulary: Vocabulary,
+    pub labels: Labels,
+    pub splitter: Splitter,
+    pub train: Files,
+    /// Empty where the training files hold what is validated on.
+    pub validation: Files,
+    pub census: Census,
+    /// Bytes that the buffers of a reader grew to, and of these the document's.
+    pub reader: [usize; 2],
+    pub compressed: bool,
+    /// Of the documents and of what orders them, in hexadecimal.
+    pub digest: String,
+}
+
+/// Files, and how many documents each has.
+#[derive(Default)]
+pub(super) struct Files {
+    pub paths: Vec<PathBuf>,
+    pub documents: Vec<u64>,
+}
+
+/// What was found when the documents were read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// What is trained on.
+    pub train: Side,
+    /// What is validated on.
+    pub validation: Side,
+    /// Documents without a byte; they are left out.
+    pub empty: u64,
+    /// Documents of the validation files that are trained on; they are left out of the validation.
+    pub dropped: u64,
+    /// Bytes of the longest document.
+    pub longest: usize,
+}
+
+/// The documents of one side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Side {
+    /// How many.
+    pub documents: u64,
+    /// Bytes in them, as they are tokenized.
+    pub bytes: u64,
+}
+
+impl Dataset {
+    /// Reads all documents once.
+    ///
+    /// # Errors
+    /// Settings that contradict themselves; files that cannot be read; no data, with the reason.
+    pub fn open(settings: Settings) -> Result<Self, DataError> {
+        settings.check()?;
+        let vocabulary = Vocabulary::open(&settings)?;
+        check_task(&settings, &vocabulary)?;
+        let labels = match &settings.task {
+            Task::Classify { labels: LabelsFrom::Table(path), classes, .. } => Labels::read(path, classes)?,
+            Task::Classify { .. } | Task::Causal | Task::Masked(_) => Labels::default(),
+        };
+        let mut scan = Scan::new(&settings, &labels);
+        let (train, validation) = scan.both()?;
+        let Scan { splitter, census, hash, reader, compressed, .. } = scan;
+        census.check(&settings, train.paths.len() + validation.paths.len())?;
+        let digest = digest(hash, &settings)?;
+        let inner = Inner {
+            settings,
+            vocabulary,
+            labels,
+            splitter,
+            train,
+            validation,
+            census,
+            reader,
+            compressed,
+            digest,
+        };
+        Ok(Dataset { inner: Arc::new(inner) })
+    }
+
+    /// What it was opened with.
+    pub fn settings(&self) -> &Settings {
+        &self.inner.settings
+    }
+
+    /// Its tokenizer.
+    pub fn vocabulary(&self) -> &Vocabulary {
+        &self.inner.vocabulary
+    }
+
+    /// What was found in it.
+    pub fn census(&self) -> &Census {
+        &self.inner.census
+    }
+
+    /// Its name: of the documents, the seed, the order and the tokenizer, in hexadecimal.
+    pub fn digest(&self) -> &str {
+        &self.inner.digest
+    }
+
+    /// What one of its streams holds on the host at most, beside batches. [`Settings::host_bytes`] says it
+    /// before the data was read, for the longest documents that are allowed.
+    pub fn host_bytes(&self) -> Vec<Held> {
+        let inner = &self.inner;
+        let (longest, [reader, _]) = (inner.census.longest, inner.reader);
+        let mut held = ledger::held(&inner.settings, &inner.vocabulary, longest, reader, inner.compressed);
+        held.push(Held { what: "labels", bytes: inner.labels.bytes() });
+        held.push(Held { what: "hashes of dropped documents", bytes: inner.splitter.bytes() });
+        held
+    }
+
+    /// The first position.
+    pub fn start(&self) -> Position {
+        let window = Window::default();
+        Position { data: self.inner.digest.clone(), epoch: 0, window, place: 0, token: 0 }
+    }
+
+    /// The batches of a side from a position on: of the training side epoch after epoch, of the other once, in
+    /// the order of the data.
+    ///
+    /// # Errors
+    /// A position in other data; a side without documents.
+    pub fn stream(&self, split: Split, from: &Position) -> Result<Stream, DataError> {
+        let files = self.inner.files(split).paths.len();
+        let refuse = |what: &str| Err(DataError::new(DataErrorKind::Malformed(what.to_owned())));
+        if from.data != self.inner.digest {
+            return refuse(
+                "the position is one in other data: the documents, the seed, the shuffling or the tokenizer have \
+                 changed; begin anew, or give back what was changed",
+            );
+        }
+        if split == Split::Validation && self.inner.census.validation.documents == 0 {
+            return refuse(
+                "there is nothing to validate on; set a validation fraction, or name validation files",
+            );
+        }
+        if split == Split::Validation && *from != self.start() {
+            return refuse("validation begins at the start");
+        }
+        if from.window.file as usize > files {
+            return refuse("the position is behind the last file; it was damaged");
+        }
+        Ok(Stream::new(self.inner.clone(), split, from.clone()))
+    }
+}
+
+impl Inner {
+    /// The files that hold the documents of a side.
+    pub(super) fn files(&self, split: Split) -> &Files {
+        match split {
+            Split::Validation if !self.validation.paths.is_empty() => &self.validation,
+            Split::Train | Split::Validation => &self.train,
+        }
+    }
+
+    /// Whether a document of [`Inner::files`] is on this side.
+    pub(super) fn is_on(&self, split: Split, document: &[u8]) -> bool {
+        match (&self.settings.validation, split) {
+            (Validation::None, _) | (Validation::Files(_), Split::Train) => true,
+            (Validation::Files(_), Split::Validation) => {
+                !self.splitter.is_dropped(self.splitter.hash(document))
+            }
+            (Validation::Fraction { .. }, _) => self.splitter.side(self.splitter.hash(document)) == split,
+        }
+    }
+}
+
+/// What the task needs of the tokenizer.
+fn check_task(settings: &Settings, vocabulary: &Vocabulary) -> Result<(), DataError> {
+    let ends = vocabulary.frame().iter().flatten().count();
+    let why = match settings.task {
+        Task::Masked(_) if vocabulary.mask().is_none() => {
+            "this tokenizer has no mask token; masked tokens need the one of ESM-2 or DNABERT-S"
+        }
+        Task::Masked(_) | Task::Classify { .. } if settings.bounds.longest <= ends => {
+            "the longest sequence has no room for a token between its two ends"
+        }
+        Task::Causal | Task::Masked(_) | Task::Classify { .. } => return Ok(()),
+    };
+    Err(DataError::new(DataErrorKind::Malformed(why.to_owned())))
+}
+
+/// The one reading of all documents.
+struct Scan<'a> {
+    settings: &'a Settings,
+    labels: &'a Labels,
+    splitter: Splitter,
+    census: Census,
+    /// Over the hashes of all documents, in order.
+    hash: Sha256,
+    reader: [usize; 2],
+    compressed: bool,
+}
+
+impl<'a> Scan<'a> {
+    fn new(settings: &'a Settings, labels: &'a Labels) -> Self {
+        let splitter = Splitter::new(&settings.validation, &settings.format);
+        let (census, hash) = (Census::default(), Sha256::new());
+        Scan { settings, labels, splitter, census, hash, reader: [0; 2], compressed: false }
+    }
+
+    /// The training files and the validation files.
+    fn both(&mut self) -> Result<(Files, Files), DataError> {
+        let Settings { train, format, validation, .. } = self.settings;
+        let train = files::list(train, format)?;
+        let Validation::Files(paths) = validation else {
+            return Ok((self.files(train, |scan, hash, bytes| scan.place(hash, bytes))?, Files::default()));
+        };
+        let (mut sizes, mut trained) = (std::collections::HashMap::new(), HashSet::new());
+        let validation = self.files(files::list(paths, format)?, |scan, hash, bytes| {
+            let size: &mut Side = sizes.entry(hash).or_default();
+            size.documents += 1;
+            size.bytes += bytes;
+            scan.census.validation.documents += 1;
+            scan.census.validation.bytes += bytes;
+        })?;
+        let train = self.files(train, |scan, hash, bytes| {
+            scan.place(hash, bytes);
+            if let Some(size) = sizes.get(&hash)
+                && trained.insert(hash)
+            {
+                scan.census.validation.documents -= size.documents;
+                scan.census.validation.bytes -= size.bytes;
+                scan.census.dropped += size.documents;
+            }
+        })?;
+        self.splitter.drop_from_validation(trained);
+        Ok((train, validation))
+    }
+
+    /// Reads files and hands every document that is not empty on: its hash and its bytes.
+    fn files(
+        &mut self,
+        paths: Vec<PathBuf>,
+        mut found: impl FnMut(&mut Self, u64, u64),
+    ) -> Result<Files, DataError> {
+        let mut files = Files { paths, documents: Vec::new() };
+        let mut document = Document::default();
+        for path in &files.paths {
+            let mut documents = Documents::open(path, self.settings, self.labels)?;
+            let mut count = 0;
+            while documents.read(&mut document)? {
+                count += 1;
+                let bytes = document.bytes.len();
+                self.census.longest = self.census.longest.max(bytes);
+                let hash = self.splitter.hash(&document.bytes);
+                self.hash.update(hash.to_le_bytes());
+                // The same texts with other classes are other data.
+                self.hash.update(document.class.to_le_bytes());
+                match bytes {
+                    0 => self.census.empty += 1,
+                    _ => found(self, hash, bytes as u64),
+                }
+            }
+            self.hash.update(u64::MAX.to_le_bytes());
+            let document = document.bytes.capacity();
+            self.reader = [self.reader[0].max(documents.held() + document), self.reader[1].max(document)];
+            self.compressed |= files::is_compressed(path, &self.settings.format)?;
+            files.documents.push(count);
+        }
+        Ok(files)
+    }
+
+    fn place(&mut self, hash: u64, bytes: u64) {
+        let side = match self.splitter.side(hash) {
+            Split::Train => &mut self.census.train,
+            Split::Validation => &mut self.census.validation,
+        };
+        side.documents += 1;
+        side.bytes += bytes;
+    }
+}
+
+impl Census {
+    /// No data is an error that says which and why.
+    fn check(&self, settings: &Settings, files: usize) -> Result<(), DataError> {
+        let all = self.train.documents + self.validation.documents;
+        let Census { train, validation, empty, dropped, .. } = self;
+        let why = match &settings.validation {
+            _ if all + dropped == 0 => format!(
+                "no document to train on in {files} files, of which {empty} documents are empty; {}",
+                look_at(&settings.format)
+            ),
+            Validation::Fraction { fraction, .. } if train.documents == 0 => format!(
+                "no document to train on: with the validation fraction {fraction} all {all} are validated on; \
+                 lower it, or part the data into more documents"
+            ),
+            Validation::Fraction { fraction, .. } if validation.documents == 0 => format!(
+                "no document to validate on: with the validation fraction {fraction} all {all} are trained on; \
+                 raise it, part the data into more documents, or name validation files"
+            ),
+            Validation::Files(_) if train.documents == 0 => {
+                format!("no document to train on: the training files are empty ({empty} empty documents)")
+            }
+            Validation::Files(_) if validation.documents == 0 && *dropped > 0 => format!(
+                "no document to validate on: all {dropped} of the validation files are trained on too; \
+                 name other files"
+            ),
+            Validation::Files(_) if validation.documents == 0 => {
+                format!("no document to validate on: the validation files are empty ({empty} empty documents)")
+            }
+            Validation::None | Validation::Fraction { .. } | Validation::Files(_) => return Ok(()),
+        };
+        Err(DataError::at(&settings.train[0], DataErrorKind::NoData(why)))
+    }
+}
+
+/// What to look at when a format finds no document.
+fn look_at(format: &Format) -> &'static str {
+    match format {
+        Format::Text(_) | Format::Ids { .. } => "check the paths",
+        Format::JsonLines { .. } => "check the paths and the field of the text",
+        Format::Sequences => "check the paths; a record needs letters",
+    }
+}
+
+/// The name of the data: its documents and everything that decides their order and their tokens, but not how
+/// many tokens a batch has.
+fn digest(mut hash: Sha256, settings: &Settings) -> Result<String, DataError> {
+    let Settings { format, tokens, task, seed, shuffle, validation, .. } = settings;
+    if let Tokens::Dna(path) | Tokens::BytePairs { file: path, .. } = tokens {
+        let bytes = bounded::read(path, crate::tokenize::bpe::LARGEST);
+        hash.update(bytes.map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?);
+    }
+    let validation = match validation {
+        Validation::None => "none".to_owned(),
+        Validation::Fraction { fraction, seed } => format!("{fraction} {seed}"),
+        // Their documents are in the hash.
+        Validation::Files(_) => "files".to_owned(),
+    };
+    let tokens = match tokens {
+        Tokens::Bytes { end } => format!("bytes {end}"),
+        Tokens::Esm => "esm".to_owned(),
+        Tokens::Dna(_) => "dna".to_owned(),
+        Tokens::BytePairs { end, .. } => format!("pairs {end:?}"),
+        Tokens::Ids { vocab } => format!("ids {vocab}"),
+    };
+    let task = match task {
+        Task::Causal => "causal",
+        Task::Masked(_) => "masked",
+        Task::Classify { .. } => "classify",
+    };
+    hash.update(format!("{format:?} {tokens} {task} {seed} {shuffle:?} {validation}"));
+    let digest: [u8; 32] = hash.finalize().into();
+    Ok(hex(&digest[..16]))
+}

@@ -1,0 +1,98 @@
+//! The files of a data set. Invariant: the same names give the same files in the same order, whatever the order
+//! in which a folder lists them.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use super::settings::Format;
+use crate::sequence::Compression;
+use crate::{DataError, DataErrorKind};
+
+/// What names of compressed files end with, behind the format's own ending.
+const COMPRESSED: [&str; 4] = [".gz", ".bz2", ".zst", ".xz"];
+
+/// What the names of a format's files in a folder end with. A file that is named itself may have any name.
+fn endings(format: &Format) -> &'static [&'static str] {
+    match format {
+        Format::Text(_) => &[".txt", ".text"],
+        Format::JsonLines { .. } => &[".jsonl", ".ndjson"],
+        Format::Ids { .. } => &[".bin"],
+        Format::Sequences => &[".fa", ".fasta", ".fas", ".fna", ".ffn", ".frn", ".faa", ".fq", ".fastq"],
+    }
+}
+
+/// `paths`, with the files of a folder in its place: those with an ending of the format, in the order of their
+/// names. Folders in folders are not looked into.
+pub(super) fn list(paths: &[PathBuf], format: &Format) -> Result<Vec<PathBuf>, DataError> {
+    let mut files = Vec::new();
+    for path in paths {
+        let facts = fs::metadata(path).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
+        match facts.is_dir() {
+            true => files.extend(folder(path, format)?),
+            false if facts.is_file() => files.push(path.clone()),
+            false => {
+                let what = "no regular file; training reads its data more than once".to_owned();
+                return Err(DataError::at(path, DataErrorKind::Malformed(what)));
+            }
+        }
+    }
+    Ok(files)
+}
+
+/// Whether reading the file takes a decoder.
+pub(super) fn is_compressed(path: &Path, format: &Format) -> Result<bool, DataError> {
+    let mut start = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(6).read_to_end(&mut start));
+    read.map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
+    Ok(!matches!(format, Format::Ids { .. }) && Compression::of(&start).is_some())
+}
+
+fn folder(path: &Path, format: &Format) -> Result<Vec<PathBuf>, DataError> {
+    let endings = endings(format);
+    // Ids are no text: nothing in them tells compressed ones.
+    let compressed = if matches!(format, Format::Ids { .. }) { &[][..] } else { &COMPRESSED };
+    let read = |e| DataError::at(path, DataErrorKind::Read(e));
+    let mut files = Vec::new();
+    for entry in fs::read_dir(path).map_err(read)? {
+        let entry = entry.map_err(read)?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let plain = compressed.iter().find_map(|c| name.strip_suffix(c)).unwrap_or(&name);
+        // As given: a link to a file is one.
+        if !name.starts_with('.') && endings.iter().any(|e| plain.ends_with(e)) && entry.path().is_file() {
+            files.push(entry.path());
+        }
+    }
+    files.sort();
+    match files.is_empty() {
+        false => Ok(files),
+        true => {
+            let what = format!("no file in this folder ends with {}; name the files", endings.join(", "));
+            Err(DataError::at(path, DataErrorKind::NoData(what)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_its_files_by_name() {
+        let folder = std::env::temp_dir().join(format!("plimsoll-files-{}", std::process::id()));
+        fs::create_dir_all(folder.join("inner.txt")).unwrap();
+        for name in ["b.txt", "a.txt.gz", ".hidden.txt", "c.md", "B.txt"] {
+            fs::write(folder.join(name), "x").unwrap();
+        }
+        let format = Format::Text(super::super::TextDocuments::Lines);
+        let named = folder.join("c.md");
+        let found = list(&[named.clone(), folder.clone()], &format).unwrap();
+        let expected: Vec<PathBuf> = ["B.txt", "a.txt.gz", "b.txt"].iter().map(|n| folder.join(n)).collect();
+        assert_eq!(found[0], named);
+        assert_eq!(found[1..], expected);
+        let error = list(std::slice::from_ref(&folder), &Format::Sequences).unwrap_err();
+        assert!(error.to_string().contains("no file in this folder ends with .fa, "), "{error}");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

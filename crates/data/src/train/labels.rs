@@ -1,0 +1,154 @@
+//! The classes of documents. Invariant: every document of a task with classes has one, and it is one of those
+//! that the task names.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::bounded;
+use crate::printable::Name;
+use crate::{DataError, DataErrorKind};
+
+/// Bytes of a table of labels: 1 GiB is some twenty million sequences.
+const LARGEST: u64 = 1 << 30;
+
+/// Where labels stand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LabelsFrom {
+    /// A field of each line of JSON.
+    Field(String),
+    /// A table: the name of a sequence, a tab, its class; lines that start with `#` are comments.
+    Table(PathBuf),
+}
+
+/// The classes that there are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Classes {
+    /// Numbers from 0 to below this.
+    Count(u32),
+    /// Names, numbered in this order.
+    Names(Vec<String>),
+}
+
+impl Classes {
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        match self {
+            Classes::Count(n) => *n as usize,
+            Classes::Names(names) => names.len(),
+        }
+    }
+
+    /// The number of the class that a text names.
+    pub fn of_text(&self, text: &str) -> Result<i32, String> {
+        match self {
+            Classes::Count(_) => {
+                let number: Result<u32, _> = text.parse();
+                self.number(number.map_err(|_| format!("the class '{}' is no whole number", Name(text)))?)
+            }
+            Classes::Names(names) => {
+                let found = names.iter().position(|name| name == text);
+                let unknown = || format!("the class '{}' is not one of {}", Name(text), names.join(", "));
+                found.map(|at| at as i32).ok_or_else(unknown)
+            }
+        }
+    }
+
+    /// The number of the class that a value names.
+    pub(super) fn of_json(&self, value: &Value) -> Result<i32, String> {
+        match (self, value) {
+            (Classes::Names(_), Value::String(text)) => self.of_text(text),
+            (Classes::Names(_), other) => Err(format!("the class {} is no name", Name(&other.to_string()))),
+            (Classes::Count(_), Value::Number(n)) => self.of_text(&n.to_string()),
+            (Classes::Count(_), Value::Bool(yes)) => self.number(u32::from(*yes)),
+            (Classes::Count(_), other) => {
+                Err(format!("the class {} is no whole number", Name(&other.to_string())))
+            }
+        }
+    }
+
+    fn number(&self, number: u32) -> Result<i32, String> {
+        match (number as usize) < self.count() {
+            true => Ok(number as i32),
+            false => Err(format!("the class {number} is not below {}", self.count())),
+        }
+    }
+}
+
+/// Labels by the names of sequences; shared, since a table may be large.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Labels {
+    /// None where the task has none, or they stand with the text.
+    table: Option<Arc<HashMap<String, i32>>>,
+}
+
+impl Labels {
+    /// Reads a table.
+    pub(super) fn read(path: &Path, classes: &Classes) -> Result<Self, DataError> {
+        let text =
+            bounded::read_text(path, LARGEST).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
+        let mut table = HashMap::new();
+        for (line, text) in (1..).zip(text.lines()).filter(|(_, t)| !t.trim().is_empty() && !t.starts_with('#'))
+        {
+            let refuse = |what: String| DataError::at(path, DataErrorKind::Malformed(what)).with_line(line);
+            let Some((name, class)) = text.split_once('\t') else {
+                return Err(refuse("no tab; a line is the name of a sequence, a tab, its class".to_owned()));
+            };
+            let class = classes.of_text(class.trim()).map_err(refuse)?;
+            if table.insert(name.to_owned(), class).is_some_and(|other| other != class) {
+                return Err(refuse(format!("'{}' has another class before", Name(name))));
+            }
+        }
+        Ok(Labels { table: Some(Arc::new(table)) })
+    }
+
+    /// The class of a sequence; 0 where the task has none.
+    pub(super) fn of(&self, name: &str) -> Result<i32, DataError> {
+        let Some(table) = &self.table else { return Ok(0) };
+        let missing = "it has no class in the table of labels; add it, or leave the sequence out";
+        let class = table.get(name).copied();
+        class.ok_or_else(|| DataError::new(DataErrorKind::Malformed(missing.to_owned())).with_id(name))
+    }
+
+    /// Bytes that the table holds, about: a name, its class and the space between.
+    pub(super) fn bytes(&self) -> u64 {
+        let table = self.table.iter().flat_map(|table| table.keys());
+        table.map(|name| 2 * (name.capacity() + size_of::<(String, i32)>() + 1) as u64).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_have_numbers() {
+        let names = Classes::Names(vec!["virus".into(), "host".into()]);
+        assert_eq!(names.of_text("host"), Ok(1));
+        assert_eq!(names.of_text("x").unwrap_err(), "the class 'x' is not one of virus, host");
+        assert_eq!(names.of_json(&1.into()).unwrap_err(), "the class 1 is no name");
+        let count = Classes::Count(2);
+        assert_eq!(count.of_text("1"), Ok(1));
+        assert_eq!(count.of_json(&true.into()), Ok(1));
+        assert_eq!(count.of_json(&2.into()).unwrap_err(), "the class 2 is not below 2");
+        assert_eq!(count.of_json(&0.5.into()).unwrap_err(), "the class '0.5' is no whole number");
+    }
+
+    #[test]
+    fn a_table_names_each_sequence_once() {
+        let path = std::env::temp_dir().join(format!("plimsoll-labels-{}.tsv", std::process::id()));
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            Labels::read(&path, &Classes::Count(2))
+        };
+        let labels = read("# name\tclass\na\t1\r\nb b\t0\n\na\t1\n").unwrap();
+        assert_eq!(labels.of("a").unwrap(), 1);
+        assert_eq!(labels.of("b b").unwrap(), 0);
+        assert!(labels.of("c").unwrap_err().to_string().contains("'c': it has no class"));
+        assert!(read("a 1").unwrap_err().to_string().contains("line 1: no tab"));
+        assert!(read("a\t1\na\t0").unwrap_err().to_string().contains("line 2: 'a' has another class before"));
+        std::fs::remove_file(&path).unwrap();
+    }
+}

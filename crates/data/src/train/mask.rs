@@ -1,0 +1,111 @@
+//! Masked tokens: which are predicted, and what stands in their place. Invariant: the choice at a token depends on
+//! the key of its document and its place in it, so it does not depend on how documents were packed; special
+//! tokens are never chosen, and of every piece that has others at least one is.
+//!
+//! Source: Devlin et al. 2019, section 3.1: 15 % of the tokens, of these 80 % masked, 10 % random, 10 % as they
+//! are; ESM-2 does the same. A random token is one that is not special.
+
+use super::pieces::IGNORED;
+use super::random::Key;
+use super::settings::MaskRates;
+
+/// What it takes.
+pub(super) struct Masking<'a> {
+    pub rates: MaskRates,
+    /// The mask token.
+    pub mask: i32,
+    /// The tokens that are not special, ascending: what is chosen, and what a random token is drawn from.
+    pub ordinary: &'a [i32],
+}
+
+impl Masking<'_> {
+    /// Appends the tokens of a document from its token `from` on as the model sees them, and what it has to
+    /// predict; how many targets that are. Where all tokens are special that is none.
+    pub(super) fn push(
+        &self,
+        tokens: &[i32],
+        from: usize,
+        document: Key,
+        ids: &mut Vec<i32>,
+        targets: &mut Vec<i32>,
+    ) -> u64 {
+        let key = |at: usize| document.with((from + at) as u64);
+        let may = |token: i32| self.ordinary.binary_search(&token).is_ok();
+        let drawn = |at: usize| key(at).unit() < self.rates.select && may(tokens[at]);
+        // Where nothing is drawn, what was closest to it.
+        let stands_in = match (0..tokens.len()).any(drawn) {
+            true => None,
+            false => (0..tokens.len())
+                .filter(|&at| may(tokens[at]))
+                .min_by(|&a, &b| key(a).unit().total_cmp(&key(b).unit())),
+        };
+        let mut chosen = 0;
+        for (at, &token) in tokens.iter().enumerate() {
+            let chooses = drawn(at) || stands_in == Some(at);
+            chosen += u64::from(chooses);
+            ids.push(if chooses { self.replacement(token, key(at).with(1)) } else { token });
+            targets.push(if chooses { token } else { IGNORED });
+        }
+        chosen
+    }
+
+    fn replacement(&self, token: i32, key: Key) -> i32 {
+        let MaskRates { mask, random, .. } = self.rates;
+        match key.unit() {
+            x if x < mask => self.mask,
+            x if x < mask + random => self.ordinary[key.with(1).below(self.ordinary.len())],
+            _ => token,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MASK: i32 = 99;
+
+    fn masked(tokens: &[i32], from: usize, key: Key) -> (Vec<i32>, Vec<i32>) {
+        let ordinary: Vec<i32> = (10..MASK).chain(100..200).collect();
+        let masking = Masking { rates: MaskRates::BERT, mask: MASK, ordinary: &ordinary };
+        let (mut ids, mut targets) = (Vec::new(), Vec::new());
+        let chosen = masking.push(tokens, from, key, &mut ids, &mut targets);
+        assert_eq!(chosen as usize, targets.iter().filter(|&&t| t != IGNORED).count());
+        (ids, targets)
+    }
+
+    #[test]
+    fn the_rates_are_berts() {
+        let tokens = vec![50; 100_000];
+        let (ids, targets) = masked(&tokens, 0, Key::new(1));
+        let count = |wanted: fn(i32) -> bool| {
+            ids.iter().zip(&targets).filter(|&(&id, &target)| target == 50 && wanted(id)).count()
+        };
+        let (mask, random, same) =
+            (count(|id| id == MASK), count(|id| id != MASK && id != 50), count(|id| id == 50));
+        assert!((11_600..12_400).contains(&mask), "{mask}");
+        assert!((1_350..1_650).contains(&random), "{random}");
+        assert!((1_350..1_650).contains(&same), "{same}");
+        assert!(ids.iter().zip(&targets).all(|(&id, &target)| target == 50 || id == 50));
+    }
+
+    #[test]
+    fn pieces_are_masked_as_the_whole() {
+        let tokens: Vec<i32> = (100..200).collect();
+        let (ids, targets) = masked(&tokens, 0, Key::new(5));
+        let (first, second) = (masked(&tokens[..40], 0, Key::new(5)), masked(&tokens[40..], 40, Key::new(5)));
+        assert_eq!(ids, [first.0, second.0].concat());
+        assert_eq!(targets, [first.1, second.1].concat());
+        assert_ne!(ids, masked(&tokens, 0, Key::new(6)).0);
+    }
+
+    #[test]
+    fn every_piece_has_a_target() {
+        for seed in 0..100 {
+            let (_, targets) = masked(&[3, 17, 4], 3, Key::new(seed));
+            assert_eq!(targets, [IGNORED, 17, IGNORED]);
+        }
+        // Nothing but special tokens.
+        assert_eq!(masked(&[3, 4], 0, Key::new(1)), (vec![3, 4], vec![IGNORED; 2]));
+    }
+}

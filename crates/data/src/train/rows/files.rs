@@ -1,0 +1,200 @@
+//! Files of rows, as `plimsoll embed` writes them, read back a row at a time. Invariant: a row is f32, finite or
+//! not as it is stored; which rows there are is known from headers, and sizes are checked before they are
+//! trusted.
+//!
+//! * `.npy` with a list of names beside it (`X.ids.txt`): [n, d].
+//! * `.safetensors` with a matrix `embeddings` [n, d] and its names in the metadata (`ids`).
+//! * `.safetensors` with a tensor for each name, [d] or [1, d].
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use crate::bounded;
+use crate::printable::Name;
+use crate::weights::{Weights, WeightsError};
+use crate::{DataError, DataErrorKind};
+
+/// Bytes of a list of names.
+const LONGEST_NAMES: u64 = 1 << 30;
+/// The matrix of a file that has one.
+const MATRIX: &str = "embeddings";
+/// What stands for the name of a row in the name of a tensor.
+const ANY: char = '*';
+
+/// An open file of rows.
+pub(super) struct RowFile {
+    path: PathBuf,
+    width: usize,
+    /// The names of its rows, until they are taken.
+    pub names: Vec<String>,
+    kind: Kind,
+}
+
+enum Kind {
+    /// Where the values start.
+    Npy(File, u64),
+    Matrix(Weights),
+    /// The names of the tensors, by row.
+    Tensors(Weights, Vec<String>),
+}
+
+impl RowFile {
+    /// `pattern` is what tensors are called, with `*` for the name of a row.
+    pub(super) fn open(path: &Path, pattern: &str) -> Result<Self, DataError> {
+        if path.extension().is_some_and(|e| e == "npy") {
+            return Self::npy(path);
+        }
+        let weights = Weights::open(path).map_err(unreadable)?;
+        match weights.get(MATRIX).is_some() && weights.metadata().contains_key("ids") {
+            true => Self::matrix(path, weights),
+            false => Self::tensors(path, weights, pattern),
+        }
+    }
+
+    /// Values in a row.
+    pub(super) fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Reads a row into `out`, of its width.
+    pub(super) fn read(&self, row: usize, out: &mut [f32]) -> Result<(), DataError> {
+        let start = row as u64 * self.width as u64;
+        let range = start..start + self.width as u64;
+        match &self.kind {
+            Kind::Matrix(weights) => weights.read_f32(MATRIX, range, out).map_err(unreadable),
+            Kind::Tensors(weights, names) => {
+                weights.read_f32(&names[row], 0..self.width as u64, out).map_err(unreadable)
+            }
+            Kind::Npy(file, offset) => read_f32(file, offset + start * 4, out)
+                .map_err(|e| DataError::at(&self.path, DataErrorKind::Read(e))),
+        }
+    }
+
+    fn npy(path: &Path) -> Result<Self, DataError> {
+        let fail = |e| DataError::at(path, DataErrorKind::Read(e));
+        let refuse = |what: String| DataError::at(path, DataErrorKind::Malformed(what));
+        let mut file = File::open(path).map_err(fail)?;
+        let (header, offset) = npy_header(&mut file).map_err(fail)?.ok_or_else(|| {
+            refuse("not an array as numpy.save writes it; write it again, or give .safetensors".to_owned())
+        })?;
+        let [rows, width] = npy_shape(&header).map_err(&refuse)?;
+        let size = file.metadata().map_err(fail)?.len();
+        let expected =
+            rows.checked_mul(width).and_then(|n| n.checked_mul(4)).and_then(|n| n.checked_add(offset));
+        if width == 0 || expected != Some(size) {
+            return Err(refuse(format!("its header promises {rows} rows of {width}; it has {size} bytes")));
+        }
+        let list = path.with_extension("ids.txt");
+        let text = bounded::read_text(&list, LONGEST_NAMES)
+            .map_err(|e| DataError::at(&list, DataErrorKind::Read(e)))?;
+        let names: Vec<String> = text.lines().map(str::to_owned).collect();
+        if names.len() as u64 != rows {
+            let what = format!("{} names for {rows} rows of the array beside it", names.len());
+            return Err(DataError::at(&list, DataErrorKind::Malformed(what)));
+        }
+        Ok(RowFile { path: path.to_owned(), width: width as usize, names, kind: Kind::Npy(file, offset) })
+    }
+
+    fn matrix(path: &Path, weights: Weights) -> Result<Self, DataError> {
+        let refuse = |what: String| DataError::at(path, DataErrorKind::Malformed(what));
+        let shape = weights.tensor(MATRIX).map_err(unreadable)?.shape().to_vec();
+        let names: Vec<String> = serde_json::from_str(&weights.metadata()["ids"])
+            .map_err(|_| refuse("its ids are no list of names".to_owned()))?;
+        match shape[..] {
+            [rows, width] if rows == names.len() as u64 && width > 0 => {
+                Ok(RowFile { path: path.to_owned(), width: width as usize, names, kind: Kind::Matrix(weights) })
+            }
+            _ => Err(refuse(format!(
+                "{} ids for a matrix of {shape:?}; rows of one width are needed",
+                names.len()
+            ))),
+        }
+    }
+
+    fn tensors(path: &Path, weights: Weights, pattern: &str) -> Result<Self, DataError> {
+        let refuse = |what: String| DataError::at(path, DataErrorKind::Malformed(what));
+        let Some((before, after)) = pattern.split_once(ANY) else {
+            return Err(refuse(format!("the pattern '{}' has no *, the name of a row", Name(pattern))));
+        };
+        let (mut names, mut tensors, mut width) = (Vec::new(), Vec::new(), None);
+        for tensor in weights.tensors() {
+            let name = tensor.name().strip_prefix(before).and_then(|name| name.strip_suffix(after));
+            let Some(name) = name else { continue };
+            let &last = match tensor.shape() {
+                [last] | [1, last] if *last > 0 => last,
+                other => {
+                    let what = format!("the tensor '{}' of {other:?} is no row", Name(tensor.name()));
+                    return Err(refuse(what + "; name those that are by a pattern, such as *.mean"));
+                }
+            };
+            if *width.get_or_insert(last) != last {
+                return Err(refuse(format!("'{}' has {last} values, others have not", Name(tensor.name()))));
+            }
+            names.push(name.to_owned());
+            tensors.push(tensor.name().to_owned());
+        }
+        let none = || refuse(format!("no tensor is called '{}'", Name(pattern)));
+        let width = width.ok_or_else(none)? as usize;
+        Ok(RowFile { path: path.to_owned(), width, names, kind: Kind::Tensors(weights, tensors) })
+    }
+}
+
+/// The dictionary of an array and where its values start; none if the file is no array.
+/// Source: numpy's `numpy/lib/format.py`, versions 1 to 3.
+fn npy_header(file: &mut File) -> io::Result<Option<(String, u64)>> {
+    let mut start = [0; 12];
+    file.read_exact(&mut start)?;
+    let (len, from) = match (&start[..6], start[6]) {
+        (b"\x93NUMPY", 1) => (u64::from(u16::from_le_bytes([start[8], start[9]])), 10),
+        (b"\x93NUMPY", 2 | 3) => {
+            (u64::from(u32::from_le_bytes([start[8], start[9], start[10], start[11]])), 12)
+        }
+        _ => return Ok(None),
+    };
+    if len > 64 << 10 {
+        return Ok(None);
+    }
+    let mut header = vec![0; len as usize];
+    file.read_exact_at(&mut header, from)?;
+    Ok(Some((String::from_utf8_lossy(&header).into_owned(), from + len)))
+}
+
+/// Rows and columns of an array of f32 in C order.
+fn npy_shape(header: &str) -> Result<[u64; 2], String> {
+    let value = |key: &str| header.split_once(&format!("'{key}':")).map(|(_, rest)| rest.trim_start());
+    let starts = |key: &str, expected: &str| value(key).is_some_and(|rest| rest.starts_with(expected));
+    if !starts("descr", "'<f4'") || !starts("fortran_order", "False") {
+        return Err(
+            "its values are not f32 in C order; save it as numpy.ascontiguousarray(x, '<f4')".to_owned()
+        );
+    }
+    let shape = value("shape").and_then(|rest| rest.strip_prefix('(')?.split_once(')')).map(|(shape, _)| shape);
+    let sizes: Option<Vec<u64>> = shape.map(|shape| {
+        shape.split(',').map(str::trim).filter(|s| !s.is_empty()).map_while(|s| s.parse().ok()).collect()
+    });
+    match sizes.as_deref() {
+        Some(&[rows, width]) => Ok([rows, width]),
+        Some(_) | None => Err("it is no matrix of rows".to_owned()),
+    }
+}
+
+fn read_f32(file: &File, offset: u64, out: &mut [f32]) -> io::Result<()> {
+    let mut buffer = [0; 4096];
+    let mut at = offset;
+    for part in out.chunks_mut(buffer.len() / 4) {
+        let bytes = &mut buffer[..4 * part.len()];
+        file.read_exact_at(bytes, at)?;
+        at += bytes.len() as u64;
+        for (value, bytes) in part.iter_mut().zip(bytes.as_chunks().0) {
+            *value = f32::from_le_bytes(*bytes);
+        }
+    }
+    Ok(())
+}
+
+/// The error says where.
+fn unreadable(error: WeightsError) -> DataError {
+    DataError::new(DataErrorKind::Malformed(error.to_string()))
+}

@@ -1,0 +1,352 @@
+//! Rows of numbers with classes, which a head is trained on: embeddings that were computed before. Invariant: as
+//! for documents, the batches are a function of the data, the settings and the position; equal rows are on one
+//! side; every row is finite and has a class.
+//!
+//! Rows are read from their files when their turn comes: what is held is the index. The order of an epoch is one
+//! of all rows.
+
+mod files;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use self::files::RowFile;
+use super::dataset::{Census, Side};
+use super::labels::{Classes, Labels};
+use super::ledger::Held;
+use super::random::Key;
+use super::split::Split;
+use crate::hex::hex;
+use crate::printable::Name;
+use crate::{DataError, DataErrorKind};
+
+/// Everything that decides which batches come.
+#[derive(Clone, Debug)]
+pub struct RowSettings {
+    /// The parts of an input, such as the embeddings of the nucleotides and of the protein. The rows are those of
+    /// the first part, in its order.
+    pub parts: Vec<Part>,
+    /// The class of each row: a table of names and classes.
+    pub labels: PathBuf,
+    /// The classes that there are.
+    pub classes: Classes,
+    /// The part of the rows that is validated on, below 1; 0 is none. Equal rows are on one side.
+    pub validation: f64,
+    /// Another seed is another choice of them.
+    pub validation_seed: u64,
+    /// Of the order.
+    pub seed: u64,
+    /// Rows of a batch.
+    pub rows: usize,
+}
+
+/// One part of an input.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// Files of rows: `.npy` with their `.ids.txt`, `.safetensors` with a matrix or with a tensor for each name.
+    pub files: Vec<PathBuf>,
+    /// What tensors are called that are rows, with `*` for the name: `*` or, say, `*.mean`.
+    pub tensors: String,
+}
+
+/// Rows of one step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RowBatch {
+    /// Of each part the values: (S, D).
+    pub parts: Vec<Vec<f32>>,
+    /// The classes: (S).
+    pub targets: Vec<i32>,
+    /// Where the data goes on; none before the first batch.
+    pub position_after: Option<RowPosition>,
+}
+
+/// A place in the rows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RowPosition {
+    /// What it is a place in.
+    pub data: String,
+    /// From 0.
+    pub epoch: u64,
+    /// Rows of the epoch that are consumed.
+    pub row: u64,
+}
+
+/// Open files of rows.
+pub struct RowSet {
+    settings: RowSettings,
+    /// Of each part.
+    files: Vec<Vec<RowFile>>,
+    widths: Vec<usize>,
+    train: Vec<Row>,
+    validation: Vec<Row>,
+    census: Census,
+    digest: String,
+}
+
+/// Where the parts of a row stand.
+#[derive(Clone)]
+struct Row {
+    class: i32,
+    /// Of each part the file and the row in it.
+    places: Vec<(u32, u32)>,
+}
+
+impl RowSet {
+    /// Opens the files and reads all rows once.
+    ///
+    /// # Errors
+    /// A row without a class, without one of its parts, or with a value that is not finite; no data.
+    pub fn open(settings: RowSettings) -> Result<Self, DataError> {
+        let refuse = |what: &str| Err(DataError::new(DataErrorKind::Malformed(what.to_owned())));
+        if settings.parts.iter().any(|part| part.files.is_empty()) || settings.parts.is_empty() {
+            return refuse("no file of rows is named");
+        }
+        if settings.rows == 0 || !(0.0..1.0).contains(&settings.validation) {
+            return refuse("a batch needs a row, and the validation fraction must be at least 0 and below 1");
+        }
+        let labels = Labels::read(&settings.labels, &settings.classes)?;
+        let mut files = Vec::new();
+        for part in &settings.parts {
+            let open = part.files.iter().map(|path| RowFile::open(path, &part.tensors));
+            files.push(open.collect::<Result<Vec<_>, _>>()?);
+        }
+        let widths = settings.parts.iter().zip(&files).map(|(part, files)| width(part, files));
+        let widths = widths.collect::<Result<Vec<_>, _>>()?;
+        let named = rows(&settings, &mut files, &labels)?;
+        let (train, validation, digest) = (Vec::new(), Vec::new(), String::new());
+        let mut new = RowSet { settings, files, widths, train, validation, census: Census::default(), digest };
+        new.split(named)?;
+        new.check()?;
+        Ok(new)
+    }
+
+    /// Values of each part of a row.
+    pub fn widths(&self) -> &[usize] {
+        &self.widths
+    }
+
+    /// What was found in the files: a document is a row.
+    pub fn census(&self) -> &Census {
+        &self.census
+    }
+
+    /// The name of the data: of the rows, their classes and their order, in hexadecimal.
+    pub fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    /// What is held on the host, beside batches.
+    pub fn host_bytes(&self) -> Vec<Held> {
+        let parts = self.widths.len();
+        let row = size_of::<Row>() + parts * size_of::<(u32, u32)>();
+        let rows = self.train.capacity() + self.validation.capacity();
+        let order = size_of::<u32>() * self.train.len();
+        vec![
+            Held { what: "index of rows", bytes: (rows * row) as u64 },
+            Held { what: "order of rows", bytes: order as u64 },
+        ]
+    }
+
+    /// The first position.
+    pub fn start(&self) -> RowPosition {
+        RowPosition { data: self.digest.clone(), epoch: 0, row: 0 }
+    }
+
+    /// The batches of a side from a position on: of the training side epoch after epoch, of the other once, in
+    /// the order of the files.
+    pub fn stream(&self, split: Split, from: &RowPosition) -> Result<RowStream<'_>, DataError> {
+        let rows = self.side(split).len();
+        let what = match split {
+            _ if from.data != self.digest => {
+                "the position is one in other data: the rows, their classes or the seed have changed"
+            }
+            _ if from.row > rows as u64 => "the position is behind the last row; it was damaged",
+            Split::Validation if rows == 0 => "there is nothing to validate on; set a validation fraction",
+            Split::Validation if *from != self.start() => "validation begins at the start",
+            Split::Train | Split::Validation => {
+                let order = (0..rows as u32).collect();
+                let mut stream = RowStream { set: self, split, at: from.clone(), order, ended: false };
+                stream.shuffle();
+                return Ok(stream);
+            }
+        };
+        Err(DataError::new(DataErrorKind::Malformed(what.to_owned())))
+    }
+
+    fn side(&self, split: Split) -> &[Row] {
+        match split {
+            Split::Train => &self.train,
+            Split::Validation => &self.validation,
+        }
+    }
+
+    fn read(&self, row: &Row, part: usize, out: &mut [f32]) -> Result<(), DataError> {
+        let (file, at) = row.places[part];
+        self.files[part][file as usize].read(at as usize, out)
+    }
+
+    /// Reads every row, checks it, and puts it on its side.
+    fn split(&mut self, named: Vec<(String, Row)>) -> Result<(), DataError> {
+        let below = (self.settings.validation * 18_446_744_073_709_551_616.0) as u64;
+        let mut all = Sha256::new();
+        let mut values = vec![0.0; self.widths.iter().copied().max().unwrap_or(0)];
+        for (name, row) in named {
+            let mut hash = Sha256::new();
+            hash.update(self.settings.validation_seed.to_le_bytes());
+            for (part, &width) in self.widths.iter().enumerate() {
+                let values = &mut values[..width];
+                self.read(&row, part, values)?;
+                if !values.iter().all(|value| value.is_finite()) {
+                    let what = "a value of it is not finite; compute it again, or leave it out".to_owned();
+                    return Err(DataError::new(DataErrorKind::Malformed(what)).with_id(name));
+                }
+                values.iter().for_each(|value| hash.update(value.to_le_bytes()));
+            }
+            let digest: [u8; 32] = hash.finalize().into();
+            all.update(digest);
+            all.update(row.class.to_le_bytes());
+            let word = digest.iter().take(8).fold(0, |word, &byte| word << 8 | u64::from(byte));
+            let (side, rows) = match word < below {
+                true => (&mut self.census.validation, &mut self.validation),
+                false => (&mut self.census.train, &mut self.train),
+            };
+            side.documents += 1;
+            side.bytes += 4 * self.widths.iter().sum::<usize>() as u64;
+            rows.push(row);
+        }
+        let RowSettings { validation, seed, .. } = self.settings;
+        all.update(format!("{validation} {seed}"));
+        let digest: [u8; 32] = all.finalize().into();
+        self.digest = hex(&digest[..16]);
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), DataError> {
+        let (Side { documents: train, .. }, all) =
+            (self.census.train, self.train.len() + self.validation.len());
+        let fraction = self.settings.validation;
+        let why = match (train, self.validation.len()) {
+            (0, 0) => "no row to train on: the files are empty".to_owned(),
+            (0, _) => format!(
+                "no row to train on: with the validation fraction {fraction} all {all} are validated on"
+            ),
+            (_, 0) if fraction > 0.0 => {
+                format!(
+                    "no row to validate on: with the validation fraction {fraction} all {all} are trained on"
+                )
+            }
+            _ => return Ok(()),
+        };
+        Err(DataError::at(&self.settings.parts[0].files[0], DataErrorKind::NoData(why)))
+    }
+}
+
+/// The rows of the first part, with their places in all parts and their classes.
+fn rows(
+    settings: &RowSettings,
+    files: &mut [Vec<RowFile>],
+    labels: &Labels,
+) -> Result<Vec<(String, Row)>, DataError> {
+    let mut parts = files.iter_mut().zip(&settings.parts);
+    let Some((first, part)) = parts.next() else { return Ok(Vec::new()) };
+    let (names, _) = places(first, part)?;
+    let mut others = Vec::new();
+    for (files, part) in parts {
+        others.push((places(files, part)?.1, &part.files[0]));
+    }
+    let row = |(name, place): (String, (u32, u32))| {
+        let mut places = vec![place];
+        for (other, path) in &others {
+            let missing = || {
+                let what = "no row of this name in these files, though in those of the first part";
+                DataError::at(path, DataErrorKind::Malformed(what.to_owned())).with_id(name.as_str())
+            };
+            places.push(other.get(&name).copied().ok_or_else(missing)?);
+        }
+        let class = labels.of(&name)?;
+        Ok((name, Row { class, places }))
+    };
+    names.into_iter().map(row).collect()
+}
+
+/// The rows of a part: in order, and by name. The names leave the files.
+type Places = (Vec<(String, (u32, u32))>, HashMap<String, (u32, u32)>);
+
+fn places(files: &mut [RowFile], part: &Part) -> Result<Places, DataError> {
+    let (mut order, mut by_name) = (Vec::new(), HashMap::new());
+    for (number, (file, path)) in (0..).zip(files.iter_mut().zip(&part.files)) {
+        for (row, name) in (0..).zip(std::mem::take(&mut file.names)) {
+            if by_name.insert(name.clone(), (number, row)).is_some() {
+                let what = format!("a second row '{}'; names are those of one row", Name(&name));
+                return Err(DataError::at(path, DataErrorKind::Malformed(what)));
+            }
+            order.push((name, (number, row)));
+        }
+    }
+    Ok((order, by_name))
+}
+
+/// The width of a part's rows, if they have one.
+fn width(part: &Part, files: &[RowFile]) -> Result<usize, DataError> {
+    let first = files[0].width();
+    let other = files.iter().zip(&part.files).find(|(file, _)| file.width() != first);
+    let refuse = |(file, path): (&RowFile, &PathBuf)| {
+        let kind = DataErrorKind::RowWidth { found: file.width(), expected: first };
+        DataError::at(Path::new(path), kind)
+    };
+    other.map_or(Ok(first), |other| Err(refuse(other)))
+}
+
+/// The batches of a side.
+pub struct RowStream<'a> {
+    set: &'a RowSet,
+    split: Split,
+    at: RowPosition,
+    order: Vec<u32>,
+    ended: bool,
+}
+
+impl RowStream<'_> {
+    /// Fills a batch, whose buffers are reused; false, and an empty batch, at the end of an epoch. Of the training
+    /// side the next epoch follows then.
+    ///
+    /// No batch has a single row where that can be helped: the spread of one row, which a batch norm asks for, is
+    /// none. So one that would leave a single row behind it is a row shorter.
+    pub fn fill(&mut self, batch: &mut RowBatch) -> Result<bool, DataError> {
+        let RowStream { set, split, at, order, .. } = self;
+        let rows = set.side(*split);
+        let left = if self.ended { 0 } else { order.len() - at.row as usize };
+        let most = set.settings.rows;
+        let taken = if left == most + 1 && most > 2 { most - 1 } else { left.min(most) };
+        batch.targets.clear();
+        batch.parts.resize_with(set.widths.len(), Vec::new);
+        let chosen = &order[at.row as usize..][..taken];
+        batch.targets.extend(chosen.iter().map(|&row| rows[row as usize].class));
+        for (part, (values, &width)) in batch.parts.iter_mut().zip(&set.widths).enumerate() {
+            values.resize(taken * width, 0.0);
+            for (&row, out) in chosen.iter().zip(values.chunks_exact_mut(width)) {
+                set.read(&rows[row as usize], part, out)?;
+            }
+        }
+        at.row += taken as u64;
+        if taken == 0 && !self.ended {
+            (at.epoch, at.row) = (at.epoch + 1, 0);
+            self.ended = *split == Split::Validation;
+            self.shuffle();
+        }
+        batch.position_after = Some(self.at.clone());
+        Ok(taken > 0)
+    }
+
+    /// The epoch's order.
+    fn shuffle(&mut self) {
+        self.order.sort_unstable();
+        if self.split == Split::Train {
+            Key::new(self.set.settings.seed).with(self.at.epoch).shuffle(&mut self.order);
+        }
+    }
+}

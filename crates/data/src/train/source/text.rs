@@ -1,0 +1,134 @@
+//! Documents of a plain text. Invariant: lines are joined by LF, whatever ended them; blanks around a document
+//! do not belong to it, so that they do not make two of one.
+
+use std::path::Path;
+
+use super::{Document, too_long};
+use crate::DataError;
+use crate::sequence::source::Source;
+use crate::train::settings::TextDocuments;
+
+/// A text that is being read.
+pub(crate) struct Text {
+    source: Source,
+    how: TextDocuments,
+    most: usize,
+    pub(super) line: Vec<u8>,
+    ended: bool,
+}
+
+impl Text {
+    pub(super) fn open(path: &Path, how: TextDocuments, most: usize) -> Result<Self, DataError> {
+        let mut source = Source::open(path)?;
+        source.skip_byte_order_mark()?;
+        Ok(Text { source, how, most, line: Vec::new(), ended: false })
+    }
+
+    pub(super) fn read(&mut self, document: &mut Document) -> Result<bool, DataError> {
+        if self.ended {
+            return Ok(false);
+        }
+        let text = &mut document.bytes;
+        loop {
+            if !bounded_line(&mut self.source, &mut self.line, self.most)? {
+                self.ended = true;
+                trim(text);
+                // The only document of a file is one also when it is empty: it is counted as such.
+                return Ok(!text.is_empty() || self.how == TextDocuments::Files);
+            }
+            let blank = self.line.trim_ascii().is_empty();
+            let ends = match &self.how {
+                TextDocuments::Files => false,
+                TextDocuments::Paragraphs => blank,
+                TextDocuments::Lines => true,
+                TextDocuments::Separated(mark) => self.line.trim_ascii_end() == mark.as_bytes(),
+            };
+            // The line that ends a document is part of it only where each line is one.
+            if (!ends || self.how == TextDocuments::Lines) && !(blank && text.is_empty()) {
+                if text.len() + self.line.len() >= self.most.saturating_add(1) {
+                    return Err(DataError { path: Some(self.source.path().into()), ..too_long(self.most) }
+                        .with_line(self.source.line() - 1));
+                }
+                text.extend_from_slice(&self.line);
+                text.push(b'\n');
+            }
+            if ends {
+                trim(text);
+                if !text.is_empty() {
+                    return Ok(true);
+                }
+            }
+        }
+    }
+}
+
+/// The next line into `line`, without its end; false when there is none.
+pub(super) fn bounded_line(source: &mut Source, line: &mut Vec<u8>, most: usize) -> Result<bool, DataError> {
+    line.clear();
+    if source.peek()?.is_none() {
+        return Ok(false);
+    }
+    let at = source.line();
+    let mut fits = true;
+    source.line_pieces(|piece| {
+        fits &= line.len() + piece.len() <= most;
+        if fits {
+            line.extend_from_slice(piece);
+        }
+    })?;
+    match fits {
+        true => Ok(true),
+        false => Err(DataError { path: Some(source.path().into()), ..too_long(most) }.with_line(at)),
+    }
+}
+
+fn trim(text: &mut Vec<u8>) {
+    text.truncate(text.trim_ascii_end().len());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(how: TextDocuments, text: &'static str, expected: &[&str]) {
+        let source = Source::new(Path::new("t"), Box::new(text.as_bytes())).unwrap();
+        let mut text = Text { source, how, most: 20, line: Vec::new(), ended: false };
+        let (mut document, mut found) = (Document::default(), Vec::new());
+        while text.read(&mut document).unwrap() {
+            found.push(String::from_utf8(std::mem::take(&mut document.bytes)).unwrap());
+        }
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn documents_are_what_is_asked_for() {
+        const TEXT: &str = "\n\na one\r\nb  \n \nc\n\n\n--\nd\n";
+        check(TextDocuments::Paragraphs, TEXT, &["a one\nb", "c", "--\nd"]);
+        check(TextDocuments::Lines, TEXT, &["a one", "b", "c", "--", "d"]);
+        check(TextDocuments::Files, TEXT, &["a one\nb  \n \nc\n\n\n--\nd"]);
+        check(TextDocuments::Separated("--".into()), TEXT, &["a one\nb  \n \nc", "d"]);
+        check(TextDocuments::Paragraphs, "", &[]);
+        check(TextDocuments::Paragraphs, "  \n\n", &[]);
+        check(TextDocuments::Files, "", &[""]);
+        check(TextDocuments::Lines, "x", &["x"]);
+    }
+
+    #[test]
+    fn a_long_document_is_refused_with_its_line() {
+        for (text, line) in [("0123456789\n\n0123456789012345678901234567", 3), ("0123456789\n0123456789\n", 2)]
+        {
+            let source = Source::new(Path::new("t"), Box::new(text.as_bytes())).unwrap();
+            let how = TextDocuments::Paragraphs;
+            let mut text = Text { source, how, most: 20, line: Vec::new(), ended: false };
+            let mut document = Document::default();
+            let error = loop {
+                match text.read(&mut document) {
+                    Ok(_) => document.bytes.clear(),
+                    Err(error) => break error,
+                }
+            };
+            assert_eq!(error.line, Some(line), "{error}");
+            assert!(error.to_string().contains("more than 20 bytes"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! What a stream holds is what the ledger says.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use plimsoll_data::train::{Batch, BytePairs, Dataset, Format, Settings, Shuffle, Split};
+use serde_json::{Map, Value, json};
+
+use super::{file, settings};
+use crate::support::folder;
+
+/// The variable that makes the test measure in a process of its own.
+const MEASURE: &str = "PLIMSOLL_MEASURE_DATA";
+
+/// A field of `/proc/self/status`, in bytes; none where there is no such file.
+fn status(field: &str) -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
+}
+
+/// Documents of about a megabyte, with escapes, so that every buffer is used.
+fn open(folder: &Path) -> Dataset {
+    let text = |i: usize| format!("{i} {}", "word after word\n".repeat(65_000 - 2000 * (i % 3)));
+    let lines: String = (0..12).map(|i| json!({"text": text(i)}).to_string() + "\n").collect();
+    let path = file(folder, "a.jsonl", lines);
+    let base = Settings { format: Format::JsonLines { field: "text".into() }, ..settings(&[&path]) };
+    Dataset::open(Settings {
+        longest_document: 2 << 20,
+        shuffle: Shuffle { documents: 100, bytes: 4 << 20 },
+        ..base
+    })
+    .unwrap()
+}
+
+#[test]
+fn a_stream_holds_at_most_what_the_ledger_says() {
+    let Some(_) = status("VmHWM") else { return eprintln!("skipped: this system does not say what is held") };
+    if std::env::var_os(MEASURE).is_some() {
+        return measure();
+    }
+    open(&folder("train_memory"));
+    let name = "train::memory::a_stream_holds_at_most_what_the_ledger_says";
+    let child = Command::new(std::env::current_exe().unwrap());
+    let output = { child }.args([name, "--exact", "--nocapture"]).env(MEASURE, "1").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn measure() {
+    let data = open(&folder("train_memory_measured"));
+    let ledger = data.host_total();
+    let before = status("VmRSS").unwrap();
+    let mut stream = data.stream(Split::Train, &data.start()).unwrap();
+    let mut batch = Batch::default();
+    while stream.fill(&mut batch).unwrap() {}
+    let held = status("VmHWM").unwrap() - before;
+    println!("held {held}, ledger {ledger}: {:?}", data.host_bytes());
+    // Stacks and what the allocator keeps.
+    assert!(held <= ledger + (2 << 20), "{held} held, {ledger} in the ledger");
+    assert!(held >= ledger / 2, "{held} held, {ledger} in the ledger: it says too much");
+}
+
+/// Byte pairs with a token for each byte and some merges.
+fn byte_pairs() -> BytePairs {
+    let printable = (b'!'..=b'~').chain(0xa1..=0xac).chain(0xae..=0xff).map(u32::from);
+    let others = (0..68).map(|i| 256 + i);
+    let mut names: Vec<String> = printable.chain(others).filter_map(char::from_u32).map(String::from).collect();
+    names.extend(["th", "the"].map(str::to_owned));
+    let vocab: Map<String, Value> = names.into_iter().zip((0..).map(Value::from)).collect();
+    let file = json!({"version": "1.0", "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false,
+        "trim_offsets": true}, "model": {"type": "BPE", "vocab": vocab, "merges": ["t h", "th e"]}});
+    BytePairs::from_bytes(file.to_string().as_bytes(), Path::new("t")).unwrap()
+}
+
+#[test]
+fn the_library_holds_less_of_a_text_than_the_ledger_says() {
+    let pairs = byte_pairs();
+    // Words, single letters between blanks, one word, characters of several bytes.
+    for text in ["the word ", "a b c d ", "ab", "\u{e9}\u{4e2d} "] {
+        let text = text.repeat((64 << 10) / text.len());
+        let mut tokens = Vec::with_capacity(text.len());
+        let counted = allocation_counter::measure(|| pairs.encode(text.as_bytes(), &mut tokens).unwrap());
+        let each = counted.bytes_max / text.len() as u64;
+        println!("{each} bytes for one of the text");
+        assert!(each < 256, "{each} bytes for one of {:?}", &text[..8]);
+        assert!(tokens.len() * 4 >= text.len());
+    }
+}

@@ -1,0 +1,110 @@
+//! What is refused, and with which words.
+
+use plimsoll_data::train::{
+    Batch, Bounds, Dataset, Format, MaskRates, Position, Settings, Split, Task, Tokens, Validation,
+};
+
+use super::{file, lines, refusal, settings};
+use crate::support::folder;
+
+#[test]
+fn no_data_says_which_and_why() {
+    let folder = folder("train_no_data");
+    let (empty, blank) = (file(&folder, "e.txt", ""), file(&folder, "s.txt", "\n \n"));
+    let one = file(&folder, "one.txt", "only\n");
+    let check = |settings: Settings, expected: &str| {
+        let found = refusal(settings);
+        assert!(found.contains(expected), "{found}");
+    };
+    check(settings(&[&empty, &blank]), "e.txt: no document to train on in 2 files");
+    let both =
+        |fraction| Settings { validation: Validation::Fraction { fraction, seed: 0 }, ..settings(&[&one]) };
+    check(
+        both(0.000_1),
+        "no document to validate on: with the validation fraction 0.0001 all 1 are trained on",
+    );
+    check(both(0.999_9), "no document to train on: with the validation fraction 0.9999 all 1 are validated on");
+    let files = |path: &std::path::Path, train| Settings {
+        validation: Validation::Files(vec![path.to_owned()]),
+        ..settings(&[train])
+    };
+    check(files(&empty, &one), "no document to validate on: the validation files are empty");
+    check(files(&one, &one), "all 1 of the validation files are trained on too");
+    check(files(&one, &empty), "no document to train on: the training files are empty");
+    check(settings(&[]), "no training data is named");
+    check(settings(&[&folder.join("absent")]), "there is no such file");
+
+    // Documents, but nothing to predict in them.
+    let short = file(&folder, "short.txt", "a\nb\nc\n");
+    let data = Dataset::open(Settings { tokens: Tokens::Bytes { end: false }, ..settings(&[&short]) }).unwrap();
+    let error = data.stream(Split::Train, &data.start()).unwrap().fill(&mut Batch::default()).unwrap_err();
+    assert!(error.to_string().contains("short.txt: no target in any document"), "{error}");
+}
+
+#[test]
+fn settings_that_contradict_themselves() {
+    let folder = folder("train_settings");
+    let path = file(&folder, "a.txt", lines(5));
+    let base = settings(&[&path]);
+    let bounds =
+        |tokens, sequences, longest| Settings { bounds: Bounds { tokens, sequences, longest }, ..base.clone() };
+    let mask = Task::Masked(MaskRates { select: 0.0, ..MaskRates::BERT });
+    for (settings, expected) in [
+        (bounds(8, 1, 9), "the longest sequence has more tokens than a micro-batch"),
+        (bounds(8, 0, 8), "must hold a sequence"),
+        (Settings { workers: 0, ..base.clone() }, "at least one worker"),
+        (Settings { tokens: Tokens::Ids { vocab: 5 }, ..base.clone() }, "token ids go with files of ids"),
+        (Settings { task: mask, ..base.clone() }, "the masked part must be above 0"),
+        (Settings { task: Task::Masked(MaskRates::BERT), ..base.clone() }, "this tokenizer has no mask token"),
+        (
+            Settings { validation: Validation::Fraction { fraction: 1.0, seed: 0 }, ..base.clone() },
+            "the validation fraction must be above 0 and below 1",
+        ),
+        (Settings { longest_document: 20, ..base.clone() }, "a.txt, line 2: a document of more than 20 bytes"),
+        (Settings { format: Format::JsonLines { field: "text".into() }, ..base.clone() }, "a.txt, line 1: "),
+    ] {
+        let found = refusal(settings);
+        assert!(found.contains(expected), "{found}");
+    }
+}
+
+#[test]
+fn a_position_is_one_in_its_data() {
+    let folder = folder("train_other_data");
+    let path = file(&folder, "a.txt", lines(30));
+    let base = settings(&[&path]);
+    let data = Dataset::open(base.clone()).unwrap();
+    let refused = |settings: Settings, position: &Position| {
+        let data = Dataset::open(settings).unwrap();
+        data.stream(Split::Train, position).err().map(|e| e.to_string()).unwrap_or_default()
+    };
+    let start = data.start();
+    assert_eq!(refused(base.clone(), &start), "");
+    let bounds = Bounds { tokens: 128, sequences: 2, longest: 9 };
+    assert_eq!(refused(Settings { bounds, workers: 1, ..base.clone() }, &start), "", "batches of another size");
+    let other = "the position is one in other data";
+    assert!(refused(Settings { seed: 8, ..base.clone() }, &start).contains(other));
+    assert!(refused(Settings { tokens: Tokens::Bytes { end: false }, ..base.clone() }, &start).contains(other));
+    let mut damaged = start.clone();
+    damaged.window.file = 2;
+    assert!(refused(base.clone(), &damaged).contains("behind the last file"));
+    damaged.window.file = 0;
+    damaged.window.skip = 99;
+    let mut stream = data.stream(Split::Train, &damaged).unwrap();
+    assert!(stream.fill(&mut Batch::default()).unwrap_err().to_string().contains("behind the end of a file"));
+    file(&folder, "a.txt", lines(31));
+    assert!(refused(base, &start).contains(other));
+}
+
+#[test]
+fn data_that_changes_while_it_is_read() {
+    let folder = folder("train_changing");
+    let path = file(&folder, "a.txt", lines(30));
+    let data = Dataset::open(settings(&[&path])).unwrap();
+    for text in [lines(29), lines(30) + "more\n", "x".repeat(3000)] {
+        file(&folder, "a.txt", text);
+        let mut stream = data.stream(Split::Train, &data.start()).unwrap();
+        let error = stream.fill(&mut Batch::default()).unwrap_err();
+        assert!(error.to_string().contains("a.txt: it was changed while it was trained on"), "{error}");
+    }
+}

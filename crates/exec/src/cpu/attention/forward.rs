@@ -1,0 +1,414 @@
+//! The forward pass, by key tiles with a running maximum (Milakov and Gimelshein, 2018; Dao et al., 2022).
+//!
+//! Invariant: each query row goes through the tiles in order on its own: maximum, sixteen interleaved sums in the
+//! fixed tree, one chain of `fma` over the keys. Query blocks, strips and tasks only share the packed keys.
+
+use super::super::Cpu;
+use super::super::isa::Kernel;
+use super::super::math::exp;
+use super::super::simd::{LANES, Simd};
+use super::super::tile::{Begin, PANEL, strip};
+use super::super::view::{Rows, RowsMut};
+use super::pack::{Head, gather, rotate, transpose};
+use super::{Attention, ROW, STRIP, View, keys_of, show};
+use graph::Bytes;
+use plan::Workspace;
+
+/// How many rows ahead of its use a row of v is asked for.
+const AHEAD: usize = 16;
+/// Keys of a tile, and the row stride of a strip of scores.
+const KEYS: usize = 192;
+const SCORES: usize = KEYS + 16;
+/// Queries of a block, a multiple of the tallest tile: each block packs the keys anew.
+const QUERIES: usize = 224;
+/// Rows of a softmax at a time; every strip's height is a multiple.
+const PAIR: usize = 2;
+/// Below every score: what a row that has seen no key yet has as its maximum. Finite, so that its distance from
+/// itself is zero.
+const LOWEST: f32 = f32::MIN;
+
+/// Bytes of workspace per thread, as the planner's table has them: the columns are `head_dim`.
+pub const WORKSPACE: Workspace =
+    Workspace { per_unit: Bytes(PER_UNIT), per_column: Bytes(PER_COLUMN), per_item: Bytes(0) };
+
+/// Bytes of workspace per thread: that of `WORKSPACE` in whole cache lines.
+pub const fn workspace_bytes(head_dim: usize) -> usize {
+    (PER_UNIT as usize + PER_COLUMN as usize * head_dim).next_multiple_of(64)
+}
+
+/// o (T, H hd) and, where given, lse (T, H), the natural logarithm of each row's sum of
+/// exponentials. q is (T, H hd), k and v are (T, G hd), with strides of their own, so that they may be columns
+/// of one (T, (H + 2 G) hd). `spans` are ascending and disjoint; rows outside them are not written.
+/// `workspace` holds `workspace_bytes(head_dim)` for each thread. No output may overlap an
+/// input. Panics on sizes that do not fit together, a span longer than the rope table included.
+#[allow(clippy::too_many_arguments)] // the op's inputs and outputs, each once
+pub fn attention(
+    cpu: &Cpu,
+    config: Attention<'_>,
+    q: Rows<'_>,
+    k: Rows<'_>,
+    v: Rows<'_>,
+    spans: &[[u32; 2]],
+    o: RowsMut<'_>,
+    lse: Option<RowsMut<'_>>,
+    workspace: &mut [f32],
+) {
+    config.check(&[q, o.as_rows()], [k, v], lse.as_ref().map(RowsMut::as_rows), spans);
+    let parts = Parts::new(config.head_dim);
+    let (threads, each) = (cpu.threads(), workspace_bytes(config.head_dim) / 4);
+    assert!(workspace.len() >= each * threads, "workspace for {threads} threads");
+    debug_assert!(parts.len <= each, "the parts fit");
+    let scratch = workspace.as_mut_ptr() as usize;
+    let tokens = spans.last().map_or(0, |s| s[1] as usize);
+    let job = Job { config, q, k, v, o: &o, lse: lse.as_ref() };
+    // A task is a head of a window of tokens: the query blocks that start in that window.
+    cpu.pool().run(tokens.div_ceil(QUERIES) * config.heads, &|task, worker| {
+        let (window, head) = (task / config.heads, task % config.heads);
+        let (from, to) = (window * QUERIES, (window + 1) * QUERIES);
+        let first = spans.partition_point(|s| s[1] as usize <= from);
+        let scratch = (scratch as *mut f32).wrapping_add(worker * each);
+        for &[start, end] in spans[first..].iter().take_while(|s| (s[0] as usize) < to) {
+            let (start, end) = (start as usize, end as usize);
+            let mut block = start + from.saturating_sub(start).next_multiple_of(QUERIES);
+            while block < end.min(to) {
+                let queries = (block - start, (block - start + QUERIES).min(end - start));
+                let place = Block { start, len: end - start, queries, head };
+                cpu.isa().run(Task { job, place, parts, scratch });
+                block += QUERIES;
+            }
+        }
+    });
+}
+
+/// Keys, values and sums per column of a head; queries (one row to spare), scores and what rounding up the
+/// columns takes. `Parts` fits in it for every head dim (tested).
+const PER_COLUMN: u64 = 4 * (2 * KEYS + QUERIES) as u64;
+const PER_UNIT: u64 = 4
+    * (KEYS * (PANEL - 1) + QUERIES * (LANES - 1) + QUERIES * ROW + STRIP * SCORES + 2 * QUERIES + ROW) as u64;
+
+/// Where the parts of a thread's workspace start, in f32.
+#[derive(Clone, Copy)]
+struct Parts {
+    /// [panel of 32 keys][head_dim][32]
+    keys: usize,
+    /// [panel of 32 columns][KEYS][32]
+    values: usize,
+    /// [QUERIES][ROW]
+    queries: usize,
+    /// [STRIP][SCORES]
+    scores: usize,
+    /// [QUERIES][columns rounded up to vectors]
+    out: usize,
+    /// [QUERIES] each: running maximum, running sum
+    top: usize,
+    sum: usize,
+    len: usize,
+}
+
+impl Parts {
+    const fn new(head_dim: usize) -> Parts {
+        let keys = 0;
+        let values = keys + KEYS * head_dim;
+        let queries = values + KEYS * head_dim.next_multiple_of(PANEL);
+        let scores = queries + QUERIES * ROW;
+        let out = scores + STRIP * SCORES;
+        let top = out + QUERIES * head_dim.next_multiple_of(LANES);
+        let sum = top + QUERIES;
+        Parts { keys, values, queries, scores, out, top, sum, len: sum + QUERIES }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Job<'a> {
+    config: Attention<'a>,
+    q: Rows<'a>,
+    k: Rows<'a>,
+    v: Rows<'a>,
+    o: &'a RowsMut<'a>,
+    lse: Option<&'a RowsMut<'a>>,
+}
+
+/// Which queries: positions within the sequence that starts at row `start`.
+#[derive(Clone, Copy)]
+struct Block {
+    start: usize,
+    len: usize,
+    queries: (usize, usize),
+    head: usize,
+}
+
+/// One block of queries of one head against all keys of its sequence. `scratch` is `workspace_bytes`
+/// of f32 of this worker's own.
+struct Task<'a> {
+    job: Job<'a>,
+    place: Block,
+    parts: Parts,
+    scratch: *mut f32,
+}
+
+impl Kernel for Task<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let ((first, last), hd) = (self.place.queries, self.job.config.head_dim);
+        let (rope, scale) = (self.job.config.rope, self.job.config.scale);
+        // SAFETY: the scratch is laid out by `parts`; every row and column below lies in the
+        // block's sequence and head, which `attention` has checked.
+        unsafe {
+            let q = self.head(self.job.q, self.place.head);
+            for i in first..last {
+                let to = self.part(self.parts.queries).add((i - first) * ROW);
+                rotate(s, q, rope, i, scale, to);
+                let o = self.job.o.row(self.place.start + i).wrapping_add(self.place.head * hd);
+                (0..hd).step_by(LANES).for_each(|j| s.prefetch_far(o.wrapping_add(j)));
+            }
+            // The tile's padding rows are computed too: keep them finite.
+            let padding = (last - first).next_multiple_of(STRIP) - (last - first);
+            let after = self.part(self.parts.queries).add((last - first) * ROW);
+            after.write_bytes(0, padding * ROW);
+            for tile in (0..self.place.len).step_by(KEYS) {
+                let keys = KEYS.min(self.place.len - tile);
+                if self.view(tile, keys, 0, last - first).is_none() {
+                    continue;
+                }
+                self.pack_keys(s, tile, keys);
+                self.pack_values(s, tile, keys);
+                for row in (0..last - first).step_by(S::ROWS) {
+                    let rows = S::ROWS.min(last - first - row);
+                    if let Some(view) = self.view(tile, keys, row, rows) {
+                        self.attend(s, tile, view, row, rows);
+                    }
+                }
+            }
+            for row in 0..last - first {
+                self.finish(s, row);
+            }
+        }
+    }
+}
+
+impl Task<'_> {
+    #[inline(always)]
+    fn part(&self, offset: usize) -> *mut f32 {
+        self.scratch.wrapping_add(offset)
+    }
+
+    /// A head of this sequence of q, k or v.
+    #[inline(always)]
+    fn head<'b>(&self, x: Rows<'b>, head: usize) -> Head<'b> {
+        let dim = self.job.config.head_dim;
+        Head { x, start: self.place.start, column: head * dim, dim }
+    }
+
+    /// The head of k or v that this one shares.
+    #[inline(always)]
+    fn shared<'b>(&self, x: Rows<'b>) -> Head<'b> {
+        self.head(x, self.place.head / self.job.config.group())
+    }
+
+    /// What rows `row..row + rows` of the block see of a tile.
+    #[inline(always)]
+    fn view(&self, tile: usize, keys: usize, row: usize, rows: usize) -> Option<View> {
+        let first = self.place.queries.0 + row;
+        keys_of(self.job.config.mask, first..first + rows, tile..tile + keys, self.place.len)
+    }
+
+    /// Packs keys `tile..tile + keys`, rotated and transposed, zeros up to a whole panel.
+    ///
+    /// # Safety
+    /// The keys lie in the sequence.
+    #[inline(always)]
+    unsafe fn pack_keys<S: Simd>(&self, s: S, tile: usize, keys: usize) {
+        // The scores are not in use yet: sixteen rows of ROW fit there.
+        let (config, rows) = (self.job.config, self.part(self.parts.scores));
+        let k = self.shared(self.job.k);
+        for j in (0..keys.next_multiple_of(PANEL)).step_by(LANES) {
+            // SAFETY: `keys <= KEYS`, so each panel lies in its part.
+            unsafe {
+                gather(s, k, config.rope, (tile + j, keys.saturating_sub(j)), 1.0, rows);
+                transpose(s, config.head_dim, rows, self.part(self.parts.keys), j);
+            }
+        }
+    }
+
+    /// Copies values `tile..tile + keys` to panels of 32 columns, zeros past the head.
+    ///
+    /// # Safety
+    /// The keys lie in the sequence.
+    #[inline(always)]
+    unsafe fn pack_values<S: Simd>(&self, s: S, tile: usize, keys: usize) {
+        let (hd, values) = (self.job.config.head_dim, self.shared(self.job.v));
+        for j in (0..hd).step_by(LANES) {
+            let n = LANES.min(hd - j);
+            let to = self.part(self.parts.values).wrapping_add(j / PANEL * PANEL * KEYS + j % PANEL);
+            for key in 0..keys {
+                s.prefetch(values.row(tile + key + AHEAD).wrapping_add(j));
+                let from = values.row(tile + key).wrapping_add(j);
+                // SAFETY: n columns of the key's row; a vector of its panel.
+                unsafe { s.store(to.add(key * PANEL), s.load_n(from, n)) };
+            }
+        }
+    }
+
+    /// Takes one strip of queries through what it sees of one tile of keys.
+    ///
+    /// # Safety
+    /// The tile is packed; rows `row..row + rows` lie in the block.
+    #[inline(always)]
+    unsafe fn attend<S: Simd>(&self, s: S, tile: usize, view: View, row: usize, rows: usize) {
+        let hd = self.job.config.head_dim;
+        let View { from, to, .. } = view;
+        let scores = self.part(self.parts.scores);
+        let mut decay = [0.0f32; STRIP];
+        // SAFETY: strips start at multiples of the tile's height in parts of a multiple of it;
+        // the parts hold the panels that are named.
+        unsafe {
+            let q = self.part(self.parts.queries).add(row * ROW);
+            for j in (from..to).step_by(PANEL) {
+                let shape = (rows, (to - j).min(PANEL).div_ceil(LANES));
+                let k = self.part(self.parts.keys).add(j * hd);
+                strip::<S, ROW, 0>(s, shape, hd, q, k, scores.add(j), SCORES, Begin::Zero, &[]);
+            }
+            for r in (0..rows).step_by(PAIR) {
+                let two = self.soften(s, tile, view, row + r, scores.add(r * SCORES));
+                decay[r..r + PAIR].copy_from_slice(&two);
+            }
+            let begin = if view.first { Begin::Zero } else { Begin::Scaled(decay.as_ptr()) };
+            let ldo = hd.next_multiple_of(LANES);
+            for j in (0..hd).step_by(PANEL) {
+                let shape = (rows, (hd - j).min(PANEL).div_ceil(LANES));
+                let v = self.part(self.parts.values).add(j * KEYS + from * PANEL);
+                let o = self.part(self.parts.out).add(row * ldo + j);
+                strip::<S, SCORES, 0>(s, shape, to - from, scores.add(from), v, o, ldo, begin, &[]);
+            }
+        }
+    }
+
+    /// Turns a pair of rows of scores into exponentials under their running maxima; returns the factors for
+    /// what was summed before. Two rows at once, since one row's chain (maximum, exponentials, sum) is long.
+    ///
+    /// # Safety
+    /// `scores` holds two rows of the view, rounded up to vectors; `row` lies in the block.
+    #[inline(always)]
+    unsafe fn soften<S: Simd>(
+        &self,
+        s: S,
+        tile: usize,
+        view: View,
+        row: usize,
+        scores: *mut f32,
+    ) -> [f32; PAIR] {
+        // SAFETY: as the caller promises; `top` and `sum` have an even number of entries.
+        unsafe {
+            let top = self.highest(s, tile, view, row, scores);
+            let mut now = [0.0; PAIR];
+            let mut decay = [0.0; PAIR];
+            for r in 0..PAIR {
+                let at = self.part(self.parts.top + row + r);
+                let before = if view.first { LOWEST } else { *at };
+                now[r] = s.max_lane(top[r]).max(before);
+                *at = now[r];
+                if !view.first {
+                    decay[r] = s.max_lane(exp(s, s.splat(before - now[r])));
+                }
+            }
+            let now = now.map(|x| s.splat(x));
+            let mut sums = [s.splat(0.0); PAIR];
+            for j in (view.from..view.to).step_by(LANES) {
+                for r in 0..PAIR {
+                    let at = scores.add(r * SCORES + j);
+                    let e = exp(s, s.sub(s.load(at), now[r]));
+                    s.store(at, e);
+                    sums[r] = s.add(sums[r], e);
+                }
+            }
+            for r in 0..PAIR {
+                let at = self.part(self.parts.sum + row + r);
+                let before = if view.first { 0.0 } else { *at * decay[r] };
+                *at = before + s.sum(sums[r]);
+            }
+            decay
+        }
+    }
+
+    /// The lanes' maxima of a pair of rows of scores, after adding ALiBi's bias and turning what is hidden or lies
+    /// past the view into -inf.
+    ///
+    /// # Safety
+    /// As `soften`.
+    #[inline(always)]
+    unsafe fn highest<S: Simd>(
+        &self,
+        s: S,
+        tile: usize,
+        view: View,
+        row: usize,
+        scores: *mut f32,
+    ) -> [S::V; PAIR] {
+        let low = s.splat(f32::NEG_INFINITY);
+        let mut top = [low; PAIR];
+        let slope = self.job.config.slopes.map(|slopes| s.splat(-slopes[self.place.head]));
+        let query = self.place.queries.0 + row;
+        let runs: [_; PAIR] = core::array::from_fn(|r| self.job.config.mask.keys(query + r, self.place.len));
+        for j in (view.from..view.to).step_by(LANES) {
+            for (r, top) in top.iter_mut().enumerate() {
+                let at = scores.wrapping_add(r * SCORES + j);
+                // SAFETY: a vector of the row's scores.
+                let mut v = unsafe { s.load(at) };
+                if let Some(slope) = slope {
+                    // Distances below 2^24 are exact in f32.
+                    let i = (query + r) as f32 - (tile + j) as f32;
+                    v = s.fma(slope, s.abs(s.sub(s.splat(i), s.iota())), v);
+                }
+                let inside = LANES.min(view.to - j);
+                if !view.whole {
+                    v = show(s, &runs[r], tile + j, v, low);
+                }
+                if inside < LANES {
+                    v = s.first(v, low, inside);
+                }
+                if inside < LANES || slope.is_some() || !view.whole {
+                    // SAFETY: as above.
+                    unsafe { s.store(at, v) };
+                }
+                *top = s.max(v, *top);
+            }
+        }
+        top
+    }
+
+    /// Divides a row by its sum and writes it out, with its lse.
+    ///
+    /// # Safety
+    /// `row` lies in the block, which has seen all tiles.
+    #[inline(always)]
+    unsafe fn finish<S: Simd>(&self, s: S, row: usize) {
+        let (hd, head) = (self.job.config.head_dim, self.place.head);
+        let t = self.place.start + self.place.queries.0 + row;
+        let from = self.part(self.parts.out).wrapping_add(row * hd.next_multiple_of(LANES));
+        // SAFETY: this task alone writes row t of this head; the parts as laid out.
+        unsafe {
+            let (top, sum) = (*self.part(self.parts.top + row), *self.part(self.parts.sum + row));
+            let inverse = s.splat(1.0 / sum);
+            for j in (0..hd).step_by(LANES) {
+                let v = s.mul(s.load(from.add(j)), inverse);
+                s.store_n(self.job.o.row(t).add(head * hd + j), v, LANES.min(hd - j));
+            }
+            if let Some(lse) = self.job.lse {
+                lse.row(t).add(head).write(top + sum.ln());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::MAX_HEAD_DIM;
+    use super::*;
+
+    #[test]
+    fn the_parts_fit_in_the_workspace() {
+        for head_dim in 1..=MAX_HEAD_DIM {
+            assert!(4 * Parts::new(head_dim).len <= workspace_bytes(head_dim), "{head_dim}");
+        }
+    }
+}

@@ -1,0 +1,528 @@
+//! The backward pass, by recomputation from lse (Dao et al., 2022; Dao, 2023): p = exp(score - lse),
+//! ds = p (do v - D), D = rowsum(do o), then dv, dk and dq by three more products.
+//!
+//! A tile of keys is a strip of rows against blocks of queries: scores are made transposed, (keys, queries), so that
+//! p and ds are rows of what dv and dk need, lse and D are vectors, and one transposition serves dq.
+//!
+//! Invariant: a task owns one head of k and v of one sequence with all heads of q that share it, so nobody else adds
+//! to what it adds to: dk and dv over heads, blocks and queries in order, dq over tiles in order.
+
+use super::super::Cpu;
+use super::super::isa::Kernel;
+use super::super::math::exp;
+use super::super::simd::{LANES, Simd};
+use super::super::tile::{Begin, PANEL, strip};
+use super::super::view::{Rows, RowsMut};
+use super::pack::{Head, copy, gather, rotate, transpose, turn_back};
+use super::{Attention, ROW, STRIP, View, keys_of, queries_of, show};
+use graph::Bytes;
+use plan::Workspace;
+
+/// Keys of a tile, and the row stride of ds with queries in rows.
+const KEYS: usize = 192;
+const TURNED: usize = KEYS + 16;
+/// Queries of a block, and the row stride of p and ds with keys in rows.
+const QUERIES: usize = 128;
+const SCORES: usize = QUERIES + 16;
+
+/// Bytes of workspace per thread, as the planner's table has them: the columns are `head_dim`.
+pub const GRAD_WORKSPACE: Workspace =
+    Workspace { per_unit: Bytes(PER_UNIT), per_column: Bytes(PER_COLUMN), per_item: Bytes(0) };
+
+/// Bytes of workspace per thread: that of `GRAD_WORKSPACE` in whole cache lines.
+pub const fn grad_workspace_bytes(head_dim: usize) -> usize {
+    (PER_UNIT as usize + PER_COLUMN as usize * head_dim).next_multiple_of(64)
+}
+
+/// What a gradient is made of: inputs and outputs of the forward pass, and the gradient of o.
+#[derive(Clone, Copy)]
+pub struct Given<'a> {
+    /// (T, H hd).
+    pub q: Rows<'a>,
+    /// (T, G hd).
+    pub k: Rows<'a>,
+    /// (T, G hd).
+    pub v: Rows<'a>,
+    /// (T, H hd).
+    pub o: Rows<'a>,
+    /// (T, H).
+    pub lse: Rows<'a>,
+    /// (T, H hd).
+    pub gradient: Rows<'a>,
+}
+
+/// Where gradients go, of the shapes of q, k and v; they may be columns of one matrix.
+pub struct Gradients<'a> {
+    /// (T, H hd).
+    pub q: RowsMut<'a>,
+    /// (T, G hd).
+    pub k: RowsMut<'a>,
+    /// (T, G hd).
+    pub v: RowsMut<'a>,
+}
+
+/// The gradients of q, k and v. `spans` are ascending and disjoint; rows outside them get zeros. `workspace` holds
+/// `grad_workspace_bytes(head_dim)` for each thread. No output may overlap an input. Panics on sizes that do not
+/// fit together, a span longer than the rope table included.
+pub fn attention_grad(
+    cpu: &Cpu,
+    config: Attention<'_>,
+    given: Given<'_>,
+    spans: &[[u32; 2]],
+    wanted: Gradients<'_>,
+    workspace: &mut [f32],
+) {
+    let queries = [given.q, given.o, given.gradient, wanted.q.as_rows()];
+    config.check(&queries, [given.k, given.v], Some(given.lse), spans);
+    config.check(&queries, [wanted.k.as_rows(), wanted.v.as_rows()], None, spans);
+    let parts = Parts::new(config.head_dim);
+    let (threads, each) = (cpu.threads(), grad_workspace_bytes(config.head_dim) / 4);
+    assert!(workspace.len() >= each * threads, "workspace for {threads} threads");
+    debug_assert!(parts.len <= each, "the parts fit");
+    let mut row = 0;
+    let end = given.q.rows() as u32;
+    for &[start, end] in spans.iter().chain(&[[end, end]]) {
+        clear(&wanted, row..start as usize);
+        row = end as usize;
+    }
+    let scratch = workspace.as_mut_ptr() as usize;
+    let job = Job { config, given, wanted: &wanted };
+    cpu.pool().run(spans.len() * config.kv_heads, &|task, worker| {
+        let [start, end] = spans[task / config.kv_heads].map(|row| row as usize);
+        let scratch = (scratch as *mut f32).wrapping_add(worker * each);
+        let place = Place { start, len: end - start, shared: task % config.kv_heads };
+        cpu.isa().run(Task { job, place, parts, scratch });
+    });
+}
+
+/// Rows of nobody.
+fn clear(wanted: &Gradients<'_>, rows: core::ops::Range<usize>) {
+    for x in [&wanted.q, &wanted.k, &wanted.v] {
+        // SAFETY: rows of an output, which nobody else writes to yet.
+        rows.clone().for_each(|r| unsafe { x.row(r).write_bytes(0, x.cols()) });
+    }
+}
+
+/// Per column of a head: sums of keys and of values, their panels, the panels of a block.
+const PER_COLUMN: u64 = 4 * (2 * (KEYS + STRIP) + KEYS + 4 * QUERIES + STRIP) as u64;
+/// What has a fixed width, and what rounding up the columns takes.
+const PER_UNIT: u64 = 4
+    * (2 * (KEYS + STRIP) * ROW
+        + (2 * (KEYS + STRIP) + STRIP) * (LANES - 1)
+        + (KEYS + 2 * QUERIES) * (PANEL - 1)
+        + 2 * QUERIES
+        + STRIP * SCORES
+        + (KEYS + STRIP) * SCORES
+        + (QUERIES + STRIP) * TURNED) as u64;
+
+/// Where the parts of a thread's workspace start, in f32.
+#[derive(Clone, Copy)]
+struct Parts {
+    /// [KEYS + STRIP][ROW] each: rotated keys, values
+    keys: usize,
+    values: usize,
+    /// [panel of 32 columns][KEYS][32]: rotated keys
+    key_panels: usize,
+    /// [KEYS + STRIP][columns rounded up to vectors] each: the sums dk, dv
+    dk: usize,
+    dv: usize,
+    /// [panel of 32 queries][head_dim][32] each: q, do
+    q_turned: usize,
+    do_turned: usize,
+    /// [panel of 32 columns][QUERIES][32] each: q, do
+    q_panels: usize,
+    do_panels: usize,
+    /// [QUERIES] each: lse, D
+    lse: usize,
+    inner: usize,
+    /// [STRIP][SCORES]: p of a strip of keys
+    weights: usize,
+    /// [KEYS + STRIP][SCORES]: ds, keys in rows
+    ds: usize,
+    /// [QUERIES + STRIP][TURNED]: ds, queries in rows
+    ds_turned: usize,
+    /// [STRIP][columns rounded up to vectors]
+    dq: usize,
+    len: usize,
+}
+
+impl Parts {
+    const fn new(head_dim: usize) -> Parts {
+        let (wide, panels) = (head_dim.next_multiple_of(LANES), head_dim.next_multiple_of(PANEL));
+        let keys = 0;
+        let values = keys + (KEYS + STRIP) * ROW;
+        let key_panels = values + (KEYS + STRIP) * ROW;
+        let dk = key_panels + KEYS * panels;
+        let dv = dk + (KEYS + STRIP) * wide;
+        let q_turned = dv + (KEYS + STRIP) * wide;
+        let do_turned = q_turned + QUERIES * head_dim;
+        let q_panels = do_turned + QUERIES * head_dim;
+        let do_panels = q_panels + QUERIES * panels;
+        let lse = do_panels + QUERIES * panels;
+        let inner = lse + QUERIES;
+        let weights = inner + QUERIES;
+        let ds = weights + STRIP * SCORES;
+        let ds_turned = ds + (KEYS + STRIP) * SCORES;
+        let dq = ds_turned + (QUERIES + STRIP) * TURNED;
+        let len = dq + STRIP * wide;
+        Parts {
+            keys,
+            values,
+            key_panels,
+            dk,
+            dv,
+            q_turned,
+            do_turned,
+            q_panels,
+            do_panels,
+            lse,
+            inner,
+            weights,
+            ds,
+            ds_turned,
+            dq,
+            len,
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Job<'a> {
+    config: Attention<'a>,
+    given: Given<'a>,
+    wanted: &'a Gradients<'a>,
+}
+
+/// A head of k and v in the sequence that starts at row `start`.
+#[derive(Clone, Copy)]
+struct Place {
+    start: usize,
+    len: usize,
+    shared: usize,
+}
+
+/// A run of positions.
+#[derive(Clone, Copy)]
+struct Run {
+    first: usize,
+    count: usize,
+}
+
+/// One head of k and v of one sequence. `scratch` is `grad_workspace_bytes` of f32 of this worker's own.
+struct Task<'a> {
+    job: Job<'a>,
+    place: Place,
+    parts: Parts,
+    scratch: *mut f32,
+}
+
+impl Kernel for Task<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (len, config) = (self.place.len, self.job.config);
+        let group = self.place.shared * config.group()..(self.place.shared + 1) * config.group();
+        let runs =
+            |size: usize| (0..len).step_by(size).map(move |first| Run { first, count: size.min(len - first) });
+        // SAFETY: the scratch is laid out by `parts`; every row and column below lies in the task's sequence and
+        // heads, which `attention_grad` has checked, and no other task writes there.
+        unsafe {
+            for head in group.clone() {
+                (0..len).for_each(|i| self.dq(head, i).write_bytes(0, config.head_dim));
+            }
+            for tile in runs(KEYS) {
+                self.pack_keys(s, tile);
+                for head in group.clone() {
+                    for block in runs(QUERIES) {
+                        if self.queries(tile, 0, tile.count, block).is_some() {
+                            self.pack_queries(s, head, block);
+                            self.keys_of_block(s, head, tile, block);
+                            self.queries_of_block(s, head, tile, block);
+                        }
+                    }
+                }
+                self.finish_keys(s, tile);
+            }
+            for head in group {
+                for i in 0..len {
+                    let dq = self.dq(head, i);
+                    turn_back(s, config.head_dim, config.rope, i, config.scale, dq, dq);
+                }
+            }
+        }
+    }
+}
+
+impl Task<'_> {
+    #[inline(always)]
+    fn part(&self, offset: usize) -> *mut f32 {
+        self.scratch.wrapping_add(offset)
+    }
+
+    /// A head of this sequence.
+    #[inline(always)]
+    fn head<'b>(&self, x: Rows<'b>, head: usize) -> Head<'b> {
+        let dim = self.job.config.head_dim;
+        Head { x, start: self.place.start, column: head * dim, dim }
+    }
+
+    /// Where the gradient of position `i` of a head of q goes, which it is summed up in.
+    #[inline(always)]
+    fn dq(&self, head: usize, i: usize) -> *mut f32 {
+        self.job.wanted.q.row(self.place.start + i).wrapping_add(head * self.job.config.head_dim)
+    }
+
+    /// Which queries of a block see any of keys `row..row + rows` of a tile.
+    #[inline(always)]
+    fn queries(&self, tile: Run, row: usize, rows: usize, block: Run) -> Option<View> {
+        let first = tile.first + row;
+        let block = block.first..block.first + block.count;
+        queries_of(self.job.config.mask, first..first + rows, block, self.place.len)
+    }
+
+    /// Lays out the keys and values of a tile, with zeros after them, and begins their sums.
+    ///
+    /// # Safety
+    /// The tile lies in the sequence.
+    #[inline(always)]
+    unsafe fn pack_keys<S: Simd>(&self, s: S, tile: Run) {
+        let (config, p) = (self.job.config, self.parts);
+        let (k, v) =
+            (self.head(self.job.given.k, self.place.shared), self.head(self.job.given.v, self.place.shared));
+        let (keys, values) = (self.part(p.keys), self.part(p.values));
+        let wide = config.head_dim.next_multiple_of(LANES);
+        // SAFETY: `tile.count <= KEYS`; the parts have STRIP rows more.
+        unsafe {
+            for r in 0..tile.count {
+                rotate(s, k, config.rope, tile.first + r, 1.0, keys.add(r * ROW));
+                rotate(s, v, None, tile.first + r, 1.0, values.add(r * ROW));
+            }
+            keys.add(tile.count * ROW).write_bytes(0, STRIP * ROW);
+            values.add(tile.count * ROW).write_bytes(0, STRIP * ROW);
+            copy(s, config.head_dim, keys, self.part(p.key_panels), (0, tile.count, KEYS));
+            self.part(p.dk).write_bytes(0, (tile.count + STRIP) * wide);
+            self.part(p.dv).write_bytes(0, (tile.count + STRIP) * wide);
+        }
+    }
+
+    /// Lays out q and do of a block both ways, zeros up to whole panels, with lse and D.
+    ///
+    /// # Safety
+    /// The block lies in the sequence.
+    #[inline(always)]
+    unsafe fn pack_queries<S: Simd>(&self, s: S, head: usize, block: Run) {
+        let (config, p, given) = (self.job.config, self.parts, self.job.given);
+        let [q, o, gradient] = [given.q, given.o, given.gradient].map(|x| self.head(x, head));
+        // ds is not in use yet: sixteen rows of ROW fit there.
+        let (hd, rows) = (config.head_dim, self.part(p.ds_turned));
+        for j in (0..block.count.next_multiple_of(PANEL)).step_by(LANES) {
+            let some = (block.first + j, block.count.saturating_sub(j));
+            let place = (j, LANES, QUERIES);
+            // SAFETY: `block.count <= QUERIES`, a multiple of panels, so that sixteen rows more lie in the parts;
+            // positions below `block.count` are in the sequence.
+            unsafe {
+                gather(s, q, config.rope, some, config.scale, rows);
+                transpose(s, hd, rows, self.part(p.q_turned), j);
+                copy(s, hd, rows, self.part(p.q_panels), place);
+                gather(s, gradient, None, some, 1.0, rows);
+                transpose(s, hd, rows, self.part(p.do_turned), j);
+                copy(s, hd, rows, self.part(p.do_panels), place);
+                for r in 0..LANES {
+                    let i = block.first + j + r;
+                    let inside = j + r < block.count;
+                    let inner = if inside { inner(s, o, i, rows.add(r * ROW)) } else { 0.0 };
+                    let lse = if inside { *given.lse.row(self.place.start + i).add(head) } else { 0.0 };
+                    self.part(p.inner).add(j + r).write(inner);
+                    self.part(p.lse).add(j + r).write(lse);
+                }
+            }
+        }
+    }
+
+    /// Takes a block of queries to a tile of keys: p and ds, and what they add to dv and dk.
+    ///
+    /// # Safety
+    /// Tile and block are packed.
+    #[inline(always)]
+    unsafe fn keys_of_block<S: Simd>(&self, s: S, head: usize, tile: Run, block: Run) {
+        let (p, hd) = (self.parts, self.job.config.head_dim);
+        let (wide, columns) = (hd.next_multiple_of(LANES), block.count.next_multiple_of(LANES));
+        let weights = self.part(p.weights);
+        for row in (0..tile.count).step_by(S::ROWS) {
+            let rows = S::ROWS.min(tile.count - row);
+            let ds = self.part(p.ds).wrapping_add(row * SCORES);
+            let view = self.queries(tile, row, rows, block);
+            let (from, to) = view.map_or((columns, columns), |view| (view.from, view.to));
+            let used = to.next_multiple_of(LANES);
+            // SAFETY: strips start at multiples of the tile's height in parts with STRIP rows to spare; columns
+            // are those of the block, rounded up to panels.
+            unsafe {
+                for r in 0..rows {
+                    ds.add(r * SCORES).write_bytes(0, from);
+                    ds.add(r * SCORES + used).write_bytes(0, columns.saturating_sub(used));
+                }
+                let Some(view) = view else { continue };
+                for j in (from..to).step_by(PANEL) {
+                    let shape = (rows, (to - j).min(PANEL).div_ceil(LANES));
+                    let (k, v) = (self.part(p.keys).add(row * ROW), self.part(p.values).add(row * ROW));
+                    let (q, dy) = (self.part(p.q_turned).add(j * hd), self.part(p.do_turned).add(j * hd));
+                    strip::<S, ROW, 0>(s, shape, hd, k, q, weights.add(j), SCORES, Begin::Zero, &[]);
+                    strip::<S, ROW, 0>(s, shape, hd, v, dy, ds.add(j), SCORES, Begin::Zero, &[]);
+                }
+                for r in 0..rows {
+                    let at = (weights.add(r * SCORES), ds.add(r * SCORES));
+                    self.weigh(s, head, tile.first + row + r, block, view, at);
+                }
+                for j in (0..hd).step_by(PANEL) {
+                    let shape = (rows, (hd - j).min(PANEL).div_ceil(LANES));
+                    let at = j * QUERIES + from * PANEL;
+                    let (q, dy) = (self.part(p.q_panels).add(at), self.part(p.do_panels).add(at));
+                    let (dk, dv) = (self.part(p.dk).add(row * wide + j), self.part(p.dv).add(row * wide + j));
+                    let (depth, begin) = (to - from, Begin::Sums);
+                    strip::<S, SCORES, 0>(s, shape, depth, weights.add(from), dy, dv, wide, begin, &[]);
+                    strip::<S, SCORES, 0>(s, shape, depth, ds.add(from), q, dk, wide, begin, &[]);
+                }
+            }
+        }
+    }
+
+    /// Turns a row of scores into weights, and one of do v into ds: both of key `key` and the queries of a view.
+    ///
+    /// # Safety
+    /// Both rows hold the view, rounded up to vectors.
+    #[inline(always)]
+    unsafe fn weigh<S: Simd>(
+        &self,
+        s: S,
+        head: usize,
+        key: usize,
+        block: Run,
+        view: View,
+        (weights, ds): (*mut f32, *mut f32),
+    ) {
+        let slope = self.job.config.slopes.map(|slopes| s.splat(-slopes[head]));
+        let mut run = self.job.config.mask.queries(key, self.place.len);
+        run.end = run.end.min(block.first + view.to);
+        for j in (view.from..view.to).step_by(LANES) {
+            // SAFETY: a vector of the rows, and of lse and D, which are as long as a block.
+            unsafe {
+                let (lse, inner) =
+                    (s.load(self.part(self.parts.lse).add(j)), s.load(self.part(self.parts.inner).add(j)));
+                let mut score = s.load(weights.add(j));
+                if let Some(slope) = slope {
+                    // Distances below 2^24 are exact in f32.
+                    let distance = s.sub(s.splat(key as f32 - (block.first + j) as f32), s.iota());
+                    score = s.fma(slope, s.abs(distance), score);
+                }
+                let mut p = exp(s, s.sub(score, lse));
+                let mut d = s.mul(p, s.sub(s.load(ds.add(j)), inner));
+                if !view.whole || j + LANES > view.to {
+                    // Not by a product: what is hidden may be infinite.
+                    let (runs, zero) = (core::slice::from_ref(&run), s.splat(0.0));
+                    p = show(s, runs, block.first + j, p, zero);
+                    d = show(s, runs, block.first + j, d, zero);
+                }
+                s.store(weights.add(j), p);
+                s.store(ds.add(j), d);
+            }
+        }
+    }
+
+    /// Turns ds and adds ds k to dq.
+    ///
+    /// # Safety
+    /// ds of the tile and the block is whole.
+    #[inline(always)]
+    unsafe fn queries_of_block<S: Simd>(&self, s: S, head: usize, tile: Run, block: Run) {
+        let (p, hd) = (self.parts, self.job.config.head_dim);
+        let (wide, keys) = (hd.next_multiple_of(LANES), tile.first..tile.first + tile.count);
+        let (ds, turned, sums) = (self.part(p.ds), self.part(p.ds_turned), self.part(p.dq));
+        // SAFETY: KEYS and QUERIES are multiples of vectors; `ds_turned` has STRIP rows to spare, and what comes
+        // of rows past the block or keys past the tile is not read.
+        unsafe {
+            for k in (0..tile.count).step_by(LANES) {
+                for j in (0..block.count).step_by(LANES) {
+                    let mut square = [s.splat(0.0); LANES];
+                    for (r, v) in square.iter_mut().enumerate() {
+                        *v = s.load(ds.add((k + r) * SCORES + j));
+                    }
+                    s.transpose(&mut square);
+                    for (r, &v) in square.iter().enumerate() {
+                        s.store(turned.add((j + r) * TURNED + k), v);
+                    }
+                }
+            }
+            for row in (0..block.count).step_by(S::ROWS) {
+                let rows = S::ROWS.min(block.count - row);
+                let first = block.first + row;
+                let mask = self.job.config.mask;
+                let Some(view) = keys_of(mask, first..first + rows, keys.clone(), self.place.len) else {
+                    continue;
+                };
+                let ds = turned.add(row * TURNED + view.from);
+                for j in (0..hd).step_by(PANEL) {
+                    let shape = (rows, (hd - j).min(PANEL).div_ceil(LANES));
+                    let k = self.part(p.key_panels).add(j * KEYS + view.from * PANEL);
+                    let depth = view.to - view.from;
+                    strip::<S, TURNED, 0>(s, shape, depth, ds, k, sums.add(j), wide, Begin::Zero, &[]);
+                }
+                for r in 0..rows {
+                    let dq = self.dq(head, first + r);
+                    for j in (0..hd).step_by(LANES) {
+                        let n = LANES.min(hd - j);
+                        let sum = s.add(s.load_n(dq.add(j), n), s.load(sums.add(r * wide + j)));
+                        s.store_n(dq.add(j), sum, n);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes out dk, turned back, and dv.
+    ///
+    /// # Safety
+    /// The tile has seen all heads and blocks.
+    #[inline(always)]
+    unsafe fn finish_keys<S: Simd>(&self, s: S, tile: Run) {
+        let (config, p) = (self.job.config, self.parts);
+        let (hd, wide) = (config.head_dim, config.head_dim.next_multiple_of(LANES));
+        for r in 0..tile.count {
+            let i = tile.first + r;
+            let (row, column) = (self.place.start + i, self.place.shared * hd);
+            // SAFETY: rows of the tile; this task alone writes to this head.
+            unsafe {
+                let (dk, dv) = (self.part(p.dk).add(r * wide), self.part(p.dv).add(r * wide));
+                turn_back(s, hd, config.rope, i, 1.0, dk, self.job.wanted.k.row(row).add(column));
+                turn_back(s, hd, None, i, 1.0, dv, self.job.wanted.v.row(row).add(column));
+            }
+        }
+    }
+}
+
+/// `o[i] . row`, sixteen interleaved sums in the fixed tree.
+///
+/// # Safety
+/// Position i lies in the sequence; `row` holds the head.
+#[inline(always)]
+unsafe fn inner<S: Simd>(s: S, o: Head<'_>, i: usize, row: *const f32) -> f32 {
+    o.prefetch(s, i);
+    let mut sum = s.splat(0.0);
+    for j in (0..o.dim).step_by(LANES) {
+        let n = LANES.min(o.dim - j);
+        // SAFETY: j + n stays in both rows.
+        sum = unsafe { s.fma(s.load_n(o.row(i).add(j), n), s.load_n(row.add(j), n), sum) };
+    }
+    s.sum(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::MAX_HEAD_DIM;
+    use super::*;
+
+    #[test]
+    fn the_parts_fit_in_the_workspace() {
+        for head_dim in 1..=MAX_HEAD_DIM {
+            assert!(4 * Parts::new(head_dim).len <= grad_workspace_bytes(head_dim), "{head_dim}");
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Rows of one head, rotated and laid out as the register tile reads them.
+//!
+//! Invariant: whatever the layout, an element is that of `rotate`: its bits do not depend on where it is put.
+
+use super::super::simd::{LANES, Simd};
+use super::super::tile::PANEL;
+use super::super::view::Rows;
+use super::{ROW, Rope};
+
+/// How many rows ahead of its use a row of q, k or v is asked for: a head's rows lie far apart.
+const AHEAD: usize = 16;
+
+/// One head of one sequence: row i is position i.
+#[derive(Clone, Copy)]
+pub(super) struct Head<'a> {
+    pub(super) x: Rows<'a>,
+    /// The sequence's first row.
+    pub(super) start: usize,
+    /// The head's first column.
+    pub(super) column: usize,
+    /// Its width.
+    pub(super) dim: usize,
+}
+
+impl Head<'_> {
+    /// Row `i`, to be read only inside the sequence.
+    #[inline(always)]
+    pub(super) fn row(&self, i: usize) -> *const f32 {
+        self.x.row(self.start + i).wrapping_add(self.column)
+    }
+
+    /// Asks for a row that is needed soon after row `i`, and need not exist.
+    #[inline(always)]
+    pub(super) fn prefetch<S: Simd>(&self, s: S, i: usize) {
+        for j in (0..self.dim).step_by(LANES) {
+            s.prefetch(self.row(i + AHEAD).wrapping_add(j));
+        }
+    }
+}
+
+/// Writes scale * x[i], rotated to position i, to `to`; columns past the head, up to ROW, may be written too.
+///
+/// # Safety
+/// Position i lies in the sequence and in the tables; `to` holds ROW f32.
+#[inline(always)]
+pub(super) unsafe fn rotate<S: Simd>(
+    s: S,
+    head: Head<'_>,
+    rope: Option<Rope<'_>>,
+    i: usize,
+    scale: f32,
+    to: *mut f32,
+) {
+    let (hd, scale) = (head.dim, s.splat(scale));
+    head.prefetch(s, i);
+    let x = head.row(i);
+    // SAFETY: j + n stays in the row, or in its half and position i's row of the tables.
+    unsafe {
+        let Some(rope) = rope else {
+            for j in (0..hd).step_by(LANES) {
+                let n = LANES.min(hd - j);
+                s.store(to.add(j), s.mul(s.load_n(x.add(j), n), scale));
+            }
+            return;
+        };
+        // Whole vectors where what spills over is written afterwards or lies past the head.
+        let half = hd / 2;
+        for j in (0..half).step_by(LANES) {
+            let n = LANES.min(half - j);
+            let cos = s.load_n(rope.cos.as_ptr().add(i * half + j), n);
+            let sin = s.load_n(rope.sin.as_ptr().add(i * half + j), n);
+            let a = s.mul(s.load_n(x.add(j), n), scale);
+            let b = s.mul(s.load_n(x.add(half + j), n), scale);
+            let (low, high) = (s.sub(s.mul(a, cos), s.mul(b, sin)), s.add(s.mul(b, cos), s.mul(a, sin)));
+            if j == 0 {
+                s.store(to, low);
+            } else {
+                s.store_n(to.add(j), low, n);
+            }
+            s.store(to.add(half + j), high);
+        }
+    }
+}
+
+/// Writes scale * `from`, a gradient at position i, turned back, to `to`, which may be `from`.
+///
+/// # Safety
+/// Both hold `hd` f32; position i lies in the tables.
+#[inline(always)]
+pub(super) unsafe fn turn_back<S: Simd>(
+    s: S,
+    hd: usize,
+    rope: Option<Rope<'_>>,
+    i: usize,
+    scale: f32,
+    from: *const f32,
+    to: *mut f32,
+) {
+    let scale = s.splat(scale);
+    // SAFETY: j + n stays in the row, or in its half and position i's row of the tables; both halves of a
+    // column are read before either is written.
+    unsafe {
+        let Some(rope) = rope else {
+            for j in (0..hd).step_by(LANES) {
+                let n = LANES.min(hd - j);
+                s.store_n(to.add(j), s.mul(s.load_n(from.add(j), n), scale), n);
+            }
+            return;
+        };
+        let half = hd / 2;
+        for j in (0..half).step_by(LANES) {
+            let n = LANES.min(half - j);
+            let cos = s.load_n(rope.cos.as_ptr().add(i * half + j), n);
+            let sin = s.load_n(rope.sin.as_ptr().add(i * half + j), n);
+            let a = s.mul(s.load_n(from.add(j), n), scale);
+            let b = s.mul(s.load_n(from.add(half + j), n), scale);
+            s.store_n(to.add(j), s.add(s.mul(a, cos), s.mul(b, sin)), n);
+            s.store_n(to.add(half + j), s.sub(s.mul(b, cos), s.mul(a, sin)), n);
+        }
+    }
+}
+
+/// Writes positions `first..first + count`, at most `LANES`, as `rotate` does to rows of stride ROW, zeros in
+/// the rows after them.
+///
+/// # Safety
+/// As `rotate`; `to` holds `LANES` rows.
+#[inline(always)]
+pub(super) unsafe fn gather<S: Simd>(
+    s: S,
+    head: Head<'_>,
+    rope: Option<Rope<'_>>,
+    (first, count): (usize, usize),
+    scale: f32,
+    to: *mut f32,
+) {
+    for r in 0..LANES {
+        // SAFETY: as the caller promises.
+        unsafe {
+            match r < count {
+                true => rotate(s, head, rope, first + r, scale, to.add(r * ROW)),
+                false => to.add(r * ROW).write_bytes(0, head.dim),
+            }
+        }
+    }
+}
+
+/// Transposes `LANES` rows of `gather` to columns `at..at + LANES` of panels of `hd` rows.
+///
+/// # Safety
+/// `rows` are written; `panels` holds the panel of column `at`, which is a multiple of `LANES`.
+#[inline(always)]
+pub(super) unsafe fn transpose<S: Simd>(s: S, hd: usize, rows: *const f32, panels: *mut f32, at: usize) {
+    let panel = panels.wrapping_add(at / PANEL * PANEL * hd + at % PANEL);
+    for d in (0..hd).step_by(LANES) {
+        let mut square = [s.splat(0.0); LANES];
+        // SAFETY: rows are ROW long, more than `hd` rounded up to vectors; what was not written there is not kept.
+        unsafe {
+            for (r, v) in square.iter_mut().enumerate() {
+                *v = s.load(rows.add(r * ROW + d));
+            }
+            s.transpose(&mut square);
+            for (i, &v) in square.iter().enumerate().take(hd - d) {
+                s.store(panel.add((d + i) * PANEL), v);
+            }
+        }
+    }
+}
+
+/// Copies `count` rows of stride ROW to rows `at..` of panels of `height` rows; columns past the head are whatever
+/// stands there.
+///
+/// # Safety
+/// The rows are readable up to whole vectors; `panels` holds those of `hd` columns, `at + count <= height`.
+#[inline(always)]
+pub(super) unsafe fn copy<S: Simd>(
+    s: S,
+    hd: usize,
+    rows: *const f32,
+    panels: *mut f32,
+    (at, count, height): (usize, usize, usize),
+) {
+    for d in (0..hd).step_by(LANES) {
+        let panel = panels.wrapping_add(d / PANEL * PANEL * height + d % PANEL);
+        for r in 0..count {
+            // SAFETY: as the caller promises.
+            unsafe { s.store(panel.add((at + r) * PANEL), s.load(rows.add(r * ROW + d))) };
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! What survives a step, by name: states at their start, and parameters and states on their way to a file and
+//! back. Invariant: bytes as they lie in the arena, a part at a time; never a second copy of the whole.
+
+use crate::device::DeviceError;
+use crate::executor::Executor;
+use crate::reference::{BF16, F16};
+use graph::{DType, Param, Role, State, TensorSpec};
+use plan::Region;
+use std::collections::BTreeSet;
+
+/// A tensor of the persistent region.
+#[derive(Clone, Debug)]
+pub struct Resident {
+    /// What it is.
+    pub what: Survivor,
+    /// Its first byte in the arena.
+    pub at: u64,
+    /// Its type; its size is fixed.
+    pub spec: TensorSpec,
+}
+
+/// What survives a step.
+#[derive(Clone, Debug)]
+pub enum Survivor {
+    /// A parameter.
+    Param(Param),
+    /// A state.
+    State(State),
+}
+
+/// Elements that are set at once.
+const PART: usize = 1 << 16;
+
+impl Executor {
+    /// The parameters and states of all plans, each once, in the order of the arena's plans.
+    pub fn residents(&self) -> Vec<Resident> {
+        let program = self.program();
+        let (mut seen, mut residents) = (BTreeSet::new(), vec![]);
+        for (i, (_, plan)) in program.plans().iter().enumerate() {
+            for (v, value) in plan.graph.values() {
+                let what = match value.spec.role {
+                    Role::Param(p) => Survivor::Param(plan.graph.params[p.index()].clone()),
+                    Role::State(s) => Survivor::State(plan.graph.states[s.index()].clone()),
+                    Role::Input | Role::Activation | Role::Grad | Role::Scratch => continue,
+                };
+                let slice = plan.memory.slice(v).filter(|slice| slice.region == Region::Persistent);
+                let Some(at) = slice.map(|slice| program.address(i, slice)) else { continue };
+                if seen.insert(at) {
+                    residents.push(Resident { what, at, spec: value.spec.clone() });
+                }
+            }
+        }
+        residents
+    }
+
+    /// Sets every state to what it is before the first step.
+    pub fn start_states(&mut self) -> Result<(), DeviceError> {
+        for Resident { what, at, spec } in self.residents() {
+            let Survivor::State(state) = what else { continue };
+            let elements: u64 = spec.shape.iter().filter_map(|d| d.fixed()).product();
+            let one = element(state.init, spec.dtype);
+            let part = one.repeat(PART.min(elements as usize));
+            for first in (0..elements).step_by(PART) {
+                let bytes = one.len() * (elements - first).min(PART as u64) as usize;
+                self.upload(at + first * one.len() as u64, &part[..bytes])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads bytes from anywhere in the arena.
+    pub fn download(&mut self, at: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.device_mut().download(at, out)
+    }
+
+    /// Writes bytes anywhere in the arena.
+    pub fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.device_mut().upload(at, bytes)
+    }
+}
+
+/// The bytes of a number, rounded to nearest even where the type is narrower.
+pub(crate) fn element(x: f32, dtype: DType) -> Vec<u8> {
+    match dtype {
+        DType::F32 => x.to_le_bytes().to_vec(),
+        DType::Bf16 => BF16.round(f64::from(x)).to_le_bytes().to_vec(),
+        DType::F16 => F16.round(f64::from(x)).to_le_bytes().to_vec(),
+        DType::I32 => (x as i32).to_le_bytes().to_vec(),
+        DType::U8 => vec![x as u8],
+    }
+}

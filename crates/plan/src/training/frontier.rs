@@ -1,0 +1,202 @@
+//! Which values of a layer are kept and which are computed again: every choice that no other one beats in both
+//! bytes and time. A layer is solved once for all that are like it, over all subsets of its values; choices of the
+//! layers are put together by dynamic programming over sets of undominated sums. Invariant: both are exact in the
+//! sum of kept bytes and the sum of recomputed time; what a plan really takes is asked of the plan.
+
+use crate::Target;
+use crate::cost::node_seconds;
+use graph::{Bytes, Graph, NodeId, Phase, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What is recomputed, and what that costs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// The nodes whose results are not kept.
+    pub nodes: BTreeSet<NodeId>,
+    /// Bytes that are kept from the forward to the backward pass.
+    pub kept: Bytes,
+    /// Expected seconds of recomputation.
+    pub seconds: f64,
+}
+
+/// As many nodes of a layer are tried in every combination; where it has more, those that give least are kept.
+const NODES: usize = 14;
+
+/// The undominated choices for the differentiated graph of a micro-step, fewest kept bytes first.
+pub fn frontier(graph: &Graph, target: &Target) -> Vec<Choice> {
+    let mut solved: BTreeMap<String, Vec<Way>> = BTreeMap::new();
+    let mut layers: Vec<(Vec<NodeId>, Vec<Way>)> = vec![];
+    for (_, nodes) in by_layer(graph) {
+        let block = Block::of(graph, target, &nodes);
+        let options = solved.entry(block.signature(graph)).or_insert_with(|| block.ways());
+        layers.push((nodes, options.clone()));
+    }
+    let sums = combine(&layers.iter().map(|(_, options)| options.as_slice()).collect::<Vec<_>>());
+    sums.into_iter().map(|sum| sum.choice(&layers)).collect()
+}
+
+/// One way to treat a layer: the positions of the nodes that are dropped.
+#[derive(Clone, Debug, PartialEq)]
+struct Way {
+    dropped: Vec<usize>,
+    kept: u64,
+    seconds: f64,
+}
+
+/// Forward nodes of every layer, in order.
+fn by_layer(graph: &Graph) -> BTreeMap<u32, Vec<NodeId>> {
+    let mut layers: BTreeMap<u32, Vec<NodeId>> = BTreeMap::new();
+    for (id, node) in graph.nodes() {
+        if let (Some(layer), Phase::Forward) = (node.layer, node.phase) {
+            layers.entry(layer).or_default().push(id);
+        }
+    }
+    layers
+}
+
+/// A layer as a problem of its own.
+struct Block {
+    nodes: Vec<NodeId>,
+    /// (position of the node that gives it, bytes, whether the backward pass reads it).
+    values: Vec<(usize, u64, bool)>,
+    /// By node: the values of this layer that it reads.
+    reads: Vec<Vec<usize>>,
+    seconds: Vec<f64>,
+    /// By node: whether it may be dropped, because only this layer's forward and the backward pass read it.
+    free: Vec<bool>,
+}
+
+impl Block {
+    fn of(graph: &Graph, target: &Target, nodes: &[NodeId]) -> Self {
+        let mut index: BTreeMap<ValueId, usize> = BTreeMap::new();
+        let mut values = vec![];
+        for (i, &id) in nodes.iter().enumerate() {
+            for &v in graph.node(id).outputs.iter().flatten() {
+                index.insert(v, values.len());
+                values.push((i, graph.spec(v).bytes(&graph.bounds).0, false));
+            }
+        }
+        let mut free = vec![true; nodes.len()];
+        for node in &graph.nodes {
+            for k in node.inputs.iter().filter_map(|v| index.get(v)) {
+                match node.phase {
+                    Phase::Backward => values[*k].2 = true,
+                    Phase::Forward => {
+                        let layer = graph.node(nodes[values[*k].0]).layer;
+                        free[values[*k].0] &= node.layer == layer;
+                    }
+                    Phase::Recompute | Phase::Update => free[values[*k].0] = false,
+                }
+            }
+        }
+        for k in graph.outputs.iter().filter_map(|(_, v)| index.get(v)) {
+            free[values[*k].0] = false;
+        }
+        let reads = |id: &NodeId| graph.node(*id).inputs.iter().filter_map(|v| index.get(v).copied()).collect();
+        let seconds = |id: &NodeId| node_seconds(graph, graph.node(*id), target, graph.bounds.full());
+        Self {
+            reads: nodes.iter().map(reads).collect(),
+            seconds: nodes.iter().map(seconds).collect(),
+            nodes: nodes.to_vec(),
+            values,
+            free,
+        }
+    }
+
+    /// Equal for layers that are equal but for their weights.
+    fn signature(&self, graph: &Graph) -> String {
+        let ops: Vec<_> = self.nodes.iter().map(|&id| graph.node(id).op).collect();
+        format!("{ops:?} {:?} {:?} {:?}", self.reads, self.values, self.free)
+    }
+
+    /// All undominated ways.
+    fn ways(&self) -> Vec<Way> {
+        let bytes = |i: usize| self.values.iter().filter(|v| v.0 == i).map(|v| v.1).sum::<u64>();
+        let mut free: Vec<usize> = (0..self.nodes.len()).filter(|&i| self.free[i]).collect();
+        free.sort_by_key(|&i| std::cmp::Reverse((bytes(i), i)));
+        free.truncate(NODES);
+        free.sort_unstable();
+        let subset =
+            |bits: u32| free.iter().enumerate().filter(move |(k, _)| bits >> k & 1 == 1).map(|(_, &i)| i);
+        let all: Vec<Way> = (0..1u32 << free.len()).map(|bits| self.way(subset(bits).collect())).collect();
+        undominated(all, |way| (way.kept, way.seconds))
+    }
+
+    /// What it keeps and computes with `dropped` dropped. Positions ascend, so readers come behind what they read.
+    fn way(&self, dropped: Vec<usize>) -> Way {
+        let mut is_dropped = vec![false; self.nodes.len()];
+        dropped.iter().for_each(|&i| is_dropped[i] = true);
+        let mut read: Vec<bool> = self.values.iter().map(|v| v.2).collect();
+        let mut seconds = 0.0;
+        for &i in dropped.iter().rev() {
+            let cloned = (0..read.len()).any(|k| read[k] && self.values[k].0 == i);
+            if cloned {
+                seconds += self.seconds[i];
+                self.reads[i].iter().for_each(|&k| read[k] = true);
+            }
+        }
+        let kept = self.values.iter().zip(&read).filter(|(v, read)| **read && !is_dropped[v.0]);
+        Way { kept: kept.map(|(v, _)| v.1).sum(), dropped, seconds }
+    }
+}
+
+/// Those that no other one beats in both, fewest bytes first.
+fn undominated<T>(mut all: Vec<T>, cost: impl Fn(&T) -> (u64, f64)) -> Vec<T> {
+    all.sort_by(|a, b| {
+        let ((bytes, seconds), (other, others)) = (cost(a), cost(b));
+        bytes.cmp(&other).then(seconds.total_cmp(&others))
+    });
+    let mut fastest = f64::INFINITY;
+    all.retain(|o| {
+        let better = cost(o).1 < fastest;
+        fastest = fastest.min(cost(o).1);
+        better
+    });
+    all
+}
+
+/// A sum over the first layers, and how it came about: the sum before the last of them, and that layer's option.
+struct Sum {
+    kept: u64,
+    seconds: f64,
+    options: Vec<u16>,
+}
+
+impl Sum {
+    /// Layers that are alike may change places: the earlier ones keep least, since they wait longest.
+    fn choice(mut self, layers: &[(Vec<NodeId>, Vec<Way>)]) -> Choice {
+        for i in 0..layers.len() {
+            for j in i + 1..layers.len() {
+                let alike = layers[i].1 == layers[j].1;
+                if alike && self.options[j] < self.options[i] {
+                    self.options.swap(i, j);
+                }
+            }
+        }
+        let mut nodes = BTreeSet::new();
+        for ((ids, options), &k) in layers.iter().zip(&self.options) {
+            nodes.extend(options[usize::from(k)].dropped.iter().map(|&i| ids[i]));
+        }
+        Choice { nodes, kept: Bytes(self.kept), seconds: self.seconds }
+    }
+}
+
+/// All undominated sums of one option of each layer.
+fn combine(layers: &[&[Way]]) -> Vec<Sum> {
+    let mut sums = vec![Sum { kept: 0, seconds: 0.0, options: vec![] }];
+    for options in layers {
+        let all = sums.iter().flat_map(|sum| {
+            options.iter().enumerate().map(|(k, o)| Sum {
+                kept: sum.kept + o.kept,
+                // Rounded to picoseconds, so that sums of equal terms in another order are equal.
+                seconds: ((sum.seconds + o.seconds) * 1e12).round() / 1e12,
+                options: sum.options.iter().copied().chain([k as u16]).collect(),
+            })
+        });
+        sums = undominated(all.collect(), |sum| (sum.kept, sum.seconds));
+    }
+    sums
+}
+
+#[cfg(test)]
+mod tests;
