@@ -9,6 +9,7 @@ mod mutate;
 mod random;
 mod sequences;
 mod texts;
+mod training;
 mod weights;
 
 use mutate::{Stock, damage, mutate};
@@ -108,6 +109,7 @@ fn formats(root: &Path, folder: &Path) -> Vec<Format> {
     let mut formats = sequences::formats();
     formats.extend(weights::formats(root, folder));
     formats.extend(texts::formats(root));
+    formats.extend(training::formats());
     formats.extend(journals::formats(folder));
     formats
 }

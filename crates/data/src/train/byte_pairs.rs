@@ -103,10 +103,7 @@ impl BytePairs {
 
     /// Appends the tokens of `text`, without special ones. Text that is not UTF-8 is an error.
     pub fn encode(&self, text: &[u8], tokens: &mut Vec<i32>) -> Result<(), DataError> {
-        let mut rest = std::str::from_utf8(text).map_err(|e| {
-            let what = format!("not UTF-8 from byte {} of the document on; convert it", e.valid_up_to());
-            DataError::new(DataErrorKind::Malformed(what))
-        })?;
+        let mut rest = self::text(text)?;
         while !rest.is_empty() {
             let (part, after) = rest.split_at(if self.parts { part(rest) } else { rest.len() });
             let encoding = self
@@ -124,6 +121,14 @@ impl BytePairs {
         let part = if self.parts { longest.min(LONGEST_PART) } else { longest };
         library_scratch(part) + CACHED as u64 * CACHED_BYTES
     }
+}
+
+/// A document as text.
+pub(super) fn text(document: &[u8]) -> Result<&str, DataError> {
+    std::str::from_utf8(document).map_err(|e| {
+        let what = format!("not UTF-8 from byte {} of the document on; convert it", e.valid_up_to());
+        DataError::new(DataErrorKind::Malformed(what))
+    })
 }
 
 /// Bytes that the crate holds while it encodes a text of so many.
@@ -246,6 +251,14 @@ mod tests {
         let whole = pairs.tokenizer.encode_fast(text.as_str(), false).unwrap();
         let whole: Vec<i32> = whole.get_ids().iter().map(|&id| id.cast_signed()).collect();
         assert!(text.len() > 6 * PART && part(&text) < PART + 100);
+        assert_eq!(encode(&pairs, &text), whole);
+        // Whatever stands beside each other.
+        let pieces =
+            ["the", " ", "\n", "\t\t", "'s", "'", "\u{a0}", "\u{2003}", "12", "\u{e9}", ".", "\r\n", "\x0b"];
+        let key = super::super::random::Key::new(3);
+        let text: String = (0..60_000).map(|i| pieces[key.with(i).below(pieces.len())]).collect();
+        let whole = pairs.tokenizer.encode_fast(text.as_str(), false).unwrap();
+        let whole: Vec<i32> = whole.get_ids().iter().map(|&id| id.cast_signed()).collect();
         assert_eq!(encode(&pairs, &text), whole);
         // Without any blank a part still ends, between characters.
         let text = "\u{e9}".repeat(LONGEST_PART);

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::files;
 use super::labels::{Labels, LabelsFrom};
-use super::ledger::{self, Held};
+use super::ledger::{self, Held, Known};
 use super::position::{Position, Window};
 use super::settings::{Format, Settings, Task, Tokens, Validation};
 use super::source::{Document, Documents};
@@ -87,7 +87,7 @@ impl Dataset {
             Task::Classify { labels: LabelsFrom::Table(path), classes, .. } => Labels::read(path, classes)?,
             Task::Classify { .. } | Task::Causal | Task::Masked(_) => Labels::default(),
         };
-        let mut scan = Scan::new(&settings, &labels);
+        let mut scan = Scan::new(&settings, &vocabulary, &labels);
         let (train, validation) = scan.both()?;
         let Scan { splitter, census, hash, reader, compressed, .. } = scan;
         census.check(&settings, train.paths.len() + validation.paths.len())?;
@@ -131,8 +131,13 @@ impl Dataset {
     /// before the data was read, for the longest documents that are allowed.
     pub fn host_bytes(&self) -> Vec<Held> {
         let inner = &self.inner;
-        let (longest, [reader, _]) = (inner.census.longest, inner.reader);
-        let mut held = ledger::held(&inner.settings, &inner.vocabulary, longest, reader, inner.compressed);
+        let Census { train, validation, longest, .. } = inner.census;
+        let side = Side {
+            documents: train.documents.max(validation.documents),
+            bytes: train.bytes.max(validation.bytes),
+        };
+        let known = Known { longest, side, reader: inner.reader[0], compressed: inner.compressed };
+        let mut held = ledger::held(&inner.settings, &inner.vocabulary, &known);
         held.push(Held { what: "labels", bytes: inner.labels.bytes() });
         held.push(Held { what: "hashes of dropped documents", bytes: inner.splitter.bytes() });
         held
@@ -182,6 +187,14 @@ impl Inner {
         }
     }
 
+    /// What was found on a side.
+    pub(super) fn side(&self, split: Split) -> &Side {
+        match split {
+            Split::Train => &self.census.train,
+            Split::Validation => &self.census.validation,
+        }
+    }
+
     /// Whether a document of [`Inner::files`] is on this side.
     pub(super) fn is_on(&self, split: Split, document: &[u8]) -> bool {
         match (&self.settings.validation, split) {
@@ -212,6 +225,7 @@ fn check_task(settings: &Settings, vocabulary: &Vocabulary) -> Result<(), DataEr
 /// The one reading of all documents.
 struct Scan<'a> {
     settings: &'a Settings,
+    vocabulary: &'a Vocabulary,
     labels: &'a Labels,
     splitter: Splitter,
     census: Census,
@@ -222,10 +236,10 @@ struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    fn new(settings: &'a Settings, labels: &'a Labels) -> Self {
+    fn new(settings: &'a Settings, vocabulary: &'a Vocabulary, labels: &'a Labels) -> Self {
         let splitter = Splitter::new(&settings.validation, &settings.format);
         let (census, hash) = (Census::default(), Sha256::new());
-        Scan { settings, labels, splitter, census, hash, reader: [0; 2], compressed: false }
+        Scan { settings, vocabulary, labels, splitter, census, hash, reader: [0; 2], compressed: false }
     }
 
     /// The training files and the validation files.
@@ -270,6 +284,9 @@ impl<'a> Scan<'a> {
             let mut count = 0;
             while documents.read(&mut document)? {
                 count += 1;
+                let placed = |e: DataError| DataError { path: Some(path.clone()), ..e };
+                let check = self.vocabulary.check(&document.bytes);
+                check.map_err(|e| placed(e).with_id(format!("document {count}")))?;
                 let bytes = document.bytes.len();
                 self.census.longest = self.census.longest.max(bytes);
                 let hash = self.splitter.hash(&document.bytes);

@@ -1,7 +1,7 @@
 //! What the data of a training run holds on the host. Invariant: each number is the size of a buffer that is made
 //! with that size at the start, or a bound of what a library holds; `tests/it/train/memory.rs` measures it.
 
-use super::dataset::Dataset;
+use super::dataset::{Dataset, Side};
 use super::pieces::Batch;
 use super::pipeline::{self, Carried};
 use super::settings::{Bounds, Format, Settings};
@@ -26,8 +26,16 @@ impl Settings {
     /// What a stream holds on the host at most, beside batches: before the data was read, for the longest
     /// documents that are allowed.
     pub fn host_bytes(&self, vocabulary: &Vocabulary) -> Vec<Held> {
-        let reader = document(&self.format, self.longest_document);
-        held(self, vocabulary, self.longest_document, reader, !matches!(self.format, Format::Ids { .. }))
+        held(
+            self,
+            vocabulary,
+            &Known {
+                longest: self.longest_document,
+                side: Side { documents: u64::MAX, bytes: u64::MAX },
+                reader: document(&self.format, self.longest_document),
+                compressed: !matches!(self.format, Format::Ids { .. }),
+            },
+        )
     }
 }
 
@@ -45,25 +53,30 @@ impl Batch {
     }
 }
 
-/// Of documents of at most `longest` bytes, for which a reader's buffers grow to `reader`.
-pub(super) fn held(
-    settings: &Settings,
-    vocabulary: &Vocabulary,
-    longest: usize,
-    reader: usize,
-    compressed: bool,
-) -> Vec<Held> {
+/// What is known of the data.
+pub(super) struct Known {
+    /// Bytes of the longest document.
+    pub longest: usize,
+    /// The most on one side.
+    pub side: Side,
+    /// What a reader's buffers grow to.
+    pub reader: usize,
+    /// Whether a decoder is needed.
+    pub compressed: bool,
+}
+
+pub(super) fn held(settings: &Settings, vocabulary: &Vocabulary, known: &Known) -> Vec<Held> {
     let Settings { shuffle, workers, prefetch, .. } = settings;
-    let (bytes, documents) = windows::most(shuffle);
+    let (bytes, documents) = windows::room(shuffle, known.longest, &known.side);
     let count = pipeline::parcels(*workers, *prefetch) as u64;
-    let text = pipeline::PARCEL + longest;
+    let text = pipeline::PARCEL + known.longest;
     let one = parcel(text, vocabulary.most_tokens(text), pipeline::DOCUMENTS);
     vec![
-        Held { what: "reader", bytes: READER + reader as u64 },
-        Held { what: "decompression", bytes: if compressed { DECODER } else { 0 } },
-        Held { what: "shuffle window", bytes: (bytes + longest + documents * size_of::<Entry>()) as u64 },
+        Held { what: "reader", bytes: READER + known.reader as u64 },
+        Held { what: "decompression", bytes: if known.compressed { DECODER } else { 0 } },
+        Held { what: "shuffle window", bytes: (bytes + documents * size_of::<Entry>()) as u64 },
         Held { what: "parcels", bytes: count * one },
-        Held { what: "tokenizers", bytes: *workers as u64 * vocabulary.scratch(longest) },
+        Held { what: "tokenizers", bytes: *workers as u64 * vocabulary.scratch(known.longest) },
     ]
 }
 

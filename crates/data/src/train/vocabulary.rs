@@ -117,7 +117,11 @@ impl Vocabulary {
                 tokens.extend(self.frame[1]);
                 Ok(0)
             }
-            Kind::Ids(width) => self.ids(document, *width, tokens),
+            Kind::Ids(width) => {
+                self.check(document)?;
+                tokens.extend(ids(document, *width));
+                Ok(0)
+            }
         }
     }
 
@@ -143,22 +147,28 @@ impl Vocabulary {
         }
     }
 
-    fn ids(&self, document: &[u8], width: IdWidth, tokens: &mut Vec<i32>) -> Result<usize, DataError> {
-        let before = tokens.len();
-        match width {
-            IdWidth::U16 => {
-                tokens.extend(document.as_chunks().0.iter().map(|&id| i32::from(u16::from_le_bytes(id))))
-            }
-            // An id of 2^31 or more becomes negative and is refused below.
-            IdWidth::U32 => tokens.extend(document.as_chunks().0.iter().map(|&id| i32::from_le_bytes(id))),
-        }
-        match tokens[before..].iter().find(|&&id| usize::try_from(id).map_or(true, |id| id >= self.size)) {
-            None => Ok(0),
-            Some(&id) => {
-                let what =
-                    format!("the id {} is not below {}, the size of the vocabulary", id as u32, self.size);
-                Err(DataError::new(DataErrorKind::Malformed(what)))
+    /// Refuses a document that has no tokens, as far as that shows without making them.
+    pub(super) fn check(&self, document: &[u8]) -> Result<(), DataError> {
+        match &self.kind {
+            Kind::Bytes | Kind::Esm | Kind::Dna(_) => Ok(()),
+            Kind::BytePairs(_) => super::byte_pairs::text(document).map(drop),
+            Kind::Ids(width) => {
+                match ids(document, *width).find(|&id| usize::try_from(id).map_or(true, |id| id >= self.size)) {
+                    None => Ok(()),
+                    Some(id) => {
+                        let what = format!(
+                            "the id {} is not below {}, the size of the vocabulary",
+                            id as u32, self.size
+                        );
+                        Err(DataError::new(DataErrorKind::Malformed(what)))
+                    }
+                }
             }
         }
     }
+}
+
+/// The ids of a document. One of 2^31 or more is negative.
+fn ids(document: &[u8], width: IdWidth) -> impl Iterator<Item = i32> {
+    document.chunks_exact(width.bytes()).map(|id| id.iter().rev().fold(0, |word, &b| word << 8 | i32::from(b)))
 }

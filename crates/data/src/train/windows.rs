@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::dataset::Inner;
+use super::dataset::{Inner, Side};
 use super::position::{Position, Window};
 use super::random::Key;
 use super::settings::Shuffle;
@@ -55,8 +55,7 @@ pub(super) struct Entry {
 impl Windows {
     /// The windows from the one of a position on.
     pub(super) fn new(inner: Arc<Inner>, split: Split, from: &Position) -> Result<Self, DataError> {
-        let (most, documents) = most(&inner.settings.shuffle);
-        let room = most + inner.census.longest;
+        let (bytes, documents) = room(&inner.settings.shuffle, inner.census.longest, inner.side(split));
         let mut new = Windows {
             split,
             epoch: from.epoch,
@@ -67,7 +66,7 @@ impl Windows {
             document: Document { bytes: Vec::with_capacity(inner.reader[1]), class: 0 },
             // The next one is that of the position.
             window: Window { number: from.window.number.wrapping_sub(1), ..from.window },
-            text: Vec::with_capacity(room),
+            text: Vec::with_capacity(bytes),
             entries: Vec::with_capacity(documents),
             inner,
         };
@@ -181,9 +180,16 @@ impl Windows {
 }
 
 /// Bytes and documents of a window, whose last document may go beyond the bytes.
-pub(super) fn most(shuffle: &Shuffle) -> (usize, usize) {
+fn most(shuffle: &Shuffle) -> (usize, usize) {
     let Shuffle { documents, bytes } = if shuffle.moves() { *shuffle } else { UNMOVED };
     (bytes, documents)
+}
+
+/// Bytes and documents for which a window has room: never more than there are on its side.
+pub(super) fn room(shuffle: &Shuffle, longest: usize, side: &Side) -> (usize, usize) {
+    let (bytes, documents) = most(shuffle);
+    let least = |most: usize, there: u64| usize::try_from(there).map_or(most, |there| most.min(there));
+    (least(bytes.saturating_add(longest), side.bytes), least(documents, side.documents))
 }
 
 fn changed(path: &std::path::Path) -> DataError {

@@ -11,3 +11,4 @@ mod goldens;
 mod halves;
 mod op_cases;
 mod rig;
+mod training;

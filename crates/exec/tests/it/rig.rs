@@ -31,12 +31,17 @@ impl On {
         }
     }
 
+    /// What its plans are made for.
+    pub fn target(self) -> Result<Target, PlanError> {
+        match self {
+            Self::Reference => Target::named("null"),
+            Self::Cpu(_, threads) => Ok(Target::named("cpu")?.with_units(threads as u64)),
+        }
+    }
+
     /// The plan of a graph.
     pub fn plan(self, graph: &Graph, fuse: bool, weights: Weights) -> Result<(Target, Plan), PlanError> {
-        let target = match self {
-            Self::Reference => Target::named("null")?,
-            Self::Cpu(_, threads) => Target::named("cpu")?.with_units(threads as u64),
-        };
+        let target = self.target()?;
         let policy = Policy { fuse, weights, ..Policy::default() };
         let plan = compile(graph, &policy, &target)?;
         Ok((target, plan))

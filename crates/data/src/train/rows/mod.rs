@@ -202,7 +202,8 @@ impl RowSet {
                 self.read(&row, part, values)?;
                 if !values.iter().all(|value| value.is_finite()) {
                     let what = "a value of it is not finite; compute it again, or leave it out".to_owned();
-                    return Err(DataError::new(DataErrorKind::Malformed(what)).with_id(name));
+                    let path = &self.settings.parts[part].files[row.places[part].0 as usize];
+                    return Err(DataError::at(path, DataErrorKind::Malformed(what)).with_id(name));
                 }
                 values.iter().for_each(|value| hash.update(value.to_le_bytes()));
             }
@@ -267,7 +268,7 @@ fn rows(
             };
             places.push(other.get(&name).copied().ok_or_else(missing)?);
         }
-        let class = labels.of(&name)?;
+        let class = labels.of(&name).map_err(|e| DataError { path: Some(part.files[0].clone()), ..e })?;
         Ok((name, Row { class, places }))
     };
     names.into_iter().map(row).collect()

@@ -1,0 +1,217 @@
+//! What training reads: texts, lines of JSON, files of ids, rows of numbers, and byte-level tokenizers.
+//! Invariant: what is accepted is trained on to the last byte: every byte of a document is a target once, every
+//! id is in the vocabulary, every row is finite.
+
+use super::{Format, Seen, Stock, fit, measured};
+use data::DataError;
+use data::train::rows::{Part, RowBatch, RowSet, RowSettings};
+use data::train::{
+    Batch, Bounds, BytePairs, Classes, Dataset, Format as Kind, IdWidth, Settings, Shuffle, Split, Task,
+    TextDocuments, Tokens, Validation,
+};
+use std::path::Path;
+
+/// Buffers of readers and decoders.
+const BUFFERS: u64 = 2 << 20;
+/// The bytes that a document may have.
+const LONGEST: usize = 1 << 16;
+/// What ids are less than.
+const VOCAB: usize = 1000;
+
+/// One row for each kind of file.
+pub fn formats() -> Vec<Format> {
+    let row = |name, file, corpus: Vec<Vec<u8>>, words: &[&[u8]], check| {
+        let stock = Stock { corpus, words: words.iter().map(|word| word.to_vec()).collect() };
+        Format { name, file, stock, wrap: <[u8]>::to_vec, beside: vec![], check }
+    };
+    let texts =
+        [&b"one\ntwo words\r\n\r\n\xef\xbb\xbfthree\n"[..], b"", b"\xef\xbb\xbfa\rb\r\r\n c \n\n\n", b"x"];
+    let lines = [
+        &b"{\"text\":\"a\\u00e9\\n\",\"y\":[1,{\"text\":0}]}\n\n{\"y\":null,\"text\":\"b c\"}\r\n"[..],
+        b"\xef\xbb\xbf{\"text\":\"\"}\n{\"text\":\"d\"}",
+    ];
+    let ids = [[1_u16, 9, 2, 3, 999, 9, 4].map(u16::to_le_bytes).concat(), vec![9, 0, 9, 0], vec![]];
+    let json: &[&[u8]] =
+        &[b"\"text\":", b"{", b"}", b"[", b"\\ud800", b"\n", b"null", b"\"text\":\"z\",", b"\\u0000"];
+    let numbers: &[&[u8]] =
+        &[b"'descr': '<f4', ", b"(3, 2)", b"18446744073709551615", b"-1", b"'<f8'", b"\x93NUMPY"];
+    let mut rows = row("rows.npy", "rows.npy", npys(), numbers, check_rows);
+    rows.beside = vec![("rows.ids.txt", b"a\nb\nc\n".to_vec()), ("labels.tsv", b"a\t0\nb\t1\nc\t1\n".to_vec())];
+    vec![
+        row("train.txt", "t.txt", owned(&texts), &[b"\n\n", b"\r", b"\r\n", b" ", b"\0", b"\xff"], check_text),
+        row("train.jsonl", "t.jsonl", owned(&lines), json, check_json),
+        row("train.bin", "t.bin", ids.to_vec(), &[b"\x09\0", b"\xe7\x03", b"\xe8\x03"], check_ids),
+        row("byte pairs", "tokenizer.json", vec![byte_pairs()], TOKENIZER, check_byte_pairs),
+        rows,
+    ]
+}
+
+const TOKENIZER: &[&[u8]] = &[
+    b"\"dropout\":0.5",
+    b"\"th\":4294967295",
+    b"\"t h\"",
+    b"\"th e\",",
+    b"{\"type\":\"NFC\"}",
+    b"{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(a+)+$\"},\"behavior\":\"Isolated\",\"invert\":false}",
+    b"\"use_regex\":false",
+    b"\"add_prefix_space\":true",
+    b"\"end_of_word_suffix\":\"</w>\"",
+    b"\"ignore_merges\":true",
+    b"{\"id\":300,\"content\":\"<|x|>\",\"single_word\":false,\"lstrip\":true,\"rstrip\":true,\"normalized\":true,\"special\":false},",
+    b"null",
+    b"\"type\":\"Unigram\"",
+    b"\\u001b[31m",
+];
+
+fn owned(texts: &[&[u8]]) -> Vec<Vec<u8>> {
+    texts.iter().map(|text| text.to_vec()).collect()
+}
+
+/// Every byte has a token, and there are two merges.
+fn byte_pairs() -> Vec<u8> {
+    let printable = (b'!'..=b'~').chain(0xa1..=0xac).chain(0xae..=0xff).map(u32::from);
+    let names = printable.chain(256..324).filter_map(char::from_u32).map(String::from);
+    let names = names.chain(["th", "the"].map(str::to_owned));
+    // None of these characters is escaped otherwise than in JSON.
+    let vocab: Vec<String> = names.enumerate().map(|(id, name)| format!("{name:?}:{id}")).collect();
+    format!(
+        r#"{{"added_tokens":[{{"id":258,"content":"<|end|>","single_word":false,"lstrip":false,"rstrip":false,
+        "normalized":false,"special":true}}],"normalizer":null,"pre_tokenizer":{{"type":"ByteLevel",
+        "add_prefix_space":false,"trim_offsets":true}},"model":{{"type":"BPE","dropout":null,
+        "vocab":{{{}}},"merges":["t h","th e"]}}}}"#,
+        vocab.join(",")
+    )
+    .into_bytes()
+}
+
+fn npys() -> Vec<Vec<u8>> {
+    let array = |header: &str, values: &[f32]| {
+        let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+        bytes.extend((header.len() as u16).to_le_bytes());
+        bytes.extend(header.as_bytes());
+        bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        bytes
+    };
+    let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 2), }\n";
+    vec![array(header, &[0.0, 1.0, 2.5, -3.0, 4.0, 5.0]), array(header, &[0.0, f32::NAN, 1.0, 2.0, 3.0, 4.0])]
+}
+
+fn settings(path: &Path, format: Kind, tokens: Tokens) -> Settings {
+    Settings {
+        train: vec![path.to_owned()],
+        validation: Validation::None,
+        format,
+        tokens,
+        task: Task::Causal,
+        bounds: Bounds { tokens: 64, sequences: 8, longest: 20 },
+        seed: 1,
+        shuffle: Shuffle { documents: 3, bytes: 100 },
+        longest_document: LONGEST,
+        workers: 1,
+        prefetch: 1,
+    }
+}
+
+fn check_text(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
+    let format = Kind::Text(TextDocuments::Paragraphs);
+    check(path, bytes, settings(path, format, Tokens::Bytes { end: true }), |bytes, _| bytes)
+}
+
+fn check_json(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
+    let format = Kind::JsonLines { field: "text".to_owned() };
+    check(path, bytes, settings(path, format, Tokens::Bytes { end: true }), |bytes, _| bytes)
+}
+
+fn check_ids(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
+    let format = Kind::Ids { width: IdWidth::U16, end: Some(9) };
+    // The first id of a document is no target.
+    let targets = |bytes: u64, documents: u64| bytes / 2 - documents;
+    check(path, bytes, settings(path, format, Tokens::Ids { vocab: VOCAB }), targets)
+}
+
+/// Opens a data set and takes an epoch of it; `targets` are those that its bytes and documents make.
+fn check(path: &Path, bytes: &[u8], settings: Settings, targets: fn(u64, u64) -> u64) -> Result<Seen, String> {
+    let vocab = match settings.tokens {
+        Tokens::Ids { vocab } => vocab,
+        _ => 257,
+    };
+    let (opened, peak) = measured(|| Dataset::open(settings));
+    let accepted = match opened.and_then(|data| Ok((epoch(&data, vocab)?, data))) {
+        Err(error) => fit(&error, path).map(|()| false)?,
+        Ok((Err(what), _)) => return Err(what),
+        Ok((Ok(found), data)) => {
+            let train = data.census().train;
+            let expected = targets(train.bytes, train.documents);
+            if found != expected {
+                return Err(format!("{found} targets, {expected} in the documents"));
+            }
+            true
+        }
+    };
+    Ok(Seen { accepted, peak, allowed: BUFFERS + 16 * bytes.len() as u64 })
+}
+
+/// The targets of an epoch; the outer error is one of the data, the inner one a finding.
+fn epoch(data: &Dataset, vocab: usize) -> Result<Result<u64, String>, DataError> {
+    let mut stream = data.stream(Split::Train, &data.start())?;
+    let mut batch = Batch::default();
+    while stream.fill(&mut batch)? {
+        let known = |&id: &i32| usize::try_from(id).is_ok_and(|id| id < vocab);
+        if !batch.ids.iter().chain(&batch.targets).all(known) {
+            return Ok(Err(format!("an id out of range: {:?}", batch.ids)));
+        }
+        if batch.spans.last().map(|span| span[1] as usize) != Some(batch.ids.len()) {
+            return Ok(Err(format!("spans {:?} for {} ids", batch.spans, batch.ids.len())));
+        }
+    }
+    Ok(Ok(stream.counts().targets))
+}
+
+fn check_byte_pairs(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
+    let text = "the other's  way\n\u{e9}\u{4e2d} <|end|> <|x|>\t12".repeat(20);
+    let (read, peak) = measured(|| {
+        let pairs = BytePairs::from_file(path)?;
+        let mut tokens = Vec::new();
+        // A text may be refused; the tokens of another may not be out of range.
+        let encoded = pairs.encode(text.as_bytes(), &mut tokens);
+        let known = |&id: &i32| usize::try_from(id).is_ok_and(|id| id < pairs.size());
+        let sound = tokens.iter().all(known) && tokens.len() <= text.len() + 2;
+        let special = tokens.iter().any(|id| pairs.specials().contains(id));
+        Ok::<_, DataError>((encoded.is_ok(), sound && !special, tokens.len()))
+    });
+    let accepted = match read {
+        Ok((_, true, _)) => true,
+        Ok((_, false, count)) => return Err(format!("{count} tokens, one of them special or out of range")),
+        Err(error) => fit(&error, path).map(|()| false)?,
+    };
+    Ok(Seen { accepted, peak, allowed: (24 << 20) + 64 * bytes.len() as u64 })
+}
+
+fn check_rows(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
+    let settings = RowSettings {
+        parts: vec![Part { files: vec![path.to_owned()], tensors: "*".to_owned() }],
+        labels: path.with_file_name("labels.tsv"),
+        classes: Classes::Count(2),
+        validation: 0.0,
+        validation_seed: 0,
+        seed: 1,
+        rows: 2,
+    };
+    let (read, peak) = measured(|| {
+        let set = RowSet::open(settings)?;
+        let mut batch = RowBatch::default();
+        let mut stream = set.stream(Split::Train, &set.start())?;
+        let (mut rows, mut finite) = (0, true);
+        while stream.fill(&mut batch)? {
+            rows += batch.targets.len() as u64;
+            finite &= batch.parts[0].iter().all(|value| value.is_finite());
+        }
+        Ok::<_, DataError>(finite && rows == set.census().train.documents)
+    });
+    let accepted = match read {
+        Ok(true) => true,
+        Ok(false) => return Err("a row is missing, or not finite".to_owned()),
+        Err(error) => fit(&error, path).map(|()| false)?,
+    };
+    Ok(Seen { accepted, peak, allowed: BUFFERS + 16 * bytes.len() as u64 })
+}
