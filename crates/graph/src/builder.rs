@@ -8,6 +8,9 @@ use crate::{
 };
 use std::collections::BTreeMap;
 
+/// As many outputs as any op has: those of routing.
+const MOST_OUTPUTS: usize = 6;
+
 /// A graph under construction.
 #[derive(Debug)]
 pub struct Builder {
@@ -116,7 +119,7 @@ impl Builder {
         let outs = op.rules().infer(&specs, &self.graph.bounds).unwrap_or_else(|rule| {
             self.error.get_or_insert(VerifyError::rule(id, op.name(), rule.0));
             // Stand-ins keep the builder going; `finish` returns the error.
-            vec![TensorSpec::activation([Dim::Fixed(0), Dim::Fixed(0)], DType::F32); 3]
+            vec![TensorSpec::activation([Dim::Fixed(0), Dim::Fixed(0)], DType::F32); MOST_OUTPUTS]
         });
         let role = match self.phase {
             Phase::Forward | Phase::Update | Phase::Recompute => Role::Activation,
@@ -211,4 +214,23 @@ impl Builder {
 
 fn first_tensor(param: &Param) -> String {
     param.pieces.first().map_or_else(String::new, |p| p.tensor.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Callers index what an op should have given, whatever was wrong with its inputs.
+    #[test]
+    fn a_broken_rule_is_an_error_of_finish_not_a_panic() {
+        let mut g = Builder::new(Bounds { tokens: 4, sequences: 1, longest: 4 });
+        let logits = g.input("logits", &[Dim::Tokens(1), Dim::Fixed(3)], DType::F32);
+        let route = Route { experts: 3, top_k: 4, renormalise: true, capacity: 0 };
+        let outs = g.node(Op::Route(route), &[logits]);
+        let good = g.node(Op::Route(Route { top_k: 2, ..route }), &[logits]);
+        assert_eq!(outs.len(), MOST_OUTPUTS);
+        assert_eq!(good.len(), MOST_OUTPUTS);
+        let error = g.finish().expect_err("four of three");
+        assert!(error.to_string().contains("cannot choose 4 of 3 experts"), "{error}");
+    }
 }

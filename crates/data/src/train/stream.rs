@@ -100,16 +100,15 @@ impl Stream {
                 self.parcel = Some(parcel);
                 return Ok(self.given(batch));
             }
-            let ends = parcel.ends_epoch;
-            match ends && !batch.ids.is_empty() {
+            if !parcel.ends_epoch {
+                self.give_back(parcel)?;
+            } else if batch.ids.is_empty() {
+                self.give_back(parcel)?;
+                return self.end_epoch();
+            } else {
                 // The end is told by the next call.
-                true => self.parcel = Some(parcel),
-                false => self.give_back(parcel)?,
-            }
-            match ends {
-                true if batch.ids.is_empty() => return self.end_epoch(),
-                true => return Ok(self.given(batch)),
-                false => {}
+                self.parcel = Some(parcel);
+                return Ok(self.given(batch));
             }
         }
     }

@@ -7,6 +7,7 @@ mod devices;
 mod differences;
 mod evaluate;
 mod executor;
+mod experts;
 mod goldens;
 mod halves;
 mod op_cases;

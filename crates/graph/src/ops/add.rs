@@ -11,7 +11,7 @@ impl OpRules for Add {
     fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 2)?;
         float("a", ins[0])?;
-        shape_is("b", ins[1], &ins[0].shape)?;
+        alike("b", ins[1], ins[0])?;
         Ok(vec![TensorSpec::activation(ins[0].shape.clone(), ins[0].dtype)])
     }
 

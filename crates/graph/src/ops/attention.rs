@@ -130,6 +130,7 @@ impl OpRules for Attention {
         spans(ins[operands])?;
         for table in &ins[operands + 1..] {
             let half = u64::from(self.head_dim / 2);
+            float("a rotary table", table)?;
             shape_is("a rotary table", table, &[Dim::Fixed(bounds.longest), Dim::Fixed(half)])?;
         }
         let rows = Dim::Tokens(1);

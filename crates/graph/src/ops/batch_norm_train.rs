@@ -116,7 +116,7 @@ fn gradient_types(ins: &[&TensorSpec], names: &[&str], gamma: usize) -> Result<V
     arity(ins, 5)?;
     float("dy", ins[0])?;
     let (_, columns) = matrix("dy", ins[0])?;
-    shape_is("x", ins[1], &ins[0].shape)?;
+    alike("x", ins[1], ins[0])?;
     for (what, spec) in names.iter().zip(&ins[2..]) {
         shape_is(what, spec, &[Dim::Fixed(columns)])?;
     }

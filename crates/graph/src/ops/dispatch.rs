@@ -162,7 +162,7 @@ impl Terminal for CombineGrad {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 5)?;
         let columns = columns_of("dy", ins[0], 1)?;
-        shape_is("rows", ins[1], &rows(self.top_k, columns, ins[1].dtype).shape)?;
+        alike("rows", ins[1], &rows(self.top_k, columns, ins[0].dtype))?;
         gates(ins[2], self.top_k)?;
         indices("order", ins[3], self.top_k)?;
         indices("places", ins[4], self.top_k)?;

@@ -15,7 +15,7 @@ impl OpRules for LayerNormGrad {
         arity(ins, 5)?;
         float("dy", ins[0])?;
         let (rows, columns) = matrix("dy", ins[0])?;
-        shape_is("x", ins[1], &ins[0].shape)?;
+        alike("x", ins[1], ins[0])?;
         shape_is("mean", ins[2], &[rows])?;
         shape_is("rstd", ins[3], &[rows])?;
         shape_is("gamma", ins[4], &[Dim::Fixed(columns)])?;

@@ -222,8 +222,20 @@ fn shape_is(what: &str, spec: &TensorSpec, wanted: &[Dim]) -> Result<(), RuleErr
     Err(RuleError(format!("{what} must be {wanted}, not {spec}")))
 }
 
+/// Shape and element type of `other`: what is added up or pairs up element by element.
+fn alike(what: &str, spec: &TensorSpec, other: &TensorSpec) -> Result<(), RuleError> {
+    shape_is(what, spec, &other.shape)?;
+    match spec.dtype == other.dtype {
+        true => Ok(()),
+        false => Err(RuleError(format!("{what} must be {} as the other, not {spec}", other.dtype.name()))),
+    }
+}
+
 /// (start, end) rows of every sequence: i32 (S, 2).
 fn spans(spec: &TensorSpec) -> Result<(), RuleError> {
     integers("spans", spec)?;
     shape_is("spans", spec, &[Dim::Sequences(1), Dim::Fixed(2)])
 }
+
+#[cfg(test)]
+mod tests;

@@ -62,7 +62,7 @@ impl Terminal for RmsNormGrad {
         arity(ins, 4)?;
         float("dy", ins[0])?;
         let (rows, columns) = matrix("dy", ins[0])?;
-        shape_is("x", ins[1], &ins[0].shape)?;
+        alike("x", ins[1], ins[0])?;
         f32_is("rstd", ins[2], &[rows])?;
         shape_is("gamma", ins[3], &[Dim::Fixed(columns)])?;
         Ok(vec![like(ins[0]), like(ins[3])])

@@ -50,7 +50,7 @@ impl Terminal for SoftmaxGrad {
         arity(ins, 2)?;
         float("dy", ins[0])?;
         matrix("dy", ins[0])?;
-        shape_is("y", ins[1], &ins[0].shape)?;
+        alike("y", ins[1], ins[0])?;
         Ok(vec![like(ins[0])])
     }
 

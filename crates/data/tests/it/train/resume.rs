@@ -75,3 +75,23 @@ proptest! {
         }, cut);
     }
 }
+
+#[test]
+fn a_position_goes_on_with_batches_of_another_size() {
+    let folder = folder("train_resume_bounds");
+    let path = file(&folder, "a.txt", lines(50));
+    let base = Settings { shuffle: Shuffle { documents: 9, bytes: 1 << 16 }, ..settings(&[&path]) };
+    let bounds = Bounds { tokens: 150, sequences: 3, longest: 100 };
+    let small = Dataset::open(base.clone()).unwrap();
+    let large = Dataset::open(Settings { bounds, ..base }).unwrap();
+    let ids = |batches: Vec<(bool, Batch)>| {
+        let epoch = batches.into_iter().take_while(|(more, _)| *more);
+        epoch.flat_map(|(_, batch)| batch.ids).collect::<Vec<i32>>()
+    };
+    let whole = from(&small, &small.start(), 99);
+    for cut in [0, 3, 10, 20] {
+        let before = ids(whole[..=cut].to_vec());
+        let position = whole[cut].1.position_after.as_ref().unwrap();
+        assert_eq!([before, ids(from(&large, position, 99))].concat(), ids(whole.clone()), "cut at {cut}");
+    }
+}

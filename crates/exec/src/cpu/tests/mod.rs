@@ -2,6 +2,7 @@
 
 mod attention;
 mod cast;
+mod experts;
 mod gemm;
 mod gemm_amx;
 mod math;
