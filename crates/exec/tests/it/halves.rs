@@ -13,10 +13,9 @@ use plimsoll_exec::reference::Data;
 /// Larger cases show nothing that smaller ones do not.
 const MOST_ELEMENTS: usize = 4_000;
 
-/// Which operands are of `dtype`: all floats or, since statistics are f32 whatever they are of, each that the op
-/// takes beside those before it.
+/// Which operands are of `dtype`: as many floats as the op takes together; statistics are f32 whatever they are of.
 fn narrowed(case: &Case, dtype: DType) -> Vec<bool> {
-    let fits = |narrow: &[bool]| {
+    let fits = |narrow: &Vec<bool>| {
         let spec = |(o, &narrow): (&Operand, &bool)| TensorSpec {
             dtype: if narrow { dtype } else { o.spec.dtype },
             ..o.spec.clone()
@@ -24,16 +23,11 @@ fn narrowed(case: &Case, dtype: DType) -> Vec<bool> {
         let specs: Vec<TensorSpec> = case.ins.iter().zip(narrow).map(spec).collect();
         case.op.rules().infer(&specs.iter().collect::<Vec<_>>(), &case.bounds).is_ok()
     };
-    let floats: Vec<bool> = case.ins.iter().map(|o| o.spec.dtype.is_float()).collect();
-    if fits(&floats) {
-        return floats;
-    }
-    let mut narrow = vec![false; floats.len()];
-    for (i, float) in floats.into_iter().enumerate() {
-        narrow[i] = float;
-        narrow[i] = float && fits(&narrow);
-    }
-    narrow
+    let subset = |mask: u32| -> Vec<bool> {
+        case.ins.iter().enumerate().map(|(i, o)| (mask >> i) & 1 == 1 && o.spec.dtype.is_float()).collect()
+    };
+    let subsets = (0..1 << case.ins.len()).map(subset).filter(fits);
+    subsets.max_by_key(|s| s.iter().filter(|&&narrow| narrow).count()).unwrap_or_default()
 }
 
 /// The op between casts.
