@@ -1,4 +1,4 @@
-//! Changes of element type.
+//! Numbers of 16 bits to f32 and back.
 //!
 //! Invariant: widening is exact; narrowing rounds once, to nearest, ties to even (IEEE 754), by integer
 //! operations on each lane, so all instruction sets agree; NaN stays NaN.
@@ -8,105 +8,150 @@ use super::isa::Kernel;
 use super::simd::{LANES, Simd};
 use core::ops::Range;
 
-/// A floating-point number in memory.
-pub trait Element: Copy + Send + Sync {
-    /// Its value, which every f32 can hold.
-    fn widen(self) -> f32;
-    /// The nearest one.
-    fn round(x: f32) -> Self;
+/// A format of 16 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// bfloat16.
+    Bf16,
+    /// IEEE binary16.
+    F16,
 }
 
-/// The bits of a bfloat16.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(transparent)]
-pub struct Bf16(pub u16);
-
-/// The bits of an IEEE binary16.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(transparent)]
-pub struct F16(pub u16);
-
-/// y = x, rounded to nearest even where y is narrower.
-pub fn cast<A: Element, B: Element>(cpu: &Cpu, x: &[A], y: &mut [B]) {
-    /// Elements of a task: some microseconds of streaming.
-    const GRAIN: usize = 16 * 1024;
+/// y = x.
+pub fn widen(cpu: &Cpu, half: Half, x: &[u16], y: &mut [f32]) {
     assert_eq!(x.len(), y.len(), "x and y of one length");
-    let (n, to) = (x.len(), y.as_mut_ptr() as usize);
-    cpu.pool().run(n.div_ceil(GRAIN), &|task, _| {
-        let Range { start, end } = task * GRAIN..n.min((task + 1) * GRAIN);
+    let to = y.as_mut_ptr() as usize;
+    by_elements(cpu, x.len(), &|range| {
         // SAFETY: tasks have ranges of y apart from each other, inside of it.
-        let y = unsafe { core::slice::from_raw_parts_mut((to as *mut B).add(start), end - start) };
-        cpu.isa().run(Cast { x: &x[start..end], y });
+        let y = unsafe { core::slice::from_raw_parts_mut((to as *mut f32).add(range.start), range.len()) };
+        cpu.isa().run(Widen { half, x: &x[range], y });
     });
 }
 
-struct Cast<'a, A, B> {
-    x: &'a [A],
-    y: &'a mut [B],
+/// y = x, rounded.
+pub fn narrow(cpu: &Cpu, half: Half, x: &[f32], y: &mut [u16]) {
+    assert_eq!(x.len(), y.len(), "x and y of one length");
+    let to = y.as_mut_ptr() as usize;
+    by_elements(cpu, x.len(), &|range| {
+        // SAFETY: tasks have ranges of y apart from each other, inside of it.
+        let y = unsafe { core::slice::from_raw_parts_mut((to as *mut u16).add(range.start), range.len()) };
+        cpu.isa().run(Narrow { half, x: &x[range], y });
+    });
 }
 
-impl<A: Element, B: Element> Kernel for Cast<'_, A, B> {
-    /// Sixteen elements at a time, which the compiler turns into vectors.
+/// y = x, from one format of 16 bits to the other.
+pub fn exchange(cpu: &Cpu, from: Half, x: &[u16], y: &mut [u16]) {
+    assert_eq!(x.len(), y.len(), "x and y of one length");
+    let to = y.as_mut_ptr() as usize;
+    by_elements(cpu, x.len(), &|range| {
+        // SAFETY: tasks have ranges of y apart from each other, inside of it.
+        let y = unsafe { core::slice::from_raw_parts_mut((to as *mut u16).add(range.start), range.len()) };
+        cpu.isa().run(Exchange { from, x: &x[range], y });
+    });
+}
+
+fn by_elements(cpu: &Cpu, n: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
+    /// Elements of a task: some microseconds of streaming.
+    const GRAIN: usize = 16 * 1024;
+    cpu.pool().run(n.div_ceil(GRAIN), &|task, _| work(task * GRAIN..n.min((task + 1) * GRAIN)));
+}
+
+struct Widen<'a> {
+    half: Half,
+    x: &'a [u16],
+    y: &'a mut [f32],
+}
+
+impl Kernel for Widen<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        let (whole, rest) = self.x.as_chunks::<LANES>();
-        let (to, to_rest) = self.y.as_chunks_mut::<LANES>();
-        for (x, y) in whole.iter().zip(to) {
-            for i in 0..LANES {
-                y[i] = B::round(x[i].widen());
-            }
-        }
-        for (x, y) in rest.iter().zip(to_rest) {
-            *y = B::round(x.widen());
+        match self.half {
+            Half::Bf16 => map(self.x, self.y, bf16_to_f32),
+            Half::F16 => map(self.x, self.y, f16_to_f32),
         }
     }
 }
 
-impl Element for f32 {
+struct Narrow<'a> {
+    half: Half,
+    x: &'a [f32],
+    y: &'a mut [u16],
+}
+
+impl Kernel for Narrow<'_> {
     #[inline(always)]
-    fn widen(self) -> f32 {
-        self
-    }
-    #[inline(always)]
-    fn round(x: f32) -> Self {
-        x
+    fn run<S: Simd>(self, _: S) {
+        match self.half {
+            Half::Bf16 => map(self.x, self.y, f32_to_bf16),
+            Half::F16 => map(self.x, self.y, f32_to_f16),
+        }
     }
 }
 
-impl Element for Bf16 {
+struct Exchange<'a> {
+    from: Half,
+    x: &'a [u16],
+    y: &'a mut [u16],
+}
+
+impl Kernel for Exchange<'_> {
     #[inline(always)]
-    fn widen(self) -> f32 {
-        f32::from_bits(u32::from(self.0) << 16)
-    }
-    /// Half of the unit in the last place less one bit, and one more where that unit is odd, carry into it.
-    #[inline(always)]
-    fn round(x: f32) -> Self {
-        let bits = x.to_bits();
-        let rounded = (bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16) as u16;
-        Self(if bits & 0x7FFF_FFFF > 0x7F80_0000 { (bits >> 16) as u16 | 0x40 } else { rounded })
+    fn run<S: Simd>(self, _: S) {
+        match self.from {
+            Half::Bf16 => map(self.x, self.y, |x| f32_to_f16(bf16_to_f32(x))),
+            Half::F16 => map(self.x, self.y, |x| f32_to_bf16(f16_to_f32(x))),
+        }
     }
 }
 
-impl Element for F16 {
-    /// The exponent moves by a product with 2^112, which also makes subnormal numbers normal.
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        let magnitude = u32::from(self.0 & 0x7FFF) << 13;
-        let finite = (f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23)).to_bits();
-        // Infinity and NaN have all bits of the exponent in either format.
-        let bits = if magnitude >= 0x7C00 << 13 { magnitude | 0x7F80_0000 } else { finite };
-        f32::from_bits(bits | (u32::from(self.0 & 0x8000) << 16))
+/// `of` everywhere, sixteen elements at a time, which the compiler turns into vectors.
+#[inline(always)]
+fn map<A: Copy, B>(x: &[A], y: &mut [B], of: impl Fn(A) -> B) {
+    let (whole, rest) = x.as_chunks::<LANES>();
+    let (to, to_rest) = y.as_chunks_mut::<LANES>();
+    for (x, y) in whole.iter().zip(to) {
+        for i in 0..LANES {
+            y[i] = of(x[i]);
+        }
     }
-    /// As for bf16 where the result is normal; below, adding 1/2 lets the hardware round to units of 2^-24, which
-    /// are the last bits of 1/2.
-    #[inline(always)]
-    fn round(x: f32) -> Self {
-        let (bits, sign) = (x.to_bits() & 0x7FFF_FFFF, ((x.to_bits() >> 16) & 0x8000) as u16);
-        let normal = (bits.wrapping_sub(112 << 23).wrapping_add(0xFFF + ((bits >> 13) & 1)) >> 13) as u16;
-        let small = (f32::from_bits(bits) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits()) as u16;
-        let finite = if bits < (127 - 14) << 23 { small } else { normal };
-        // 65520 is the middle between the largest number and 2^16: it rounds to infinity.
-        let large = if bits > 0x7F80_0000 { 0x7E00 } else { 0x7C00 };
-        Self(sign | if bits >= 65_520.0_f32.to_bits() { large } else { finite })
+    for (x, y) in rest.iter().zip(to_rest) {
+        *y = of(*x);
     }
+}
+
+/// The upper half of the same number.
+#[inline(always)]
+pub(super) fn bf16_to_f32(x: u16) -> f32 {
+    f32::from_bits(u32::from(x) << 16)
+}
+
+/// The exponent moves by a product with 2^112, which also makes subnormal numbers normal.
+#[inline(always)]
+pub(super) fn f16_to_f32(x: u16) -> f32 {
+    let magnitude = u32::from(x & 0x7FFF) << 13;
+    let finite = (f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23)).to_bits();
+    // Infinity and NaN have all bits of the exponent in either format.
+    let bits = if magnitude >= 0x7C00 << 13 { magnitude | 0x7F80_0000 } else { finite };
+    f32::from_bits(bits | (u32::from(x & 0x8000) << 16))
+}
+
+/// Half of the unit in the last place less one bit, and one more where that unit is odd, carry into it.
+#[inline(always)]
+pub(super) fn f32_to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let rounded = (bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16) as u16;
+    if bits & 0x7FFF_FFFF > 0x7F80_0000 { (bits >> 16) as u16 | 0x40 } else { rounded }
+}
+
+/// As for bf16 where the result is normal; below, adding 1/2 lets the hardware round to units of 2^-24, which are
+/// the last bits of 1/2.
+#[inline(always)]
+pub(super) fn f32_to_f16(x: f32) -> u16 {
+    let (bits, sign) = (x.to_bits() & 0x7FFF_FFFF, ((x.to_bits() >> 16) & 0x8000) as u16);
+    let normal = (bits.wrapping_sub(112 << 23).wrapping_add(0xFFF + ((bits >> 13) & 1)) >> 13) as u16;
+    let small = (f32::from_bits(bits) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits()) as u16;
+    let finite = if bits < (127 - 14) << 23 { small } else { normal };
+    // 65520 is the middle between the largest number and 2^16: it rounds to infinity.
+    let large = if bits > 0x7F80_0000 { 0x7E00 } else { 0x7C00 };
+    sign | if bits >= 65_520.0_f32.to_bits() { large } else { finite }
 }

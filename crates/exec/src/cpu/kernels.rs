@@ -98,8 +98,9 @@ fn row(op: &str, kernel: &str) -> KernelRow {
     }
 }
 
-/// Ops whose kernels take operands of 16 bits as they are.
-const NATIVE: &[&str] = &["cast"];
+/// Ops whose kernels take operands of 16 bits as they are. What ends a step reads gradients so: an f32 copy of all of
+/// them would cost what they save.
+const NATIVE: &[&str] = &["accumulate", "adafactor", "adamw", "adamw_8bit", "cast", "grad_scale", "sgd"];
 
 /// Whether the kernel of a launch works on f32 copies of operands of 16 bits.
 pub(super) fn widens(launch: &Launch<'_>) -> bool {

@@ -1,11 +1,11 @@
 //! The operands of a launch as the kernels take them. Invariant: every view lies inside the arena; token ids,
 //! indices and spans are checked before a kernel sees them.
 
-use super::cast::Element;
 use super::gemm::{self, Act};
 use super::{Cpu, Rows, RowsMut, embed, launch, widening};
 use crate::arena::Arena;
 use crate::device::{DeviceError, Launch, Operand};
+use bytemuck::Pod;
 use graph::ops::{Embed, Epilogue, Linear};
 use graph::{Bytes, DType, Layout};
 
@@ -48,7 +48,7 @@ impl<'a> Operands<'a> {
     }
 
     /// The elements of an input as they lie in memory.
-    pub(super) fn stored<T: Element>(&self, o: &Operand) -> Result<&'a [T], DeviceError> {
+    pub(super) fn stored<T: Pod>(&self, o: &Operand) -> Result<&'a [T], DeviceError> {
         assert_eq!(size_of::<T>() as u64, o.spec.dtype.size(), "elements of {}", o.spec);
         let len = o.spec.elements_at(self.launch.counts) as usize;
         // SAFETY: inside the arena; elements are plain numbers, and every bit pattern is one.
@@ -56,7 +56,7 @@ impl<'a> Operands<'a> {
     }
 
     /// The elements of an output as they lie in memory.
-    pub(super) fn stored_mut<T: Element>(&self, o: &Operand) -> Result<&'a mut [T], DeviceError> {
+    pub(super) fn stored_mut<T: Pod>(&self, o: &Operand) -> Result<&'a mut [T], DeviceError> {
         assert_eq!(size_of::<T>() as u64, o.spec.dtype.size(), "elements of {}", o.spec);
         let len = o.spec.elements_at(self.launch.counts) as usize;
         // SAFETY: inside the arena; outputs overlap nothing but inputs that the op may write over.

@@ -4,7 +4,7 @@
 //! of what the plan set aside for full bounds; the kernel's own scratch comes behind them.
 
 use super::Cpu;
-use super::cast::{self, Bf16, F16};
+use super::cast::{self, Half};
 use super::operands::Operands;
 use crate::device::{DeviceError, Operand};
 use graph::{Bytes, Counts, DType};
@@ -28,7 +28,7 @@ pub(super) fn end(l: &Operands<'_>) -> Bytes {
 fn widened<'a>(l: &Operands<'a>) -> impl Iterator<Item = &'a Operand> {
     let (launch, widened) = (l.launch, l.widened);
     let all = launch.ins.iter().chain(launch.outs.iter().flatten());
-    all.filter(move |o| widened && o.spec.dtype.is_float() && o.spec.dtype.size() < DType::F32.size())
+    all.filter(move |o| widened && half(o.spec.dtype).is_some())
 }
 
 fn size(o: &Operand, counts: Counts) -> Bytes {
@@ -38,10 +38,8 @@ fn size(o: &Operand, counts: Counts) -> Bytes {
 /// Fills the copies of inputs.
 pub(super) fn widen(l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
     for o in l.launch.ins.iter().filter(|_| l.widened) {
-        match o.spec.dtype {
-            DType::Bf16 => cast::cast(cpu, l.stored::<Bf16>(o)?, l.copy_of(o)?),
-            DType::F16 => cast::cast(cpu, l.stored::<F16>(o)?, l.copy_of(o)?),
-            DType::F32 | DType::I32 | DType::U8 => {}
+        if let Some(half) = half(o.spec.dtype) {
+            cast::widen(cpu, half, l.stored(o)?, l.copy_of(o)?);
         }
     }
     Ok(())
@@ -50,11 +48,18 @@ pub(super) fn widen(l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
 /// Rounds the copies of outputs to where they belong.
 pub(super) fn narrow(l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
     for o in l.launch.outs.iter().flatten().filter(|_| l.widened) {
-        match o.spec.dtype {
-            DType::Bf16 => cast::cast::<f32, Bf16>(cpu, l.copy_of(o)?, l.stored_mut(o)?),
-            DType::F16 => cast::cast::<f32, F16>(cpu, l.copy_of(o)?, l.stored_mut(o)?),
-            DType::F32 | DType::I32 | DType::U8 => {}
+        if let Some(half) = half(o.spec.dtype) {
+            cast::narrow(cpu, half, l.copy_of(o)?, l.stored_mut(o)?);
         }
     }
     Ok(())
+}
+
+/// The format of an element type of 16 bits.
+pub(super) fn half(dtype: DType) -> Option<Half> {
+    match dtype {
+        DType::Bf16 => Some(Half::Bf16),
+        DType::F16 => Some(Half::F16),
+        DType::F32 | DType::I32 | DType::U8 => None,
+    }
 }

@@ -11,5 +11,6 @@ mod experts;
 mod goldens;
 mod halves;
 mod op_cases;
+mod optimizers;
 mod rig;
 mod training;

@@ -2,13 +2,13 @@
 //! relies on is checked here.
 
 use super::super::batch_norm::{self, Spread};
-use super::super::cast::{self, Bf16, Element, F16};
+use super::super::cast;
 use super::super::elementwise::{self, Gate};
 use super::super::operands::Operands;
 use super::super::scatter;
+use super::super::widening::half;
 use super::super::{Cpu, dropout as drop, norm, norm_grad, reduce};
 use super::Launched;
-use graph::DType;
 use graph::ops::*;
 
 pub(in super::super) fn batch_norm_grad(l: &Operands<'_>, cpu: &Cpu, op: &BatchNormGrad) -> Launched {
@@ -38,22 +38,14 @@ pub(in super::super) fn batch_norm_train_grad(l: &Operands<'_>, cpu: &Cpu, _: &B
     Ok(())
 }
 
-pub(in super::super) fn cast(l: &Operands<'_>, cpu: &Cpu, op: &Cast) -> Launched {
-    match l.launch.ins[0].spec.dtype {
-        DType::F32 => cast_from::<f32>(l, cpu, op.to),
-        DType::Bf16 => cast_from::<Bf16>(l, cpu, op.to),
-        DType::F16 => cast_from::<F16>(l, cpu, op.to),
-        DType::I32 | DType::U8 => Err(l.refuse("only floats are cast".to_owned())),
-    }
-}
-
-fn cast_from<A: Element>(l: &Operands<'_>, cpu: &Cpu, to: DType) -> Launched {
-    let (x, y) = (l.stored::<A>(&l.launch.ins[0])?, l.wanted(0)?);
-    match to {
-        DType::F32 => cast::cast(cpu, x, l.stored_mut::<f32>(y)?),
-        DType::Bf16 => cast::cast(cpu, x, l.stored_mut::<Bf16>(y)?),
-        DType::F16 => cast::cast(cpu, x, l.stored_mut::<F16>(y)?),
-        DType::I32 | DType::U8 => return Err(l.refuse("only floats are cast".to_owned())),
+pub(in super::super) fn cast(l: &Operands<'_>, cpu: &Cpu, _: &Cast) -> Launched {
+    let (x, y) = (&l.launch.ins[0], l.wanted(0)?);
+    match (half(x.spec.dtype), half(y.spec.dtype)) {
+        (None, Some(to)) => cast::narrow(cpu, to, l.stored(x)?, l.stored_mut(y)?),
+        (Some(from), None) => cast::widen(cpu, from, l.stored(x)?, l.stored_mut(y)?),
+        (Some(from), Some(to)) if from != to => cast::exchange(cpu, from, l.stored(x)?, l.stored_mut(y)?),
+        (Some(_), Some(_)) => l.stored_mut::<u16>(y)?.copy_from_slice(l.stored(x)?),
+        (None, None) => elementwise::copy(cpu, l.input(0)?, l.output(0)?),
     }
     Ok(())
 }
