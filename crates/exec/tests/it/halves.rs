@@ -93,10 +93,12 @@ fn compare(on: On, case: &Case, dtype: DType) {
     }
 }
 
+/// Codes of states are a matter of the optimizers' own tests.
 #[test]
 fn the_cpu_runs_cases_in_16_bits() {
     let small = |case: &&Case| case.ins.iter().map(|o| o.data.len()).sum::<usize>() <= MOST_ELEMENTS;
-    for case in cases().iter().filter(small) {
+    let codes = |case: &Case| case.ins.iter().any(|o| o.spec.dtype == DType::U8);
+    for case in cases().iter().filter(small).filter(|case| !codes(case)) {
         for dtype in [DType::Bf16, DType::F16] {
             compare(On::Cpu(Isa::detect(), 2), case, dtype);
         }
