@@ -83,6 +83,12 @@ impl Executor {
         self.device.upload(at, bytemuck::cast_slice(data))
     }
 
+    /// Gives codes as an input of a plan for the next run.
+    pub fn input_u8(&mut self, plan: usize, name: &str, data: &[u8]) -> Result<(), DeviceError> {
+        let at = self.input_address(plan, name)?;
+        self.device.upload(at, data)
+    }
+
     /// Runs one step of a plan on inputs that were given for `counts`.
     pub fn run(&mut self, plan: usize, counts: Counts) -> Result<(), DeviceError> {
         self.admits(plan, counts)?;
@@ -128,6 +134,12 @@ impl Executor {
     pub fn output_i32(&mut self, plan: usize, name: &str, out: &mut [i32]) -> Result<(), DeviceError> {
         let at = self.output_address(plan, name)?;
         self.device.download(at, bytemuck::cast_slice_mut(out))
+    }
+
+    /// The same of codes.
+    pub fn output_u8(&mut self, plan: usize, name: &str, out: &mut [u8]) -> Result<(), DeviceError> {
+        let at = self.output_address(plan, name)?;
+        self.device.download(at, out)
     }
 
     /// Where an input lies in the arena.

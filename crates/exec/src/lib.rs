@@ -6,6 +6,7 @@
 mod arena;
 pub mod cpu;
 mod device;
+mod dynamic_codes;
 mod executor;
 mod load;
 mod persistent;

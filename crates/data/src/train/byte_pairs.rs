@@ -23,10 +23,11 @@ const PART: usize = 16 << 10;
 /// may be others than those of the whole.
 const LONGEST_PART: usize = 64 << 10;
 /// What the crate holds for a byte of a part, measured with room to spare (`tests/it/train/memory.rs`).
-const SCRATCH: u64 = 256;
-/// Words whose tokens the crate keeps, each of less than 256 bytes, and the bytes that one takes.
-const CACHED: usize = 10_000;
-const CACHED_BYTES: u64 = 1024;
+const SCRATCH: u64 = 384;
+/// Words whose tokens the crate keeps for each thread, the first ones that it meets; each has less than 256 bytes, and
+/// takes 32 for each of them, its text, and its place in a table.
+const CACHED: u64 = 2048;
+const CACHED_BYTES: u64 = 256 * 33 + 256;
 /// Ids are less: the crate counts up to the largest.
 const MOST_IDS: u64 = 1 << 20;
 
@@ -68,7 +69,7 @@ impl BytePairs {
             return Err("its model is not of the type BPE".into());
         };
         let mut model: BPE = model.clone();
-        model.resize_cache(CACHED);
+        model.resize_cache(CACHED as usize);
         tokenizer.with_model(model);
         tokenizer.set_encode_special_tokens(true);
         let added = tokenizer.get_added_tokens_decoder();
@@ -119,7 +120,7 @@ impl BytePairs {
     /// Bytes that the crate may hold for a document of `longest` bytes.
     pub(super) fn scratch(&self, longest: usize) -> u64 {
         let part = if self.parts { longest.min(LONGEST_PART) } else { longest };
-        library_scratch(part) + CACHED as u64 * CACHED_BYTES
+        library_scratch(part) + CACHED * CACHED_BYTES
     }
 }
 

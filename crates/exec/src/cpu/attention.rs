@@ -170,7 +170,7 @@ mod tests {
                     for row in (0..n).step_by(strip) {
                         let strip = row..n.min(row + strip);
                         let keys = keys_of(mask, strip.clone(), tile.clone(), n);
-                        check(keys, &strip, &tile, |row, at| sees(row, at));
+                        check(keys, &strip, &tile, sees);
                         let first = (0..tile.start).all(|j| !strip.clone().any(|i| sees(i, j)));
                         assert!(keys.is_none_or(|view| view.first == first), "{mask:?} {strip:?} {tile:?}");
                         check(queries_of(mask, strip.clone(), tile.clone(), n), &strip, &tile, |row, at| {
@@ -191,7 +191,7 @@ mod tests {
     ) {
         let view = view.unwrap_or(View { from: 0, to: 0, whole: true, first: false });
         let run = tile.start + view.from..tile.start + view.to;
-        assert!(view.from % PANEL == 0 && run.end <= tile.end);
+        assert!(view.from.is_multiple_of(PANEL) && run.end <= tile.end);
         for row in strip.clone() {
             for at in tile.clone() {
                 assert!(!sees(row, at) || run.contains(&at), "{row} sees {at}, not in {run:?}");

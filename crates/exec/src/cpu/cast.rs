@@ -55,7 +55,7 @@ impl Kernel for Widen<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         match self.half {
-            Half::Bf16 => map(self.x, self.y, |x| f32::from_bits(u32::from(x) << 16)),
+            Half::Bf16 => map(self.x, self.y, bf16_to_f32),
             Half::F16 => map(self.x, self.y, f16_to_f32),
         }
     }
@@ -92,9 +92,15 @@ fn map<A: Copy, B>(x: &[A], y: &mut [B], of: impl Fn(A) -> B) {
     }
 }
 
+/// The upper half of the same number.
+#[inline(always)]
+pub(super) fn bf16_to_f32(x: u16) -> f32 {
+    f32::from_bits(u32::from(x) << 16)
+}
+
 /// The exponent moves by a product with 2^112, which also makes subnormal numbers normal.
 #[inline(always)]
-fn f16_to_f32(x: u16) -> f32 {
+pub(super) fn f16_to_f32(x: u16) -> f32 {
     let magnitude = u32::from(x & 0x7FFF) << 13;
     let finite = (f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23)).to_bits();
     // Infinity and NaN have all bits of the exponent in either format.
@@ -104,7 +110,7 @@ fn f16_to_f32(x: u16) -> f32 {
 
 /// Half of the unit in the last place less one bit, and one more where that unit is odd, carry into it.
 #[inline(always)]
-fn f32_to_bf16(x: f32) -> u16 {
+pub(super) fn f32_to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
     let rounded = (bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16) as u16;
     if bits & 0x7FFF_FFFF > 0x7F80_0000 { (bits >> 16) as u16 | 0x40 } else { rounded }
@@ -113,7 +119,7 @@ fn f32_to_bf16(x: f32) -> u16 {
 /// As for bf16 where the result is normal; below, adding 1/2 lets the hardware round to units of 2^-24, which are
 /// the last bits of 1/2.
 #[inline(always)]
-fn f32_to_f16(x: f32) -> u16 {
+pub(super) fn f32_to_f16(x: f32) -> u16 {
     let (bits, sign) = (x.to_bits() & 0x7FFF_FFFF, (x.to_bits() >> 16 & 0x8000) as u16);
     let normal = (bits.wrapping_sub(112 << 23).wrapping_add(0xFFF + (bits >> 13 & 1)) >> 13) as u16;
     let small = (f32::from_bits(bits) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits()) as u16;

@@ -89,10 +89,20 @@ fn row(op: &str, kernel: &str) -> KernelRow {
     };
     KernelRow {
         op: op.to_owned(),
-        dtypes: vec![DType::F32],
+        dtypes: dtypes(op),
         kernel: kernel.to_owned(),
         weights,
         workspace,
         widen: false,
+    }
+}
+
+/// What ends a step reads gradients of 16 bits as they are: an f32 copy of all of them would cost what they save.
+fn dtypes(op: &str) -> Vec<DType> {
+    match op {
+        "accumulate" | "adafactor" | "adamw" | "adamw_8bit" | "grad_scale" | "sgd" => {
+            vec![DType::F32, DType::Bf16, DType::F16]
+        }
+        _ => vec![DType::F32],
     }
 }

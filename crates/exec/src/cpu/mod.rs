@@ -23,8 +23,11 @@ mod simd;
 #[cfg(target_arch = "x86_64")]
 mod simd_x86;
 mod tile;
+mod total;
 mod view;
 
+pub mod accumulate;
+pub mod adafactor;
 pub mod attention;
 pub mod batch_norm;
 pub mod cast;
@@ -37,7 +40,10 @@ pub mod gemm;
 pub mod grouped;
 pub mod norm;
 pub mod norm_grad;
+pub mod optimizer;
+pub mod optimizer_8bit;
 pub mod peak;
+pub mod place;
 pub mod product;
 pub mod reduce;
 pub mod rope;

@@ -26,19 +26,21 @@ use plan::Workspace;
 pub use sums::column_sums;
 
 /// Most k of a slice, whole vectors, and the stride of the packed rows: not a multiple of a page.
-const DEPTH: usize = 384;
+const DEPTH: usize = 352;
 const STRIDE: usize = DEPTH + 16;
-/// Most rows of a task: whole tiles of every instruction set.
-const BLOCK: usize = 252;
+/// Most rows of a task: whole tiles of 14 and of 6 rows; where tiles have 4, the last has 2 and 2 of padding.
+const BLOCK: usize = 294;
 /// Most panels of a task where K has several slices.
-const GROUP: usize = 16;
+const GROUP: usize = 12;
 
 /// f32 of packed rows, of a panel's packed slice, of sums.
-const ROWS: usize = BLOCK * STRIDE;
+const ROWS: usize = (BLOCK + 2) * STRIDE;
 const SLICE: usize = DEPTH * PANEL;
 const SUMS: usize = BLOCK * GROUP * PANEL;
 /// f32 of workspace per thread, whole cache lines.
 const EACH: usize = ROWS + SLICE + SUMS;
+
+const _: () = assert!(BLOCK % 14 == 0 && BLOCK % 6 == 0 && DEPTH % LANES == 0 && EACH % LANES == 0);
 
 /// Bytes of workspace per thread, as the planner's table has them.
 pub const WORKSPACE: Workspace =

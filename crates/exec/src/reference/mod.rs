@@ -6,6 +6,7 @@
 //! machine, whatever else is in the batch.
 #![forbid(unsafe_code)]
 
+mod adamw_8bit;
 mod add;
 mod attention;
 mod attention_grad;
@@ -27,6 +28,7 @@ mod layer_norm_grad;
 mod linear;
 mod linear_grad;
 mod operands;
+mod optimizer;
 mod relu;
 mod rms_norm;
 mod rotary_table;
@@ -110,19 +112,16 @@ pub fn eval(
         Op::GroupedLinearWeightGrad(op) => grouped_linear::eval_weight_grad(op, &mut operands),
         Op::LinearCrossEntropy(op) => cross_entropy::eval(op, &mut operands),
         Op::LinearCrossEntropyGrad(op) => cross_entropy::eval_grad(op, &mut operands),
-        Op::Accumulate(_) => Err(UNWRITTEN),
-        Op::Adafactor(_) => Err(UNWRITTEN),
-        Op::AdamW(_) => Err(UNWRITTEN),
-        Op::AdamW8bit(_) => Err(UNWRITTEN),
-        Op::GradScale(_) => Err(UNWRITTEN),
-        Op::Sgd(_) => Err(UNWRITTEN),
+        Op::Accumulate(_) => optimizer::eval_accumulate(&mut operands),
+        Op::Adafactor(op) => optimizer::eval_adafactor(op, &mut operands),
+        Op::AdamW(op) => optimizer::eval_adamw(op, &mut operands),
+        Op::AdamW8bit(op) => adamw_8bit::eval(op, &mut operands),
+        Op::GradScale(op) => optimizer::eval_grad_scale(op, &mut operands),
+        Op::Sgd(op) => optimizer::eval_sgd(op, &mut operands),
     }?;
     operands.end()?;
     keep(results, outs)
 }
-
-/// Ops of training on their way here.
-const UNWRITTEN: ReferenceError = ReferenceError::Attribute { why: "it has no reference yet" };
 
 /// Rows of the first wanted output, where no input says them: positions, tokens.
 fn rows(outs: &[Option<Vec<usize>>]) -> Result<usize, ReferenceError> {

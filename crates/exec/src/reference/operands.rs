@@ -109,6 +109,19 @@ impl<'a> Operands<'a> {
         }
     }
 
+    /// Codes of this shape.
+    pub fn codes(&mut self, what: &'static str, wanted: &[usize]) -> Result<&'a [u8], ReferenceError> {
+        let tensor = self.take()?;
+        match &tensor.data {
+            Data::U8(data) if tensor.shape == wanted => Ok(data),
+            Data::U8(_) => {
+                let (wanted, found) = (wanted.to_vec(), tensor.shape.clone());
+                Err(ReferenceError::Shape { what, wanted, found })
+            }
+            Data::Float(_) | Data::I32(_) => Err(ReferenceError::DType { what, wanted: "codes" }),
+        }
+    }
+
     /// Integers of this shape.
     pub fn shaped_integers(
         &mut self,

@@ -1,8 +1,8 @@
 //! Every op case on every device. Invariant: a device either computes an op within its tolerance or its
 //! target says `Unsupported`.
 
-use crate::op_cases::{Case, attention, cases, experts};
-use crate::rig::{On, load_as, output, output_i32, run};
+use crate::op_cases::{Case, attention, cases, experts, optimizer};
+use crate::rig::{On, load_as, output, output_i32, output_u8, run};
 use graph::{DType, Op, Role, TensorSpec};
 use plan::{PlanError, Weights};
 use plimsoll_exec::Executor;
@@ -33,7 +33,8 @@ pub fn results(on: On, case: &Case, weights: Weights) -> Option<Vec<Data>> {
                 Data::Float(out.into_iter().map(f64::from).collect())
             }
             DType::I32 => Data::I32(output_i32(&mut executor, &name, elements)),
-            DType::Bf16 | DType::F16 | DType::U8 => panic!("{}: output {i} is {spec}", case.name),
+            DType::U8 => Data::U8(output_u8(&mut executor, &name, elements)),
+            DType::Bf16 | DType::F16 => panic!("{}: output {i} is {spec}", case.name),
         }
     };
     Some(outs.iter().enumerate().map(out).collect())
@@ -49,7 +50,7 @@ fn give(executor: &mut Executor, case: &Case) {
         let given = match &operand.data {
             Data::Float(data) => executor.input_f32(0, &name, &rounded(data)),
             Data::I32(data) => executor.input_i32(0, &name, data),
-            Data::U8(_) => panic!("{}: codes are no inputs", case.name),
+            Data::U8(data) => executor.input_u8(0, &name, data),
         };
         given.unwrap_or_else(|e| panic!("{}: {e}", case.name));
     }
@@ -112,7 +113,7 @@ fn on_every_cpu(cases: &[Case]) {
 
 #[test]
 fn the_cpu_runs_every_case_on_every_instruction_set() {
-    let apart = [experts::cases(), attention::cases()].concat();
+    let apart = [experts::cases(), attention::cases(), optimizer::cases()].concat();
     let others: Vec<Case> =
         cases().into_iter().filter(|case| apart.iter().all(|e| e.name != case.name)).collect();
     on_every_cpu(&others);
@@ -126,6 +127,11 @@ fn the_cpu_runs_attention_on_every_instruction_set() {
 #[test]
 fn the_cpu_runs_experts_on_every_instruction_set() {
     on_every_cpu(&experts::cases());
+}
+
+#[test]
+fn the_cpu_runs_optimizers_on_every_instruction_set() {
+    on_every_cpu(&optimizer::cases());
 }
 
 #[test]

@@ -10,5 +10,6 @@ mod executor;
 mod experts;
 mod goldens;
 mod op_cases;
+mod optimizers;
 mod rig;
 mod training;

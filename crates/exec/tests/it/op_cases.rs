@@ -8,6 +8,7 @@
 pub mod attention;
 pub mod experts;
 mod linear;
+pub mod optimizer;
 mod products;
 mod rows;
 mod sequences;
@@ -81,6 +82,7 @@ pub fn cases() -> Vec<Case> {
         attention::cases(),
         sequences::cases(),
         experts::cases(),
+        optimizer::cases(),
     ]
     .concat()
 }
@@ -145,7 +147,7 @@ impl Case {
         let dtype = match data {
             Data::Float(_) => DType::F32,
             Data::I32(_) => DType::I32,
-            Data::U8(_) => panic!("no op takes codes"),
+            Data::U8(_) => DType::U8,
         };
         let spec = TensorSpec::activation(shape, dtype).with_role(Role::Input);
         self.ins.push(Operand { spec, data, weight });

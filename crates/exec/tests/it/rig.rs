@@ -117,3 +117,10 @@ pub fn output_i32(executor: &mut Executor, name: &str, elements: usize) -> Vec<i
     executor.output_i32(0, name, &mut out).unwrap_or_else(|e| panic!("{e}"));
     out
 }
+
+/// The same of codes.
+pub fn output_u8(executor: &mut Executor, name: &str, elements: usize) -> Vec<u8> {
+    let mut out = vec![0; elements];
+    executor.output_u8(0, name, &mut out).unwrap_or_else(|e| panic!("{e}"));
+    out
+}

@@ -1,7 +1,8 @@
-//! Training graphs against PyTorch (`fixtures/training`, made by `bench/fixtures/training.py`): loss and all gradients.
-//! Invariant: 1e-5 relative in f32, on every device.
+//! Training graphs against PyTorch (`fixtures/training`, made by `bench/fixtures/training.py`): loss, all gradients,
+//! and five steps. Invariant: 1e-5 relative in f32, on every device.
 
 mod fixture;
+mod steps;
 
 use crate::rig::{On, bare, output, run};
 use fixture::{Fixture, Model, check, largest};

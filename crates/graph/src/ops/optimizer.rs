@@ -24,7 +24,8 @@ pub struct AdamW {
 }
 
 /// [`AdamW`] with moments of 8 bits in blocks of [`BLOCK`] (Dettmers et al. 2022): a code of 256 dynamic
-/// levels, signed for m and unsigned for v, times the block's largest magnitude.
+/// levels, signed for m and unsigned for v, times the block's largest magnitude. p moves by moments that are not yet
+/// encoded; a v that is not zero never becomes zero, for nothing else damps what is left of m.
 ///
 /// Inputs p, g, m: u8, m_absmax: f32 (n / BLOCK rounded up), v: u8, v_absmax, scale, hyper as there. Outputs p,
 /// m, m_absmax, v, v_absmax.
@@ -188,7 +189,7 @@ impl Terminal for Sgd {
 
 /// The factor of all gradients of a step: unscaling and the clip of the global norm
 /// (torch.nn.utils.clip_grad_norm_). `norm = |unscale| sqrt(sum g^2)`, `factor = unscale min(1, max_norm / (norm +
-/// 1e-6))`, `ok = norm is finite`.
+/// 1e-6))`, `ok` where norm is a finite f32.
 ///
 /// Inputs every gradient, unscale: f32 (1). Outputs scale: f32 (2) = (factor, ok), norm: f32 (1).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

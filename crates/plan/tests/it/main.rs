@@ -1,5 +1,6 @@
 //! Plans as a user of the crate meets them. Invariant: no test here reads a file but its own goldens.
 
+mod attention;
 mod autodiff;
 mod cases;
 mod faults;

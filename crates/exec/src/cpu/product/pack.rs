@@ -75,6 +75,9 @@ pub(super) unsafe fn panel<S: Simd>(
                 for k in ks.clone().step_by(LANES) {
                     let deep = (ks.end - k).min(LANES);
                     let to = to.wrapping_add((k - ks.start) * PANEL);
+                    for r in start..start + width {
+                        s.prefetch(x.row(r).wrapping_add(k + 2 * LANES));
+                    }
                     // SAFETY: as the caller promises.
                     unsafe { square(s, x, (start..start + width, k), deep, to, PANEL, deep) };
                 }

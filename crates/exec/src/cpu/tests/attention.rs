@@ -9,6 +9,7 @@ struct Case {
     heads: usize,
     hd: usize,
     scale: f32,
+    mask: Mask,
     rope: bool,
     alibi: bool,
     qkv: Vec<f32>,
@@ -27,14 +28,25 @@ impl Case {
         rope::table(&freq, LONGEST, &mut cos, &mut sin);
         let qkv = numbers(11, tokens * 3 * heads * hd).iter().map(|v| v * 2.0).collect();
         let slopes = (1..=heads).map(|h| 0.5f32.powi(h as i32)).collect();
-        Case { heads, hd, scale: 1.0 / (hd as f32).sqrt(), rope, alibi, qkv, cos, sin, slopes }
+        Case {
+            heads,
+            hd,
+            scale: 1.0 / (hd as f32).sqrt(),
+            mask: Mask::Full,
+            rope,
+            alibi,
+            qkv,
+            cos,
+            sin,
+            slopes,
+        }
     }
 
     fn config(&self) -> Attention<'_> {
         Attention {
             heads: self.heads,
             kv_heads: self.heads,
-            mask: Mask::Full,
+            mask: self.mask,
             head_dim: self.hd,
             scale: self.scale,
             rope: self.rope.then_some(Rope { cos: &self.cos, sin: &self.sin }),
@@ -60,6 +72,28 @@ impl Case {
             &mut scratch,
         );
         (o, lse)
+    }
+
+    /// The gradient of the fused (T, 3D) rows, for noise.
+    fn gradient(&self, cpu: &Cpu, from: usize, tokens: usize, spans: &[[u32; 2]]) -> Vec<f32> {
+        let (h, d) = (self.heads, self.heads * self.hd);
+        let x = Rows::new(&self.qkv[from * 3 * d..], tokens, 3 * d, 3 * d);
+        let (o, lse) = self.run(cpu, from, tokens, spans);
+        let noise = numbers(12, (from + tokens) * d);
+        let given = Given {
+            q: x.columns(0, d),
+            k: x.columns(d, d),
+            v: x.columns(2 * d, d),
+            o: Rows::new(&o, tokens, d, d),
+            lse: Rows::new(&lse, tokens, h, h),
+            gradient: Rows::new(&noise[from * d..], tokens, d, d),
+        };
+        let [mut dq, mut dk, mut dv] = [(); 3].map(|()| vec![5.0; tokens * d]);
+        let [q, k, v] = [&mut dq, &mut dk, &mut dv].map(|x| RowsMut::new(x, tokens, d, d));
+        let mut scratch = workspace(cpu, grad_workspace_bytes(self.hd));
+        attention_grad(cpu, self.config(), given, spans, Gradients { q, k, v }, &mut scratch);
+        let row = |t: usize| [&dq, &dk, &dv].map(|x| &x[t * d..(t + 1) * d]).concat();
+        (0..tokens).flat_map(row).collect()
     }
 
     fn rotated(&self, which: usize, t: usize, pos: usize, head: usize, scale: f32) -> Vec<f64> {
@@ -149,6 +183,34 @@ fn a_sequence_has_the_same_bits_in_any_company() {
 }
 
 #[test]
+fn a_gradient_has_the_same_bits_in_any_company() {
+    let sparse = Mask::BlockSparse { block: 20, local: 2, global: 3 };
+    for (mask, rope, alibi) in [
+        (Mask::Full, true, false),
+        (Mask::Causal, true, false),
+        (Mask::Window(150), false, true),
+        (sparse, true, true),
+    ] {
+        let case = Case { mask, ..Case::new(2, 24, 800, rope, alibi) };
+        let spans = [[3, 60], [60, 250], [250, 251], [251, 640], [643, 800]];
+        let all = case.gradient(&Cpu::new(1), 0, 800, &spans);
+        for cpu in machines() {
+            let all = match cpu.isa().has_fma() {
+                true => all.clone(),
+                false => case.gradient(&cpu, 0, 800, &spans),
+            };
+            for [start, end] in spans {
+                let n = (end - start) as usize;
+                let alone = case.gradient(&cpu, start as usize, n, &[[0, n as u32]]);
+                same_bits(&alone, &all[start as usize * 144..end as usize * 144], &format!("{mask:?}"));
+            }
+            assert!(all[..3 * 144].iter().chain(&all[640 * 144..643 * 144]).all(|&v| v == 0.0));
+            assert!(all.iter().all(|v| v.is_finite()));
+        }
+    }
+}
+
+#[test]
 fn what_is_not_finite_shows() {
     let mut case = Case::new(1, 16, 40, false, false);
     case.qkv[20 * 48 + 16] = f32::NAN; // one key
@@ -156,5 +218,8 @@ fn what_is_not_finite_shows() {
         let (o, _) = case.run(&cpu, 0, 40, &[[0, 15], [15, 40]]);
         assert!(o[..15 * 16].iter().all(|v| v.is_finite()), "the neighbour is untouched");
         assert!(o[15 * 16..].iter().all(|v| v.is_nan()), "its own sequence shows it");
+        let gradient = case.gradient(&cpu, 0, 40, &[[0, 15], [15, 40]]);
+        assert!(gradient[..15 * 48].iter().all(|v| v.is_finite()), "the neighbour is untouched");
+        assert!(gradient[15 * 48..].iter().all(|v| v.is_nan()), "its own sequence shows it");
     }
 }

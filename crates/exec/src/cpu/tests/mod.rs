@@ -6,6 +6,7 @@ mod experts;
 mod gemm;
 mod gemm_amx;
 mod math;
+mod optimizer;
 mod peer;
 mod product;
 mod rows;

@@ -37,8 +37,13 @@ impl Fixture {
     }
 
     pub fn graph(&self, bounds: Bounds) -> Graph {
+        self.dropping(bounds, 0.0)
+    }
+
+    /// The same with dropout, which the answers have not.
+    pub fn dropping(&self, bounds: Bounds, dropout: f32) -> Graph {
         // Chunks of few rows, so that there are several.
-        let training = Training { chunk: 8, ..Training::default() };
+        let training = Training { chunk: 8, dropout, ..Training::default() };
         match &self.model {
             Model::Decoder(c) => c.train_graph(bounds, &training).expect("verified"),
             Model::Encoder(c) => c.train_graph(bounds, Task::MaskedLm, &training, None).expect("a graph"),
@@ -119,6 +124,7 @@ impl Fixture {
             let given = match name.as_str() {
                 "ids" | "spans" | "targets" => executor.input_i32(plan, name, &self.integers(name)),
                 "dna" | "protein" => executor.input_f32(plan, name, &self.floats(name)),
+                "seed" => executor.input_i32(plan, name, &[7, -9]),
                 "d loss" => executor.input_f32(plan, name, &[1.0]),
                 "d aux" => executor.input_f32(plan, name, &[self.targets() as f32]),
                 _ => Ok(()),

@@ -1,0 +1,48 @@
+//! Sums in f64 that are the same for any number of threads.
+//!
+//! Invariant: terms are added within fixed chunks, in sixteen lanes that are added in order, and chunks in their
+//! order. The partial sums stand on the caller's stack.
+
+use super::Cpu;
+use super::simd::{LANES, Simd};
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Elements of a chunk, and of a task that streams: some microseconds, a fraction of L2.
+pub(super) const GRAIN: usize = 16 * 1024;
+
+/// Chunks between two sums: enough to keep all threads busy, few enough for the stack.
+const WAVE: usize = 512;
+
+/// The sum of the numbers that `of` gives for the chunks `0..chunks`.
+pub(super) fn total(cpu: &Cpu, chunks: usize, of: &(dyn Fn(usize) -> f64 + Sync)) -> f64 {
+    let partial = [const { AtomicU64::new(0) }; WAVE];
+    let mut sum = 0.0;
+    for first in (0..chunks).step_by(WAVE) {
+        let wave = WAVE.min(chunks - first);
+        cpu.pool().run(wave, &|task, _| partial[task].store(of(first + task).to_bits(), Relaxed));
+        sum = partial[..wave].iter().fold(sum, |sum, part| sum + f64::from_bits(part.load(Relaxed)));
+    }
+    sum
+}
+
+/// The sum of the squares of `load(i, n)`, n elements from i on, over `range`.
+#[inline(always)]
+pub(super) fn squares<S: Simd>(s: S, range: Range<usize>, load: impl Fn(usize, usize) -> S::V) -> f64 {
+    let mut lanes = [0.0; LANES];
+    for i in range.clone().step_by(LANES) {
+        add_squares(s, &mut lanes, load(i, LANES.min(range.end - i)));
+    }
+    lanes.iter().sum()
+}
+
+/// Adds the square of each lane to its sum.
+#[inline(always)]
+pub(super) fn add_squares<S: Simd>(s: S, sums: &mut [f64; LANES], x: S::V) {
+    let mut lanes = [0.0_f32; LANES];
+    // SAFETY: sixteen floats.
+    unsafe { s.store(lanes.as_mut_ptr(), x) };
+    for (sum, x) in sums.iter_mut().zip(lanes) {
+        *sum += f64::from(x) * f64::from(x);
+    }
+}

@@ -1,0 +1,153 @@
+//! The numbers that a byte stands for in moments of 8 bits: the dynamic data type of Dettmers et al. 2022 ("8-bit
+//! Optimizers via Block-wise Quantization", section 1.3; `create_dynamic_map` of bitsandbytes), with a sign for the
+//! first moment and without for the second. Invariant: one table of each, made when this is compiled; reference and
+//! kernels read the same.
+
+/// Decades below one.
+const DECADES: usize = 7;
+
+/// 10^-6 to 10^0.
+const POWERS: [f64; DECADES] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
+
+/// Upper halves of the f32 from 2^-23, which is nearer to zero than to any other code, to 1.
+const FIRST_CELL: usize = 0x3400;
+const CELLS: usize = 0x3F80 - FIRST_CELL + 1;
+
+/// 256 numbers in -1..=1, ascending.
+pub(crate) struct Codes {
+    values: [f32; 256],
+    /// The middle between a code and the next, rounded down, so that comparing an f32 with it is exact.
+    middles: [f32; 256],
+    /// By sign and upper half of a number: its code, or the one before.
+    cells: [[u8; CELLS]; 2],
+    /// The lowest code of what is above zero.
+    least: u8,
+}
+
+/// Codes with a sign.
+pub(crate) static SIGNED: Codes = Codes::new(true);
+
+/// Codes from zero on. What is not zero has another code: a second moment that was forgotten damps nothing, and what is
+/// left of a first moment would be a step of any size.
+pub(crate) static UNSIGNED: Codes = Codes::new(false);
+
+impl Codes {
+    /// Zero, one, and in each decade the middles of equal parts of 0.1..1: one part in the lowest and twice as
+    /// many in every next one, for either sign; without signs two in the lowest.
+    const fn new(signed: bool) -> Self {
+        let mut values = [0.0; 256];
+        let zero = if signed { 127 } else { 0 };
+        let mut code = zero;
+        let mut decade = 0;
+        while decade < DECADES {
+            let parts = 1 << (if signed { decade } else { decade + 1 });
+            let mut part = 0;
+            while part < parts {
+                code += 1;
+                values[code] = ((edge(part, parts) + edge(part + 1, parts)) / 2.0 * POWERS[decade]) as f32;
+                if signed {
+                    values[2 * zero - code] = -values[code];
+                }
+                part += 1;
+            }
+            decade += 1;
+        }
+        values[255] = 1.0;
+        let middles = middles(&values);
+        let least = if signed { 0 } else { 1 };
+        Self { values, middles, cells: [cells(&middles, false), cells(&middles, true)], least }
+    }
+
+    /// What a code stands for.
+    #[inline(always)]
+    pub(crate) fn value(&self, code: u8) -> f32 {
+        self.values[code as usize]
+    }
+
+    /// The code nearest to `x`, the lower one of two; for what is beyond, or no number, any.
+    #[inline(always)]
+    pub(crate) fn nearest(&self, x: f32) -> u8 {
+        let bits = x.to_bits();
+        let cell = ((bits & 0x7FFF_FFFF) >> 16) as usize;
+        let cell = cell.saturating_sub(FIRST_CELL).min(CELLS - 1);
+        let code = self.cells[(bits >> 31) as usize][cell];
+        let code = code + u8::from(x > self.middles[code as usize]);
+        if x > 0.0 { code.max(self.least) } else { code }
+    }
+
+    /// The same of a number that no f32 need be, by its definition.
+    pub(crate) fn nearest_exact(&self, x: f64) -> u8 {
+        let middle = |i: usize| (f64::from(self.values[i]) + f64::from(self.values[i + 1])) / 2.0;
+        let code = (0..255).position(|i| x <= middle(i)).unwrap_or(255);
+        if x > 0.0 { self.least.max(code as u8) } else { code as u8 }
+    }
+}
+
+/// Edge `i` of equal parts of 0.1..1.
+const fn edge(i: usize, parts: usize) -> f64 {
+    if i == parts { 1.0 } else { i as f64 * ((1.0 - 0.1) / parts as f64) + 0.1 }
+}
+
+const fn middles(values: &[f32; 256]) -> [f32; 256] {
+    // Nothing is above the last code.
+    let mut middles = [f32::INFINITY; 256];
+    let mut i = 0;
+    while i < 255 {
+        let exact = (values[i] as f64 + values[i + 1] as f64) / 2.0;
+        let rounded = exact as f32;
+        middles[i] = if rounded as f64 > exact { rounded.next_down() } else { rounded };
+        i += 1;
+    }
+    middles
+}
+
+/// For each cell of magnitudes the code of its lowest number. No cell holds two middles: this would not compile.
+const fn cells(middles: &[f32; 256], negative: bool) -> [u8; CELLS] {
+    let mut cells = [0; CELLS];
+    let (mut code, mut i) = (0, 0);
+    while i < CELLS {
+        let cell = if negative { CELLS - 1 - i } else { i };
+        // Cell 0 reaches down to zero, cell CELLS - 1 is 1 alone.
+        let inner = if cell == 0 { 0 } else { (FIRST_CELL + cell) << 16 };
+        let outer = if cell == CELLS - 1 { inner } else { ((FIRST_CELL + cell) << 16) | 0xFFFF };
+        let (inner, outer) = (f32::from_bits(inner as u32), f32::from_bits(outer as u32));
+        let (lowest, highest) = if negative { (-outer, -inner) } else { (inner, outer) };
+        while lowest > middles[code] {
+            code += 1;
+        }
+        cells[cell] = code as u8;
+        assert!(code == 255 || highest <= middles[code + 1], "a cell with two middles");
+        i += 1;
+    }
+    cells
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_quick_code_is_the_nearest() {
+        for codes in [&SIGNED, &UNSIGNED] {
+            let around = |x: f32| [x.next_down(), x, x.next_up()];
+            let middles = codes.middles[..255].iter().chain(&codes.values).flat_map(|&x| around(x));
+            let steps = (0..=0x3F80_0000_u32).step_by(997).map(f32::from_bits);
+            for x in middles.chain(steps).flat_map(|x| [x, -x]).filter(|x| x.abs() <= 1.0) {
+                assert_eq!(codes.nearest(x), codes.nearest_exact(f64::from(x)), "{x:e}");
+            }
+            for x in [f32::NAN, f32::INFINITY, -f32::INFINITY, 2.0, -f32::NAN] {
+                codes.nearest(x);
+            }
+        }
+    }
+
+    #[test]
+    fn every_code_is_its_own_nearest_and_codes_ascend() {
+        for codes in [&SIGNED, &UNSIGNED] {
+            assert!(codes.values.windows(2).all(|pair| pair[0] < pair[1]));
+            assert!((0..=255).all(|code| codes.nearest(codes.value(code)) == code));
+        }
+        assert_eq!((SIGNED.value(127), UNSIGNED.value(0)), (0.0, 0.0));
+        assert_eq!((SIGNED.value(255), UNSIGNED.value(255)), (1.0, 1.0));
+    }
+}

@@ -1,0 +1,152 @@
+//! One step of AdamW, SGD and Adafactor, gradients added up and their scale. Invariant: where `ok` is 0 every output
+//! equals its input.
+
+use super::{Operands, ReferenceError, Tensor};
+use graph::ops::{Adafactor, AdamW, GradScale, Sgd};
+
+/// (factor, ok) of every gradient of a step.
+#[derive(Clone, Copy)]
+pub(super) struct Scale {
+    factor: f64,
+    ok: bool,
+}
+
+impl Scale {
+    /// The next input.
+    pub(super) fn take(ins: &mut Operands<'_>) -> Result<Self, ReferenceError> {
+        let scale = ins.shaped("scale", &[2])?;
+        Ok(Self { factor: scale[0], ok: scale[1] != 0.0 })
+    }
+
+    /// The gradient that is applied, or nothing.
+    pub(super) fn of(self, g: &[f64]) -> Option<Vec<f64>> {
+        self.ok.then(|| g.iter().map(|g| self.factor * g).collect())
+    }
+}
+
+pub(super) fn eval_adamw(op: &AdamW, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let (shape, p) = ins.floats("p")?;
+    let [g, m, v] = [ins.shaped("g", shape)?, ins.shaped("m", shape)?, ins.shaped("v", shape)?];
+    let scale = Scale::take(ins)?;
+    let hyper = ins.shaped("hyper", &[3])?;
+    let mut states = [p.to_vec(), m.to_vec(), v.to_vec()];
+    if let Some(g) = scale.of(g) {
+        adamw(op, hyper, &g, &mut states);
+    }
+    Ok(states.map(|x| Tensor::f64(shape, x)).to_vec())
+}
+
+/// (p, m, v) one step on; hyper = (lr, 1 - b1^t, 1 - b2^t).
+pub(super) fn adamw(op: &AdamW, hyper: &[f64], g: &[f64], [p, m, v]: &mut [Vec<f64>; 3]) {
+    let [b1, b2, eps, decay] = [op.beta1, op.beta2, op.eps, op.weight_decay].map(f64::from);
+    let [lr, c1, c2] = [hyper[0], hyper[1], hyper[2]];
+    for (i, g) in g.iter().enumerate() {
+        m[i] = b1 * m[i] + (1.0 - b1) * g;
+        v[i] = b2 * v[i] + (1.0 - b2) * g * g;
+        p[i] -= lr * decay * p[i];
+        p[i] -= lr * (m[i] / c1) / ((v[i] / c2).sqrt() + eps);
+    }
+}
+
+pub(super) fn eval_sgd(op: &Sgd, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let (shape, p) = ins.floats("p")?;
+    let g = ins.shaped("g", shape)?;
+    let [momentum, decay] = [op.momentum, op.weight_decay].map(f64::from);
+    let buffer = (momentum != 0.0).then(|| ins.shaped("b", shape)).transpose()?;
+    let scale = Scale::take(ins)?;
+    let lr = ins.shaped("hyper", &[1])?[0];
+    let (mut p, mut buffer) = (p.to_vec(), buffer.map(<[f64]>::to_vec));
+    for (i, g) in scale.of(g).iter().flatten().enumerate() {
+        let mut step = g + decay * p[i];
+        if let Some(buffer) = &mut buffer {
+            buffer[i] = momentum * buffer[i] + step;
+            step = if op.nesterov { step + momentum * buffer[i] } else { buffer[i] };
+        }
+        p[i] -= lr * step;
+    }
+    let states = [Some(p), buffer].into_iter().flatten();
+    Ok(states.map(|x| Tensor::f64(shape, x)).collect())
+}
+
+/// A vector is one row, whose mean of rows is its own: (R / mean(R)) is 1.
+pub(super) fn eval_adafactor(op: &Adafactor, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let (shape, p) = ins.floats("p")?;
+    let g = ins.shaped("g", shape)?;
+    let (rows, columns, row, column) = match *shape {
+        [r, c] => (r, c, Some(ins.shaped("row", &[r])?), ins.shaped("column", &[c])?),
+        [n] => (1, n, None, ins.shaped("v", &[n])?),
+        _ => return Err(ReferenceError::Rank { what: "p", wanted: 2, found: shape.to_vec() }),
+    };
+    let scale = Scale::take(ins)?;
+    let hyper = ins.shaped("hyper", &[2])?;
+    let (mut p, mut row, mut column) = (p.to_vec(), row.map(<[f64]>::to_vec), column.to_vec());
+    if let Some(g) = scale.of(g) {
+        adafactor(op, hyper, (rows, columns), &g, &mut p, row.as_deref_mut(), &mut column);
+    }
+    let lengths = [shape, &[rows][..], &[columns][..]];
+    let states = [Some(p), row, Some(column)].into_iter().zip(lengths);
+    Ok(states.filter_map(|(x, shape)| x.map(|x| Tensor::f64(shape, x))).collect())
+}
+
+fn adafactor(
+    op: &Adafactor,
+    hyper: &[f64],
+    (rows, columns): (usize, usize),
+    g: &[f64],
+    p: &mut [f64],
+    row: Option<&mut [f64]>,
+    column: &mut [f64],
+) {
+    let [eps1, clip, decay] = [op.eps1, op.clip, op.weight_decay].map(f64::from);
+    let [lr, b2] = [hyper[0], hyper[1]];
+    let square = |r: usize, c: usize| g[r * columns + c] * g[r * columns + c] + eps1;
+    for (c, column) in column.iter_mut().enumerate() {
+        let mean = (0..rows).map(|r| square(r, c)).sum::<f64>() / rows as f64;
+        *column = b2 * *column + (1.0 - b2) * mean;
+    }
+    // R / mean(R)
+    let mut share = vec![1.0; rows];
+    if let Some(row) = row {
+        for (r, row) in row.iter_mut().enumerate() {
+            let mean = (0..columns).map(|c| square(r, c)).sum::<f64>() / columns as f64;
+            *row = b2 * *row + (1.0 - b2) * mean;
+        }
+        let mean = row.iter().sum::<f64>() / rows as f64;
+        share = row.iter().map(|row| row / mean).collect();
+    }
+    let update = |i: usize| g[i] / (share[i / columns] * column[i % columns]).sqrt();
+    let u: Vec<f64> = (0..g.len()).map(update).collect();
+    let rms = (super::dot(&u, &u) / u.len() as f64).sqrt();
+    for (p, u) in p.iter_mut().zip(&u) {
+        *p -= lr * decay * *p;
+        *p -= lr * u / (rms / clip).max(1.0);
+    }
+}
+
+pub(super) fn eval_grad_scale(op: &GradScale, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let (mut sum, mut last) = (0.0, ins.floats("unscale")?);
+    while !ins.is_empty() {
+        sum += super::dot(last.1, last.1);
+        last = ins.floats("unscale")?;
+    }
+    let (shape, &[unscale]) = last else {
+        let (wanted, found) = (vec![1], last.0.to_vec());
+        return Err(ReferenceError::Shape { what: "unscale", wanted, found });
+    };
+    let norm = unscale.abs() * sum.sqrt();
+    let clip = match f64::from(op.max_norm) {
+        0.0 => 1.0,
+        max_norm => (max_norm / (norm + 1e-6)).min(1.0),
+    };
+    // The norm is an f32 wherever it is stored.
+    let ok = f64::from(u8::from((norm as f32).is_finite()));
+    Ok(vec![Tensor::f64(&[2], vec![unscale * clip, ok]), Tensor::f64(shape, vec![norm])])
+}
+
+pub(super) fn eval_accumulate(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let (shape, acc) = ins.floats("acc")?;
+    let g = ins.shaped("g", shape)?;
+    let keep = ins.shaped("keep", &[1])?[0];
+    let sum = acc.iter().zip(g).map(|(acc, g)| if keep == 0.0 { *g } else { acc + g });
+    Ok(vec![Tensor::f64(shape, sum.collect())])
+}

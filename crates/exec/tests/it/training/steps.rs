@@ -1,0 +1,253 @@
+//! Five steps of the optimizer as a training program takes them: micro-step, apply, evaluation.
+
+use super::fixture::{Fixture, Model, check};
+use super::{DENSE, MASKED, MIXTURES};
+use crate::rig::On;
+use graph::ops::{AdamW, Sgd};
+use graph::{Counts, Graph, Param};
+use plan::training::plans;
+use plan::{Group, Optimizer, Precision, Remat, Training};
+use plimsoll_exec::{Executor, Resident, Survivor};
+use std::collections::BTreeMap;
+
+const STEPS: usize = 5;
+
+/// A run under way.
+struct Run<'a> {
+    fixture: &'a Fixture,
+    executor: Executor,
+    accumulation: u64,
+    what: String,
+}
+
+/// How the fixture's steps were taken, except for what a test varies.
+fn start<'a>(fixture: &'a Fixture, graph: &Graph, on: On, accumulation: u64, remat: Remat) -> Run<'a> {
+    let groups: BTreeMap<&str, Group> = graph.params.iter().map(|p| (p.name.as_str(), group(p))).collect();
+    let head = matches!(fixture.model, Model::Head(_));
+    let training = Training {
+        precision: Precision::F32,
+        remat,
+        optimizer: optimizer(fixture),
+        group: &|name| groups[name],
+        accumulation,
+        max_norm: if head { 0.0 } else { fixture.hyper("max_norm") as f32 },
+    };
+    let program = training.program(graph, &evaluation(graph), &on.target().expect("a target"));
+    let mut executor = on.executor(program.unwrap_or_else(|e| panic!("{}: {e}", fixture.name)));
+    let mut read = |p: &Param, range: std::ops::Range<u64>, out: &mut [f32]| {
+        out.copy_from_slice(&fixture.parameter(p)[range.start as usize..range.end as usize]);
+        Ok(())
+    };
+    for plan in 0..executor.program().plans().len() {
+        executor.load(plan, &mut read).unwrap_or_else(|e| panic!("{e}"));
+    }
+    executor.start_states().expect("inside the arena");
+    let what = format!("{} on {}, accumulation {accumulation}", fixture.name, on.name());
+    Run { fixture, executor, accumulation, what }
+}
+
+fn group(param: &Param) -> Group {
+    match models::group(param) {
+        models::Group::Matrix | models::Group::Embedding => Group::Decay,
+        models::Group::Vector => Group::NoDecay,
+        models::Group::Buffer => Group::Frozen,
+    }
+}
+
+fn optimizer(fixture: &Fixture) -> Optimizer {
+    let hyper = |name| fixture.hyper(name) as f32;
+    match fixture.model {
+        Model::Head(_) => {
+            Optimizer::Sgd(Sgd { momentum: hyper("momentum"), weight_decay: 0.0, nesterov: false })
+        }
+        Model::Decoder(_) | Model::Encoder(_) => Optimizer::AdamW(AdamW {
+            beta1: hyper("beta1"),
+            beta2: hyper("beta2"),
+            eps: hyper("eps"),
+            weight_decay: hyper("weight_decay"),
+        }),
+    }
+}
+
+/// The loss alone.
+fn evaluation(graph: &Graph) -> Graph {
+    let mut graph = graph.clone();
+    graph.outputs.retain(|(name, _)| name == "loss");
+    graph.updates.clear();
+    graph
+}
+
+impl Run<'_> {
+    fn run(&mut self, plan: &str, counts: Counts) {
+        let k = self.executor.program().index(plan).expect(plan);
+        self.executor.run(k, counts).unwrap_or_else(|e| panic!("{}: {plan}: {e}", self.what));
+    }
+
+    fn number(&mut self, plan: &str, name: &str) -> f32 {
+        let k = self.executor.program().index(plan).expect(plan);
+        let mut out = [f32::NAN];
+        self.executor.output_f32(k, name, &mut out).unwrap_or_else(|e| panic!("{}: {name}: {e}", self.what));
+        out[0]
+    }
+
+    /// Gives what the plan asks for; the rest is not its business.
+    fn set(&mut self, plan: &str, name: &str, values: &[f32]) {
+        let k = self.executor.program().index(plan).expect(plan);
+        if self.executor.program().plans()[k].1.graph.input(name).is_some() {
+            self.executor.input_f32(k, name, values).unwrap_or_else(|e| panic!("{name}: {e}"));
+        }
+    }
+
+    /// The loss of the batch per target, by the plan of evaluation.
+    fn evaluate(&mut self) -> f32 {
+        let k = self.executor.program().index(plans::EVALUATE).expect("a plan");
+        self.fixture.give(&mut self.executor, k);
+        self.run(plans::EVALUATE, self.fixture.counts());
+        self.number(plans::EVALUATE, "loss") / self.fixture.targets() as f32
+    }
+
+    /// Step `t`, from 1 on: the same batch as often as gradients are added up. Its loss per target and, where there
+    /// is a clip, the norm.
+    fn step(&mut self, t: usize) -> (f32, Option<f32>) {
+        self.executor.poison().expect("inside the arena");
+        let targets = self.fixture.targets() as f32;
+        let unscale = 1.0 / (targets * self.accumulation as f32);
+        let hyper = self.fixture.hyper_of_step(t);
+        let k = self.executor.program().index(plans::MICRO).expect("a plan");
+        for micro in 0..self.accumulation {
+            self.fixture.give(&mut self.executor, k);
+            self.set(plans::MICRO, "keep", &[if micro == 0 { 0.0 } else { 1.0 }]);
+            self.set(plans::MICRO, "scale", &[unscale, 1.0]);
+            self.set(plans::MICRO, "hyper", &hyper);
+            self.run(plans::MICRO, self.fixture.counts());
+        }
+        let loss = self.number(plans::MICRO, "loss") / targets;
+        if self.executor.program().index(plans::APPLY).is_none() {
+            return (loss, None);
+        }
+        self.set(plans::APPLY, "unscale", &[unscale]);
+        self.set(plans::APPLY, "hyper", &hyper);
+        self.run(plans::APPLY, Counts { tokens: 0, sequences: 0 });
+        (loss, Some(self.number(plans::APPLY, "norm")))
+    }
+
+    /// All steps, each loss and norm compared.
+    fn compared(&mut self) {
+        let fixture = self.fixture;
+        let losses = fixture.floats("losses");
+        for (t, wanted) in losses.iter().enumerate() {
+            let (evaluated, (loss, norm)) = (self.evaluate(), self.step(t + 1));
+            let what = format!("{}: step {t}", self.what);
+            check(&[loss], &[*wanted], 0.0, &what);
+            // Batch statistics are those of training in both, so evaluation gives the same loss.
+            check(&[evaluated], &[*wanted], 0.0, &what);
+            if let Some(norm) = norm.filter(|_| fixture.answers.get("norms").is_some()) {
+                check(&[norm], &fixture.floats("norms")[t..=t], 0.0, &what);
+            }
+        }
+        assert_eq!(losses.len(), STEPS);
+    }
+
+    /// Every parameter as it is now.
+    fn parameters(&mut self) -> BTreeMap<String, Vec<f32>> {
+        let mut all = BTreeMap::new();
+        for Resident { what, at, spec } in self.executor.residents() {
+            let Survivor::Param(param) = what else { continue };
+            let elements: u64 = spec.shape.iter().filter_map(|d| d.fixed()).product();
+            let mut values = vec![f32::NAN; elements as usize];
+            self.executor.download_f32(at, &mut values).expect("inside the arena");
+            all.insert(param.name, values);
+        }
+        all
+    }
+}
+
+impl Fixture {
+    /// A number of the steps.
+    fn hyper(&self, name: &str) -> f64 {
+        self.answers.metadata()[name].parse().expect(name)
+    }
+
+    /// The input `hyper` of step `t`, from 1 on.
+    fn hyper_of_step(&self, t: usize) -> Vec<f32> {
+        let lr = self.hyper("lr");
+        match self.model {
+            Model::Head(_) => vec![lr as f32],
+            Model::Decoder(_) | Model::Encoder(_) => {
+                let rest = |beta: &str| (1.0 - self.hyper(beta).powi(t as i32)) as f32;
+                vec![lr as f32, rest("beta1"), rest("beta2")]
+            }
+        }
+    }
+}
+
+fn five_steps(name: &'static str, on: On) {
+    let fixture = Fixture::open(name);
+    let graph = fixture.graph(fixture.bounds());
+    for accumulation in [1, 2] {
+        let mut run = start(&fixture, &graph, on, accumulation, Remat::None);
+        run.compared();
+        let found = run.parameters();
+        // With two micro-batches the running statistics move twice in a step.
+        let same = |p: &Param| accumulation == 1 || models::group(p) != models::Group::Buffer;
+        for param in graph.params.iter().filter(|p| same(p) && !p.name.ends_with("inv_freq")) {
+            let what = format!("{}: {}", run.what, param.name);
+            check(&found[&param.name], &fixture.answer("after.", param), 0.0, &what);
+        }
+    }
+}
+
+fn on(devices: &[On], names: &[&'static str]) {
+    for name in names {
+        devices.iter().for_each(|&on| five_steps(name, on));
+    }
+}
+
+#[test]
+fn of_dense_decoders() {
+    on(&[On::Reference], DENSE);
+    on(&On::every_cpu(), DENSE);
+}
+
+#[test]
+fn of_mixtures_of_experts() {
+    on(&[On::Reference], MIXTURES);
+    on(&On::every_cpu(), MIXTURES);
+}
+
+#[test]
+fn of_masked_language_models() {
+    on(&[On::Reference], MASKED);
+    on(&On::every_cpu(), MASKED);
+}
+
+#[test]
+fn of_the_head() {
+    on(&[On::Reference], &["head"]);
+    on(&On::every_cpu(), &["head"]);
+}
+
+/// Recomputing is the same arithmetic at another time, masks of dropout included.
+#[test]
+fn recomputation_changes_no_bit() {
+    let selective = Remat::Selective(["glu", "gelu", "rms_norm", "dropout"].map(str::to_owned).to_vec());
+    for name in ["moe_swiglu", "dnabert_s"] {
+        let fixture = Fixture::open(name);
+        let graph = fixture.dropping(fixture.bounds(), 0.2);
+        for on in [On::Reference, On::every_cpu()[0]] {
+            let steps = |remat| {
+                let mut run = start(&fixture, &graph, on, 1, remat);
+                let losses = [1, 2].map(|t| run.step(t));
+                (losses, run.parameters())
+            };
+            let plain = steps(Remat::None);
+            assert!(
+                plain.0[0].0.is_finite() && plain.0[0].0 != fixture.floats("losses")[0],
+                "nothing is dropped"
+            );
+            for remat in [Remat::Full, Remat::EveryN(2), selective.clone()] {
+                assert!(steps(remat.clone()) == plain, "{name} on {}: {remat:?}", on.name());
+            }
+        }
+    }
+}
