@@ -3,6 +3,7 @@
 
 pub mod checkpoint;
 pub mod config;
+pub mod feed;
 mod metrics;
 mod resume;
 pub mod schedule;

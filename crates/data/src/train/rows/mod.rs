@@ -9,6 +9,7 @@ mod files;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -75,8 +76,14 @@ pub struct RowPosition {
     pub row: u64,
 }
 
-/// Open files of rows.
+/// Open files of rows. Cheap to clone.
+#[derive(Clone)]
 pub struct RowSet {
+    inner: Arc<Rows>,
+}
+
+/// What the streams of a set share.
+struct Rows {
     settings: RowSettings,
     /// Of each part.
     files: Vec<Vec<RowFile>>,
@@ -118,33 +125,33 @@ impl RowSet {
         let widths = widths.collect::<Result<Vec<_>, _>>()?;
         let named = rows(&settings, &mut files, &labels)?;
         let (train, validation, digest) = (Vec::new(), Vec::new(), String::new());
-        let mut new = RowSet { settings, files, widths, train, validation, census: Census::default(), digest };
+        let mut new = Rows { settings, files, widths, train, validation, census: Census::default(), digest };
         new.split(named)?;
         new.check()?;
-        Ok(new)
+        Ok(RowSet { inner: Arc::new(new) })
     }
 
     /// Values of each part of a row.
     pub fn widths(&self) -> &[usize] {
-        &self.widths
+        &self.inner.widths
     }
 
     /// What was found in the files: a document is a row.
     pub fn census(&self) -> &Census {
-        &self.census
+        &self.inner.census
     }
 
     /// The name of the data: of the rows, their classes and their order, in hexadecimal.
     pub fn digest(&self) -> &str {
-        &self.digest
+        &self.inner.digest
     }
 
     /// What is held on the host, beside batches.
     pub fn host_bytes(&self) -> Vec<Held> {
-        let parts = self.widths.len();
+        let parts = self.inner.widths.len();
         let row = size_of::<Row>() + parts * size_of::<(u32, u32)>();
-        let rows = self.train.capacity() + self.validation.capacity();
-        let order = size_of::<u32>() * self.train.len();
+        let rows = self.inner.train.capacity() + self.inner.validation.capacity();
+        let order = size_of::<u32>() * self.inner.train.len();
         vec![
             Held { what: "index of rows", bytes: (rows * row) as u64 },
             Held { what: "order of rows", bytes: order as u64 },
@@ -153,15 +160,15 @@ impl RowSet {
 
     /// The first position.
     pub fn start(&self) -> RowPosition {
-        RowPosition { data: self.digest.clone(), epoch: 0, row: 0 }
+        RowPosition { data: self.inner.digest.clone(), epoch: 0, row: 0 }
     }
 
     /// The batches of a side from a position on: of the training side epoch after epoch, of the other once, in
     /// the order of the files.
-    pub fn stream(&self, split: Split, from: &RowPosition) -> Result<RowStream<'_>, DataError> {
-        let rows = self.side(split).len();
+    pub fn stream(&self, split: Split, from: &RowPosition) -> Result<RowStream, DataError> {
+        let rows = self.inner.side(split).len();
         let what = match split {
-            _ if from.data != self.digest => {
+            _ if from.data != self.inner.digest => {
                 "the position is one in other data: the rows, their classes or the seed have changed"
             }
             _ if from.row > rows as u64 => "the position is behind the last row; it was damaged",
@@ -169,14 +176,17 @@ impl RowSet {
             Split::Validation if *from != self.start() => "validation begins at the start",
             Split::Train | Split::Validation => {
                 let order = (0..rows as u32).collect();
-                let mut stream = RowStream { set: self, split, at: from.clone(), order, ended: false };
+                let mut stream =
+                    RowStream { set: self.inner.clone(), split, at: from.clone(), order, ended: false };
                 stream.shuffle();
                 return Ok(stream);
             }
         };
         Err(DataError::new(DataErrorKind::Malformed(what.to_owned())))
     }
+}
 
+impl Rows {
     fn side(&self, split: Split) -> &[Row] {
         match split {
             Split::Train => &self.train,
@@ -303,15 +313,15 @@ fn width(part: &Part, files: &[RowFile]) -> Result<usize, DataError> {
 }
 
 /// The batches of a side.
-pub struct RowStream<'a> {
-    set: &'a RowSet,
+pub struct RowStream {
+    set: Arc<Rows>,
     split: Split,
     at: RowPosition,
     order: Vec<u32>,
     ended: bool,
 }
 
-impl RowStream<'_> {
+impl RowStream {
     /// Fills a batch, whose buffers are reused; false, and an empty batch, at the end of an epoch. Of the training
     /// side the next epoch follows then.
     ///
@@ -341,6 +351,11 @@ impl RowStream<'_> {
         }
         batch.position_after = Some(self.at.clone());
         Ok(taken > 0)
+    }
+
+    /// Where the next batch begins.
+    pub fn position(&self) -> &RowPosition {
+        &self.at
     }
 
     /// The epoch's order.

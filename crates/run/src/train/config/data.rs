@@ -9,8 +9,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Data {
-    /// Files or folders to train on.
+    /// Files or folders to train on; for a head, the embeddings of the nucleotides.
     pub train: Vec<String>,
+    /// For a head, the embeddings of the proteins, by the same names.
+    pub proteins: Vec<String>,
+    /// What tensors of a safetensors file are called that are embeddings; * is the name of a sequence.
+    pub tensors: String,
     /// Files or folders to evaluate on; with none, a share of the documents to train on is kept for it.
     pub validation: Vec<String>,
     /// That share. A document's side depends on its content alone.
@@ -34,7 +38,7 @@ pub struct Data {
     pub bin_type: BinType,
     /// The id that ends a document in a bin file.
     pub bin_end: Option<u32>,
-    /// bytes, esm2, dnabert_s, or the path of a tokenizer.json; auto is the model's own, for language models bytes.
+    /// bytes, esm2, or the path of a tokenizer.json; auto is the model's own, for language models bytes.
     pub tokenizer: String,
     /// The special token that ends a document; bytes have one, the id 256, if any name is given.
     pub end_token: Option<String>,
@@ -122,6 +126,8 @@ impl Default for Data {
     fn default() -> Self {
         Self {
             train: vec![],
+            proteins: vec![],
+            tensors: "*".to_owned(),
             validation: vec![],
             validation_fraction: 0.05,
             split_seed: 0,

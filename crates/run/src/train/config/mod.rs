@@ -14,9 +14,7 @@ pub mod yaml;
 pub use auto::Auto;
 pub use data::{BinType, Data, Document, Format, Masking};
 pub use foreign::{Answer, counterpart};
-pub use model::{
-    Activation, Attention, Experts, Lora, MaskKind, Model, ModelKind, Norm, Pool, Position, Preset,
-};
+pub use model::{Activation, Attention, Experts, Lora, MaskKind, Model, ModelKind, Norm, Position, Preset};
 pub use optimizer::{
     Decay, DecayShape, Loss, Optimizer, OptimizerKind, Precision, PrecisionKind, Scaling, Schedule,
     ScheduleKind, Unit,
@@ -171,7 +169,8 @@ fn usual(kind: ModelKind, preset: Option<Preset>) -> TrainConfig {
             let model = Model { classes: Some(2), hidden: 512, dropout: 0.5, ..model };
             let optimizer = Optimizer { lr: 1e-3, weight_decay: 0.01, ..config.optimizer };
             let batch = Batch { tokens: 256, ..config.batch };
-            TrainConfig { model, optimizer, batch, ..config }
+            let data = Data { format: Format::Embeddings, ..config.data };
+            TrainConfig { model, optimizer, batch, data, ..config }
         }
     }
 }

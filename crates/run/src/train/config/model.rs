@@ -55,15 +55,13 @@ pub struct Model {
     pub dropout: f64,
     /// The experts of a moe_lm.
     pub experts: Experts,
-    /// Classes of a classifier; null trains the family's language model.
+    /// Classes of a classifier over the mean of an encoder's states; null trains the family's language model.
     #[schemars(range(min = 2))]
     pub classes: Option<u64>,
-    /// What a classifier over an encoder reads.
-    pub pool: Pool,
     /// Low-rank adapters, which are trained instead of the weights that they adapt.
     pub lora: Option<Lora>,
-    /// Parameters that are not trained: names of tensors, where * is any text.
-    pub freeze: Vec<String>,
+    /// Whether a classifier's encoder stays as it is.
+    pub freeze_encoder: bool,
 }
 
 /// The families that can be trained.
@@ -114,8 +112,6 @@ pub enum Activation {
     Gelu,
     /// A gate of SiLU (Shazeer 2020): three projections.
     Swiglu,
-    /// A gate of GELU (Shazeer 2020): three projections.
-    Geglu,
 }
 
 /// How attention sees positions.
@@ -171,23 +167,13 @@ pub struct Experts {
     /// How many a token is sent to.
     #[schemars(range(min = 1))]
     pub top_k: u64,
-    /// Rows that an expert takes, as a multiple of the mean, in thousandths; null drops nothing.
+    /// Rows that an expert takes at most, as a multiple of the mean, to a thousandth; null drops nothing.
     #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1000))]
     pub capacity: Option<f64>,
     /// Whether the gates of a token sum to one.
     pub renormalise: bool,
     /// Experts that every token is sent to as well.
     pub shared: u64,
-}
-
-/// What a classifier over an encoder reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Pool {
-    /// The mean over residues or tokens.
-    Mean,
-    /// The first token's row.
-    Cls,
 }
 
 /// Low-rank adapters (Hu et al. 2021).
@@ -200,8 +186,7 @@ pub struct Lora {
     /// An adapter's output is scaled by alpha / rank.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub alpha: f64,
-    /// Which projections: names, where * is any text.
-    #[schemars(length(min = 1))]
+    /// Which projections, by the end of their names; none takes those of queries and values.
     pub targets: Vec<String>,
 }
 
@@ -229,9 +214,8 @@ impl Default for Model {
             dropout: 0.0,
             experts: Experts::default(),
             classes: None,
-            pool: Pool::Mean,
             lora: None,
-            freeze: vec![],
+            freeze_encoder: false,
         }
     }
 }
@@ -249,10 +233,8 @@ impl Default for Experts {
 }
 
 impl Default for Lora {
-    /// The authors' choice: queries and values.
     fn default() -> Self {
-        let targets = ["*query*", "*value*", "*q_proj*", "*v_proj*", "*Wqkv*"].map(str::to_owned).to_vec();
-        Self { rank: 8, alpha: 16.0, targets }
+        Self { rank: 8, alpha: 16.0, targets: vec![] }
     }
 }
 

@@ -2,7 +2,8 @@
 //! ranges of single keys are the schema's.
 
 use super::{
-    Document, MaskKind, ModelKind, OptimizerKind, PrecisionKind, Remat, Scaling, ScheduleKind, TrainConfig,
+    Document, Format, MaskKind, ModelKind, OptimizerKind, PrecisionKind, Remat, Scaling, ScheduleKind,
+    TrainConfig,
 };
 use crate::machine::parse_budget;
 use graph::Bytes;
@@ -42,6 +43,11 @@ fn model(c: &TrainConfig) -> Vec<Rule> {
         (!decoder || m.classes.is_none(), "model.classes: only encoders and heads classify".to_owned()),
         (!head || m.classes.is_some(), "model.classes: a head needs the number of classes".to_owned()),
         (
+            !m.freeze_encoder || (m.classes.is_some() && !head),
+            "model.freeze_encoder: only a classifier over an encoder trains without it; give model.classes"
+                .to_owned(),
+        ),
+        (
             m.lora.is_none() || matches!(kind, ModelKind::Esm2 | ModelKind::DnabertS),
             "model.lora: adapters are for esm2 and dnabert_s".to_owned(),
         ),
@@ -55,8 +61,14 @@ fn model(c: &TrainConfig) -> Vec<Rule> {
 fn data(c: &TrainConfig) -> Vec<Rule> {
     let d = &c.data;
     let m = d.masking;
+    let head = c.model.kind == ModelKind::Head;
     let separated = d.document == Document::Separated;
     vec![
+        (
+            head == (d.format == Format::Embeddings) && head != d.proteins.is_empty(),
+            "data.format embeddings and data.proteins go with model.kind head, and only with it".to_owned(),
+        ),
+        (!head || d.labels.is_some(), "data.labels: a head needs the table of classes".to_owned()),
         (!d.train.is_empty(), "data.train: name the files to train on".to_owned()),
         (
             m.mask + m.random <= 1.0,
