@@ -1,8 +1,10 @@
 //! Times the products of training, whose factors change every step, against those of inference, whose weights
-//! are packed beforehand: forward, gradient of the input, gradient of the weight. By turns in one process; medians.
+//! are packed beforehand: forward, gradient of the input, gradient of the weight; and the chunked cross-entropy.
+//! By turns in one process; medians.
 //!
 //! `cargo run --release -p plimsoll-exec --example products [-- threads [rows]]`
 
+use plimsoll_exec::cpu::cross_entropy::{Gradients, Head, gradients, loss};
 use plimsoll_exec::cpu::gemm::{self, Epilogue};
 use plimsoll_exec::cpu::product::{self, Factor, product};
 use plimsoll_exec::cpu::{Cpu, Rows, RowsMut};
@@ -18,6 +20,39 @@ fn main() {
     for (n, k) in [(640, 640), (1920, 640), (2560, 640), (640, 2560), (256, 256), (1024, 256)] {
         shape(&cpu, m, n, k);
     }
+    println!("{:>12} {:>8} {:>8} ms of a linear and its cross-entropy", "V,K", "forward", "backward");
+    for (v, k) in [(33, 640), (256, 256), (8192, 256)] {
+        cross_entropy(&cpu, m, v, k);
+    }
+}
+
+/// Every row counts, 512 at a time.
+fn cross_entropy(cpu: &Cpu, m: usize, v: usize, k: usize) {
+    let (x, w) = (numbers(m * k), numbers(v * k));
+    let targets: Vec<i32> = (0..m).map(|r| (r * 7919 % v) as i32).collect();
+    let (xs, ws) = (Rows::new(&x, m, k, k), Rows::new(&w, v, k, k));
+    let head = Head { x: xs, w: ws, bias: None, targets: &targets, chunk: 512, z_loss: 0.0 };
+    let units = product::WORKSPACE.per_unit.0 as usize / 4 * cpu.threads();
+    let mut space = vec![0.0; units + 512 * (v + k + 2)];
+    let (mut lse, mut dx, mut dw) = (vec![0.0; m], vec![0.0; m * k], vec![0.0; v * k]);
+    let mut seconds = [const { Vec::new() }; 2];
+    for _ in 0..TURNS {
+        let start = Instant::now();
+        loss(cpu, head, Some(&mut lse), &mut space);
+        seconds[0].push(start.elapsed().as_secs_f64());
+        let start = Instant::now();
+        let (dx, dw) = (RowsMut::new(&mut dx, m, k, k), RowsMut::new(&mut dw, v, k, k));
+        gradients(cpu, head, 1.0, &lse, Gradients { dx: Some(dx), dw: Some(dw), db: None }, &mut space);
+        seconds[1].push(start.elapsed().as_secs_f64());
+    }
+    let [forward, backward] = seconds.map(|s| 1e3 * median(s));
+    println!("{:>12} {forward:>8.2} {backward:>8.2}", format!("{v},{k}"));
+}
+
+/// The middle one.
+fn median(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2]
 }
 
 fn numbers(n: usize) -> Vec<f32> {
@@ -59,10 +94,7 @@ fn shape(cpu: &Cpu, m: usize, n: usize, k: usize) {
             }
         }
     }
-    let rates = seconds.map(|mut s| {
-        s.sort_by(f64::total_cmp);
-        2e-9 * (m * n * k) as f64 / s[s.len() / 2]
-    });
+    let rates = seconds.map(|s| 2e-9 * (m * n * k) as f64 / median(s));
     print!("{:>12}", format!("{n},{k}"));
     rates.iter().for_each(|r| print!(" {r:>8.1}"));
     print!(" |");

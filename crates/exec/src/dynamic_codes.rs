@@ -16,12 +16,10 @@ const CELLS: usize = 0x3F80 - FIRST_CELL + 1;
 /// 256 numbers in -1..=1, ascending.
 pub(crate) struct Codes {
     values: [f32; 256],
-    /// The middle between a code and the next, rounded down, so that comparing an f32 with it is exact.
-    middles: [f32; 256],
+    /// The last number of each code, rounded down, so that comparing an f32 with it is exact.
+    last: [f32; 256],
     /// By sign and upper half of a number: its code, or the one before.
     cells: [[u8; CELLS]; 2],
-    /// The lowest code of what is above zero.
-    least: u8,
 }
 
 /// Codes with a sign.
@@ -53,9 +51,8 @@ impl Codes {
             decade += 1;
         }
         values[255] = 1.0;
-        let middles = middles(&values);
-        let least = if signed { 0 } else { 1 };
-        Self { values, middles, cells: [cells(&middles, false), cells(&middles, true)], least }
+        let last = last(&values);
+        Self { values, last, cells: [cells(&last, false), cells(&last, true)] }
     }
 
     /// What a code stands for.
@@ -71,15 +68,12 @@ impl Codes {
         let cell = ((bits & 0x7FFF_FFFF) >> 16) as usize;
         let cell = cell.saturating_sub(FIRST_CELL).min(CELLS - 1);
         let code = self.cells[(bits >> 31) as usize][cell];
-        let code = code + u8::from(x > self.middles[code as usize]);
-        if x > 0.0 { code.max(self.least) } else { code }
+        code.wrapping_add(u8::from(x > self.last[code as usize]))
     }
 
     /// The same of a number that no f32 need be, by its definition.
     pub(crate) fn nearest_exact(&self, x: f64) -> u8 {
-        let middle = |i: usize| (f64::from(self.values[i]) + f64::from(self.values[i + 1])) / 2.0;
-        let code = (0..255).position(|i| x <= middle(i)).unwrap_or(255);
-        if x > 0.0 { self.least.max(code as u8) } else { code as u8 }
+        (0..255).position(|i| x <= boundary(&self.values, i)).unwrap_or(255) as u8
     }
 }
 
@@ -88,21 +82,27 @@ const fn edge(i: usize, parts: usize) -> f64 {
     if i == parts { 1.0 } else { i as f64 * ((1.0 - 0.1) / parts as f64) + 0.1 }
 }
 
-const fn middles(values: &[f32; 256]) -> [f32; 256] {
-    // Nothing is above the last code.
-    let mut middles = [f32::INFINITY; 256];
-    let mut i = 0;
-    while i < 255 {
-        let exact = (values[i] as f64 + values[i + 1] as f64) / 2.0;
-        let rounded = exact as f32;
-        middles[i] = if rounded as f64 > exact { rounded.next_down() } else { rounded };
-        i += 1;
-    }
-    middles
+/// The largest number of code `i`: the middle to the next one, but of a zero at the end zero.
+const fn boundary(values: &[f32; 256], i: usize) -> f64 {
+    if i == 0 && values[0] == 0.0 { 0.0 } else { (values[i] as f64 + values[i + 1] as f64) / 2.0 }
 }
 
-/// For each cell of magnitudes the code of its lowest number. No cell holds two middles: this would not compile.
-const fn cells(middles: &[f32; 256], negative: bool) -> [u8; CELLS] {
+const fn last(values: &[f32; 256]) -> [f32; 256] {
+    // Nothing is above the last code.
+    let mut last = [f32::INFINITY; 256];
+    let mut i = 0;
+    while i < 255 {
+        let exact = boundary(values, i);
+        let rounded = exact as f32;
+        last[i] = if rounded as f64 > exact { rounded.next_down() } else { rounded };
+        i += 1;
+    }
+    last
+}
+
+/// For each cell of magnitudes the code of its lowest number. No cell holds the last numbers of two codes: this
+/// would not compile.
+const fn cells(last: &[f32; 256], negative: bool) -> [u8; CELLS] {
     let mut cells = [0; CELLS];
     let (mut code, mut i) = (0, 0);
     while i < CELLS {
@@ -112,11 +112,11 @@ const fn cells(middles: &[f32; 256], negative: bool) -> [u8; CELLS] {
         let outer = if cell == CELLS - 1 { inner } else { ((FIRST_CELL + cell) << 16) | 0xFFFF };
         let (inner, outer) = (f32::from_bits(inner as u32), f32::from_bits(outer as u32));
         let (lowest, highest) = if negative { (-outer, -inner) } else { (inner, outer) };
-        while lowest > middles[code] {
+        while lowest > last[code] {
             code += 1;
         }
         cells[cell] = code as u8;
-        assert!(code == 255 || highest <= middles[code + 1], "a cell with two middles");
+        assert!(code == 255 || highest <= last[code + 1], "a cell of three codes");
         i += 1;
     }
     cells
@@ -130,9 +130,9 @@ mod tests {
     fn the_quick_code_is_the_nearest() {
         for codes in [&SIGNED, &UNSIGNED] {
             let around = |x: f32| [x.next_down(), x, x.next_up()];
-            let middles = codes.middles[..255].iter().chain(&codes.values).flat_map(|&x| around(x));
+            let numbers = codes.last[..255].iter().chain(&codes.values).flat_map(|&x| around(x));
             let steps = (0..=0x3F80_0000_u32).step_by(997).map(f32::from_bits);
-            for x in middles.chain(steps).flat_map(|x| [x, -x]).filter(|x| x.abs() <= 1.0) {
+            for x in numbers.chain(steps).flat_map(|x| [x, -x]).filter(|x| x.abs() <= 1.0) {
                 assert_eq!(codes.nearest(x), codes.nearest_exact(f64::from(x)), "{x:e}");
             }
             for x in [f32::NAN, f32::INFINITY, -f32::INFINITY, 2.0, -f32::NAN] {

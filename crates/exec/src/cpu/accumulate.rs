@@ -48,12 +48,12 @@ impl Kernel for Sum<'_> {
                 let g = self.g.load(s, i, n);
                 match self.acc {
                     Accumulator::F32(acc) => {
-                        let sum = if self.keep { s.add(s.load_n(acc.old(i), n), g) } else { g };
-                        s.store_n(acc.new(i), sum, n);
+                        let sum = if self.keep { s.add(s.load_n(acc.read(i), n), g) } else { g };
+                        s.store_n(acc.write(i), sum, n);
                     }
                     Accumulator::Half(half, acc) => {
-                        let sum = if self.keep { s.add(load_half(s, *half, acc.old(i), n), g) } else { g };
-                        store_half(s, *half, acc.new(i), sum, n);
+                        let sum = if self.keep { s.add(load_half(s, *half, acc.read(i), n), g) } else { g };
+                        store_half(s, *half, acc.write(i), sum, n);
                     }
                 }
             }

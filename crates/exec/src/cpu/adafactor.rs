@@ -12,8 +12,8 @@ use super::total::{GRAIN, add_squares, squares, total};
 use core::ops::Range;
 use graph::ops::Adafactor;
 
-/// Vectors of columns that one task walks down together.
-const WIDTH: usize = 8 * LANES;
+/// Columns that one task walks down together: some cache lines of every page.
+const WIDTH: usize = 16 * LANES;
 
 /// What one step updates: p (r, c) with its means of rows (r) and columns (c). A vector p is one row and has no mean
 /// of rows; that of columns is its second moment.
@@ -69,7 +69,7 @@ pub fn adafactor(
 /// The mean of the new values of `row`.
 fn average(row: &Place<'_, f32>) -> f64 {
     // SAFETY: elements of a place that has been updated.
-    let sum: f64 = (0..row.len()).map(|r| f64::from(unsafe { *row.new(r) })).sum();
+    let sum: f64 = (0..row.len()).map(|r| f64::from(unsafe { *row.write(r) })).sum();
     sum / row.len() as f64
 }
 
@@ -102,8 +102,8 @@ impl Mean<'_> {
     unsafe fn update(&self, place: &Place<'_, f32>, i: usize, sum: f64, n: usize) {
         // SAFETY: as the caller promises.
         unsafe {
-            let old = f64::from(*place.old(i));
-            *place.new(i) = (self.b2 * old + (1.0 - self.b2) * (sum / n as f64 + self.eps1)) as f32;
+            let old = f64::from(*place.read(i));
+            *place.write(i) = (self.b2 * old + (1.0 - self.b2) * (sum / n as f64 + self.eps1)) as f32;
         }
     }
 }
@@ -162,11 +162,14 @@ struct Direction<'a> {
 }
 
 impl Direction<'_> {
-    /// sqrt(mean(R) / R) of row `r`, which must exist.
+    /// sqrt(mean(R) / R) of row `r`.
+    ///
+    /// # Safety
+    /// The row must exist.
     #[inline(always)]
-    fn share(&self, r: usize) -> f32 {
-        // SAFETY: a row, as the caller promises.
-        self.row.map_or(1.0, |(row, mean)| (mean / f64::from(unsafe { *row.new(r) })).sqrt() as f32)
+    unsafe fn share(&self, r: usize) -> f32 {
+        // SAFETY: as the caller promises.
+        self.row.map_or(1.0, |(row, mean)| (mean / f64::from(unsafe { *row.write(r) })).sqrt() as f32)
     }
 
     /// `n` elements from column `j` of row `r` on.
@@ -176,7 +179,7 @@ impl Direction<'_> {
     #[inline(always)]
     unsafe fn load<S: Simd>(&self, s: S, share: S::V, r: usize, j: usize, n: usize) -> S::V {
         // SAFETY: as the caller promises.
-        let (g, column) = unsafe { (self.mean.load(s, r, j, n), s.load_n(self.column.new(j), n)) };
+        let (g, column) = unsafe { (self.mean.load(s, r, j, n), s.load_n(self.column.write(j), n)) };
         // Lanes past the columns divide zero by one.
         s.mul(share, s.div(g, s.first(s.sqrt(column), s.splat(1.0), n)))
     }
@@ -192,7 +195,8 @@ impl Kernel for Size<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         for r in self.range.clone() {
-            let share = s.splat(self.u.share(r));
+            // SAFETY: a row of this task.
+            let share = s.splat(unsafe { self.u.share(r) });
             // SAFETY: columns of row r.
             *self.sum += squares(s, 0..self.u.mean.columns, |j, n| unsafe { self.u.load(s, share, r, j, n) });
         }
@@ -212,13 +216,14 @@ impl Kernel for Apply<'_> {
     fn run<S: Simd>(self, s: S) {
         let columns = self.u.mean.columns;
         for r in self.range.clone() {
-            let share = s.splat(-self.rate * self.u.share(r));
+            // SAFETY: a row of this task.
+            let share = s.splat(-self.rate * unsafe { self.u.share(r) });
             for j in (0..columns).step_by(LANES) {
                 let (i, n) = (r * columns + j, LANES.min(columns - j));
                 // SAFETY: columns of row r, which this task alone writes.
                 unsafe {
-                    let (u, p) = (self.u.load(s, share, r, j, n), s.load_n(self.p.old(i), n));
-                    s.store_n(self.p.new(i), s.fma(s.splat(self.left), p, u), n);
+                    let (u, p) = (self.u.load(s, share, r, j, n), s.load_n(self.p.read(i), n));
+                    s.store_n(self.p.write(i), s.fma(s.splat(self.left), p, u), n);
                 }
             }
         }

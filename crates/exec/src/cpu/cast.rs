@@ -39,6 +39,17 @@ pub fn narrow(cpu: &Cpu, half: Half, x: &[f32], y: &mut [u16]) {
     });
 }
 
+/// y = x, from one format of 16 bits to the other.
+pub fn exchange(cpu: &Cpu, from: Half, x: &[u16], y: &mut [u16]) {
+    assert_eq!(x.len(), y.len(), "x and y of one length");
+    let to = y.as_mut_ptr() as usize;
+    by_elements(cpu, x.len(), &|range| {
+        // SAFETY: tasks have ranges of y apart from each other, inside of it.
+        let y = unsafe { core::slice::from_raw_parts_mut((to as *mut u16).add(range.start), range.len()) };
+        cpu.isa().run(Exchange { from, x: &x[range], y });
+    });
+}
+
 fn by_elements(cpu: &Cpu, n: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
     /// Elements of a task: some microseconds of streaming.
     const GRAIN: usize = 16 * 1024;
@@ -77,6 +88,22 @@ impl Kernel for Narrow<'_> {
     }
 }
 
+struct Exchange<'a> {
+    from: Half,
+    x: &'a [u16],
+    y: &'a mut [u16],
+}
+
+impl Kernel for Exchange<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        match self.from {
+            Half::Bf16 => map(self.x, self.y, |x| f32_to_f16(bf16_to_f32(x))),
+            Half::F16 => map(self.x, self.y, |x| f32_to_bf16(f16_to_f32(x))),
+        }
+    }
+}
+
 /// `of` everywhere, sixteen elements at a time, which the compiler turns into vectors.
 #[inline(always)]
 fn map<A: Copy, B>(x: &[A], y: &mut [B], of: impl Fn(A) -> B) {
@@ -105,14 +132,14 @@ pub(super) fn f16_to_f32(x: u16) -> f32 {
     let finite = (f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23)).to_bits();
     // Infinity and NaN have all bits of the exponent in either format.
     let bits = if magnitude >= 0x7C00 << 13 { magnitude | 0x7F80_0000 } else { finite };
-    f32::from_bits(bits | u32::from(x & 0x8000) << 16)
+    f32::from_bits(bits | (u32::from(x & 0x8000) << 16))
 }
 
 /// Half of the unit in the last place less one bit, and one more where that unit is odd, carry into it.
 #[inline(always)]
 pub(super) fn f32_to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
-    let rounded = (bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16) as u16;
+    let rounded = (bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16) as u16;
     if bits & 0x7FFF_FFFF > 0x7F80_0000 { (bits >> 16) as u16 | 0x40 } else { rounded }
 }
 
@@ -120,8 +147,8 @@ pub(super) fn f32_to_bf16(x: f32) -> u16 {
 /// the last bits of 1/2.
 #[inline(always)]
 pub(super) fn f32_to_f16(x: f32) -> u16 {
-    let (bits, sign) = (x.to_bits() & 0x7FFF_FFFF, (x.to_bits() >> 16 & 0x8000) as u16);
-    let normal = (bits.wrapping_sub(112 << 23).wrapping_add(0xFFF + (bits >> 13 & 1)) >> 13) as u16;
+    let (bits, sign) = (x.to_bits() & 0x7FFF_FFFF, ((x.to_bits() >> 16) & 0x8000) as u16);
+    let normal = (bits.wrapping_sub(112 << 23).wrapping_add(0xFFF + ((bits >> 13) & 1)) >> 13) as u16;
     let small = (f32::from_bits(bits) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits()) as u16;
     let finite = if bits < (127 - 14) << 23 { small } else { normal };
     // 65520 is the middle between the largest number and 2^16: it rounds to infinity.

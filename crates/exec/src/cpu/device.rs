@@ -3,7 +3,7 @@
 //! the op's alias rule allows it; token ids and spans come from outside and are checked at every launch.
 
 use super::operands::Operands;
-use super::{Cpu, Isa, elementwise, kernels, launch, reduce};
+use super::{Cpu, Isa, elementwise, kernels, launch, reduce, widening};
 use crate::arena::Arena;
 use crate::device::{Device, DeviceError, Launch};
 use graph::{Bytes, Op};
@@ -73,64 +73,70 @@ impl Device for CpuDevice {
         self.arena_mut()?.copy(from, to, bytes)
     }
 
-    fn launch(&mut self, launched: &Launch<'_>) -> Result<(), DeviceError> {
-        let l = Operands { arena: self.arena()?, launch: launched };
-        let cpu = &self.cpu;
-        match launched.op {
-            Op::Add(_) => elementwise::add(cpu, l.input(0)?, l.input(1)?, l.output(0)?),
-            Op::Attention(op) => launch::attention::attention(&l, cpu, op)?,
-            Op::AttentionGrad(op) => launch::attention::attention_grad(&l, cpu, op)?,
-            Op::BatchNorm(op) => launch::forward::batch_norm(&l, cpu, op)?,
-            Op::Concat(op) => launch::forward::concat(&l, cpu, op)?,
-            Op::Embed(op) => l.embed(cpu, op)?,
-            Op::Gelu(_) => elementwise::gelu(cpu, l.input(0)?, l.output(0)?),
-            Op::Glu(op) => launch::forward::glu(&l, cpu, op)?,
-            Op::LayerNorm(op) => launch::forward::layer_norm(&l, cpu, op)?,
-            Op::Linear(op) => l.linear(cpu, op)?,
-            Op::Relu(_) => elementwise::relu(cpu, l.input(0)?, l.output(0)?),
-            Op::RotaryTable(op) => launch::forward::rotary_table(&l, op)?,
-            Op::SegmentMean(op) => launch::forward::segment_mean(&l, cpu, op)?,
-            Op::SelectRows(op) => launch::forward::select_rows(&l, cpu, op)?,
-            Op::Softmax(_) => reduce::softmax(cpu, l.input(0)?, l.output(0)?),
-            Op::BatchNormGrad(op) => launch::backward::batch_norm_grad(&l, cpu, op)?,
-            Op::BatchNormTrain(op) => launch::backward::batch_norm_train(&l, cpu, op)?,
-            Op::BatchNormTrainGrad(op) => launch::backward::batch_norm_train_grad(&l, cpu, op)?,
-            Op::Cast(op) => launch::backward::cast(&l, cpu, op)?,
-            Op::ConcatGrad(op) => launch::backward::concat_grad(&l, cpu, op)?,
-            Op::Dropout(op) => launch::backward::dropout(&l, cpu, op)?,
-            Op::EmbedGrad(op) => launch::backward::embed_grad(&l, cpu, op)?,
-            Op::GeluGrad(op) => launch::backward::gelu_grad(&l, cpu, op)?,
-            Op::GluGrad(op) => launch::backward::glu_grad(&l, cpu, op)?,
-            Op::LayerNormGrad(op) => launch::backward::layer_norm_grad(&l, cpu, op)?,
-            Op::ReluGrad(op) => launch::backward::relu_grad(&l, cpu, op)?,
-            Op::RmsNorm(op) => launch::backward::rms_norm(&l, cpu, op)?,
-            Op::RmsNormGrad(op) => launch::backward::rms_norm_grad(&l, cpu, op)?,
-            Op::Scale(op) => launch::backward::scale(&l, cpu, op)?,
-            Op::SegmentMeanGrad(op) => launch::backward::segment_mean_grad(&l, cpu, op)?,
-            Op::SelectRowsGrad(op) => launch::backward::select_rows_grad(&l, cpu, op)?,
-            Op::SoftmaxGrad(op) => launch::backward::softmax_grad(&l, cpu, op)?,
-            Op::Combine(op) => launch::moe::combine(&l, cpu, op)?,
-            Op::CombineGrad(op) => launch::moe::combine_grad(&l, cpu, op)?,
-            Op::Dispatch(op) => launch::moe::dispatch(&l, cpu, op)?,
-            Op::DispatchGrad(op) => launch::moe::dispatch_grad(&l, cpu, op)?,
-            Op::Route(op) => launch::moe::route(&l, cpu, op)?,
-            Op::RouteGrad(op) => launch::moe::route_grad(&l, cpu, op)?,
-            Op::RouterLoss(op) => launch::moe::router_loss(&l, cpu, op)?,
-            Op::RouterLossGrad(op) => launch::moe::router_loss_grad(&l, cpu, op)?,
-            Op::GroupedLinear(op) => launch::product::grouped_linear(&l, cpu, op)?,
-            Op::GroupedLinearInputGrad(op) => launch::product::grouped_linear_input_grad(&l, cpu, op)?,
-            Op::GroupedLinearWeightGrad(op) => launch::product::grouped_linear_weight_grad(&l, cpu, op)?,
-            Op::LinearCrossEntropy(op) => launch::product::linear_cross_entropy(&l, cpu, op)?,
-            Op::LinearCrossEntropyGrad(op) => launch::product::linear_cross_entropy_grad(&l, cpu, op)?,
-            Op::LinearInputGrad(op) => launch::product::linear_input_grad(&l, cpu, op)?,
-            Op::LinearWeightGrad(op) => launch::product::linear_weight_grad(&l, cpu, op)?,
-            Op::Accumulate(op) => launch::optimizer::accumulate(&l, cpu, op)?,
-            Op::Adafactor(op) => launch::optimizer::adafactor(&l, cpu, op)?,
-            Op::AdamW(op) => launch::optimizer::adamw(&l, cpu, op)?,
-            Op::AdamW8bit(op) => launch::optimizer::adamw_8bit(&l, cpu, op)?,
-            Op::GradScale(op) => launch::optimizer::grad_scale(&l, cpu, op)?,
-            Op::Sgd(op) => launch::optimizer::sgd(&l, cpu, op)?,
-        }
-        Ok(())
+    fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        let l = Operands { arena: self.arena()?, launch, widened: kernels::widens(launch) };
+        widening::widen(&l, &self.cpu)?;
+        run(&l, &self.cpu)?;
+        widening::narrow(&l, &self.cpu)
     }
+}
+
+/// Runs the kernel of an op.
+fn run(l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
+    match l.launch.op {
+        Op::Add(_) => elementwise::add(cpu, l.input(0)?, l.input(1)?, l.output(0)?),
+        Op::Attention(op) => launch::attention::attention(l, cpu, op)?,
+        Op::AttentionGrad(op) => launch::attention::attention_grad(l, cpu, op)?,
+        Op::BatchNorm(op) => launch::forward::batch_norm(l, cpu, op)?,
+        Op::Concat(op) => launch::forward::concat(l, cpu, op)?,
+        Op::Embed(op) => l.embed(cpu, op)?,
+        Op::Gelu(_) => elementwise::gelu(cpu, l.input(0)?, l.output(0)?),
+        Op::Glu(op) => launch::forward::glu(l, cpu, op)?,
+        Op::LayerNorm(op) => launch::forward::layer_norm(l, cpu, op)?,
+        Op::Linear(op) => l.linear(cpu, op)?,
+        Op::Relu(_) => elementwise::relu(cpu, l.input(0)?, l.output(0)?),
+        Op::RotaryTable(op) => launch::forward::rotary_table(l, op)?,
+        Op::SegmentMean(op) => launch::forward::segment_mean(l, cpu, op)?,
+        Op::SelectRows(op) => launch::forward::select_rows(l, cpu, op)?,
+        Op::Softmax(_) => reduce::softmax(cpu, l.input(0)?, l.output(0)?),
+        Op::BatchNormGrad(op) => launch::backward::batch_norm_grad(l, cpu, op)?,
+        Op::BatchNormTrain(op) => launch::backward::batch_norm_train(l, cpu, op)?,
+        Op::BatchNormTrainGrad(op) => launch::backward::batch_norm_train_grad(l, cpu, op)?,
+        Op::Cast(op) => launch::backward::cast(l, cpu, op)?,
+        Op::ConcatGrad(op) => launch::backward::concat_grad(l, cpu, op)?,
+        Op::Dropout(op) => launch::backward::dropout(l, cpu, op)?,
+        Op::EmbedGrad(op) => launch::backward::embed_grad(l, cpu, op)?,
+        Op::GeluGrad(op) => launch::backward::gelu_grad(l, cpu, op)?,
+        Op::GluGrad(op) => launch::backward::glu_grad(l, cpu, op)?,
+        Op::LayerNormGrad(op) => launch::backward::layer_norm_grad(l, cpu, op)?,
+        Op::ReluGrad(op) => launch::backward::relu_grad(l, cpu, op)?,
+        Op::RmsNorm(op) => launch::backward::rms_norm(l, cpu, op)?,
+        Op::RmsNormGrad(op) => launch::backward::rms_norm_grad(l, cpu, op)?,
+        Op::Scale(op) => launch::backward::scale(l, cpu, op)?,
+        Op::SegmentMeanGrad(op) => launch::backward::segment_mean_grad(l, cpu, op)?,
+        Op::SelectRowsGrad(op) => launch::backward::select_rows_grad(l, cpu, op)?,
+        Op::SoftmaxGrad(op) => launch::backward::softmax_grad(l, cpu, op)?,
+        Op::Combine(op) => launch::moe::combine(l, cpu, op)?,
+        Op::CombineGrad(op) => launch::moe::combine_grad(l, cpu, op)?,
+        Op::Dispatch(op) => launch::moe::dispatch(l, cpu, op)?,
+        Op::DispatchGrad(op) => launch::moe::dispatch_grad(l, cpu, op)?,
+        Op::Route(op) => launch::moe::route(l, cpu, op)?,
+        Op::RouteGrad(op) => launch::moe::route_grad(l, cpu, op)?,
+        Op::RouterLoss(op) => launch::moe::router_loss(l, cpu, op)?,
+        Op::RouterLossGrad(op) => launch::moe::router_loss_grad(l, cpu, op)?,
+        Op::GroupedLinear(op) => launch::product::grouped_linear(l, cpu, op)?,
+        Op::GroupedLinearInputGrad(op) => launch::product::grouped_linear_input_grad(l, cpu, op)?,
+        Op::GroupedLinearWeightGrad(op) => launch::product::grouped_linear_weight_grad(l, cpu, op)?,
+        Op::LinearCrossEntropy(op) => launch::product::linear_cross_entropy(l, cpu, op)?,
+        Op::LinearCrossEntropyGrad(op) => launch::product::linear_cross_entropy_grad(l, cpu, op)?,
+        Op::LinearInputGrad(op) => launch::product::linear_input_grad(l, cpu, op)?,
+        Op::LinearWeightGrad(op) => launch::product::linear_weight_grad(l, cpu, op)?,
+        Op::Accumulate(op) => launch::optimizer::accumulate(l, cpu, op)?,
+        Op::Adafactor(op) => launch::optimizer::adafactor(l, cpu, op)?,
+        Op::AdamW(op) => launch::optimizer::adamw(l, cpu, op)?,
+        Op::AdamW8bit(op) => launch::optimizer::adamw_8bit(l, cpu, op)?,
+        Op::GradScale(op) => launch::optimizer::grad_scale(l, cpu, op)?,
+        Op::Sgd(op) => launch::optimizer::sgd(l, cpu, op)?,
+    }
+    Ok(())
 }

@@ -2,6 +2,7 @@
 //! `cpu` states the same rows; an executor refuses where they differ.
 
 use super::{attention, cross_entropy, gemm, product, route, router_loss};
+use crate::device::Launch;
 use graph::{DType, Layout};
 use plan::{KernelRow, Workspace};
 
@@ -18,7 +19,7 @@ const KERNELS: &[(&str, &str)] = &[
     ("batch_norm_grad", "batch_norm_grad_f32"),
     ("batch_norm_train", "batch_norm_train_f32"),
     ("batch_norm_train_grad", "batch_norm_train_grad_f32"),
-    ("cast", "cast_f32"),
+    ("cast", "cast"),
     ("combine", "combine_f32"),
     ("combine_grad", "combine_grad_f32"),
     ("concat", "copy_f32"),
@@ -89,20 +90,19 @@ fn row(op: &str, kernel: &str) -> KernelRow {
     };
     KernelRow {
         op: op.to_owned(),
-        dtypes: dtypes(op),
+        dtypes: vec![DType::F32, DType::Bf16, DType::F16],
         kernel: kernel.to_owned(),
         weights,
         workspace,
-        widen: false,
+        widen: !NATIVE.contains(&op),
     }
 }
 
-/// What ends a step reads gradients of 16 bits as they are: an f32 copy of all of them would cost what they save.
-fn dtypes(op: &str) -> Vec<DType> {
-    match op {
-        "accumulate" | "adafactor" | "adamw" | "adamw_8bit" | "grad_scale" | "sgd" => {
-            vec![DType::F32, DType::Bf16, DType::F16]
-        }
-        _ => vec![DType::F32],
-    }
+/// Ops whose kernels take operands of 16 bits as they are. What ends a step reads gradients so: an f32 copy of all of
+/// them would cost what they save.
+const NATIVE: &[&str] = &["accumulate", "adafactor", "adamw", "adamw_8bit", "cast", "grad_scale", "sgd"];
+
+/// Whether the kernel of a launch works on f32 copies of operands of 16 bits.
+pub(super) fn widens(launch: &Launch<'_>) -> bool {
+    !NATIVE.contains(&launch.op.name())
 }

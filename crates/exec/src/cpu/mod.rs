@@ -25,6 +25,7 @@ mod simd_x86;
 mod tile;
 mod total;
 mod view;
+mod widening;
 
 pub mod accumulate;
 pub mod adafactor;

@@ -2,16 +2,19 @@
 //! indices and spans are checked before a kernel sees them.
 
 use super::gemm::{self, Act};
-use super::{Cpu, Rows, RowsMut, embed, launch};
+use super::{Cpu, Rows, RowsMut, embed, launch, widening};
 use crate::arena::Arena;
 use crate::device::{DeviceError, Launch, Operand};
+use bytemuck::Pod;
 use graph::ops::{Embed, Epilogue, Linear};
-use graph::{DType, Layout};
+use graph::{Bytes, DType, Layout};
 
 /// The operands of a launch as the kernels take them.
 pub(super) struct Operands<'a> {
     pub(super) arena: &'a Arena,
     pub(super) launch: &'a Launch<'a>,
+    /// Whether operands of 16 bits have f32 copies in the workspace, which the kernel works on.
+    pub(super) widened: bool,
 }
 
 impl<'a> Operands<'a> {
@@ -19,11 +22,49 @@ impl<'a> Operands<'a> {
         DeviceError::Kernel { op: self.launch.op.name(), why }
     }
 
-    /// The first element of an operand whose bytes lie inside the arena.
+    /// The first element of an operand in 32 bits: its own, or those of its f32 copy in the workspace.
     pub(super) fn start(&self, o: &Operand) -> Result<*mut f32, DeviceError> {
-        if o.spec.dtype != DType::F32 && o.spec.dtype != DType::I32 {
-            return Err(self.refuse(format!("no kernel for {}", o.spec)));
+        match o.spec.dtype {
+            DType::F32 | DType::I32 => self.address(o),
+            DType::Bf16 | DType::F16 => Ok(self.copy_of(o)?.as_mut_ptr()),
+            DType::U8 => Err(self.refuse(format!("no kernel for {}", o.spec))),
         }
+    }
+
+    /// The f32 copy of an operand of 16 bits, for kernels that are said to be widened.
+    pub(super) fn copy_of(&self, o: &Operand) -> Result<&'a mut [f32], DeviceError> {
+        let copy = widening::copies(self).find(|(x, _)| std::ptr::eq(*x, o));
+        let (Some((_, from)), Some((at, space))) = (copy, self.launch.workspace) else {
+            return Err(self.refuse(format!("no kernel for {}", o.spec)));
+        };
+        let len = o.spec.elements_at(self.launch.counts);
+        let bytes = Bytes(len * DType::F32.size());
+        if from + bytes.0 > space.0 {
+            return Err(self.refuse(format!("no scratch for {}", o.spec)));
+        }
+        let start = self.arena.range(at + from, bytes)?.as_ptr().cast();
+        // SAFETY: inside the workspace, which no operand overlaps; copies lie apart from each other.
+        Ok(unsafe { std::slice::from_raw_parts_mut(start, len as usize) })
+    }
+
+    /// The elements of an input as they lie in memory.
+    pub(super) fn stored<T: Pod>(&self, o: &Operand) -> Result<&'a [T], DeviceError> {
+        assert_eq!(size_of::<T>() as u64, o.spec.dtype.size(), "elements of {}", o.spec);
+        let len = o.spec.elements_at(self.launch.counts) as usize;
+        // SAFETY: inside the arena; elements are plain numbers, and every bit pattern is one.
+        Ok(unsafe { std::slice::from_raw_parts(self.address(o)?, len) })
+    }
+
+    /// The elements of an output as they lie in memory.
+    pub(super) fn stored_mut<T: Pod>(&self, o: &Operand) -> Result<&'a mut [T], DeviceError> {
+        assert_eq!(size_of::<T>() as u64, o.spec.dtype.size(), "elements of {}", o.spec);
+        let len = o.spec.elements_at(self.launch.counts) as usize;
+        // SAFETY: inside the arena; outputs overlap nothing but inputs that the op may write over.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.address(o)?, len) })
+    }
+
+    /// The first byte of an operand whose bytes lie inside the arena.
+    fn address<T>(&self, o: &Operand) -> Result<*mut T, DeviceError> {
         Ok(self.arena.range(o.at, o.bytes(self.launch.counts))?.as_ptr().cast())
     }
 
@@ -71,11 +112,14 @@ impl<'a> Operands<'a> {
         self.launch.outs[k].as_ref().map(|_| self.flat_out(k)).transpose()
     }
 
+    /// The kernel's own scratch, behind the copies of widened operands.
     pub(super) fn workspace(&self) -> Result<&'a mut [f32], DeviceError> {
         let Some((at, bytes)) = self.launch.workspace else { return Ok(&mut []) };
-        let start = self.arena.range(at, bytes)?.as_ptr().cast();
-        // SAFETY: inside the arena; a workspace overlaps no operand.
-        Ok(unsafe { std::slice::from_raw_parts_mut(start, bytes.0 as usize / 4) })
+        let copies = widening::end(self);
+        let rest = bytes.saturating_sub(copies);
+        let start = self.arena.range(at + copies.0, rest)?.as_ptr().cast();
+        // SAFETY: inside the arena; a workspace overlaps no operand, and this part of it no copy.
+        Ok(unsafe { std::slice::from_raw_parts_mut(start, rest.0 as usize / 4) })
     }
 
     /// An input as one run of words.

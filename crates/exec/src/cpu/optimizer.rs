@@ -174,11 +174,11 @@ impl<T: Step<K>, const K: usize> Kernel for Update<'_, T, K> {
             // SAFETY: elements i..i + n of the gradient.
             let g = unsafe { self.g.load(s, i, n) };
             // SAFETY: elements i..i + n of each state.
-            let old = core::array::from_fn(|k| unsafe { s.load_n(self.states[k].old(i), n) });
+            let old = core::array::from_fn(|k| unsafe { s.load_n(self.states[k].read(i), n) });
             let new = self.step.step(s, s.mul(s.splat(self.factor), g), old);
             for (state, new) in self.states.iter().zip(new) {
                 // SAFETY: as above; this task alone has them, and they were read.
-                unsafe { s.store_n(state.new(i), new, n) };
+                unsafe { s.store_n(state.write(i), new, n) };
             }
         }
     }

@@ -80,31 +80,33 @@ impl Kernel for Block<'_> {
             // SAFETY: elements i..i + n of p and g, which this task alone has; sixteen of m and v.
             unsafe {
                 let g = s.mul(s.splat(self.factor), self.g.load(s, i, n));
-                let old = [s.load_n(self.p.old(i), n), s.load(m.as_ptr()), s.load(v.as_ptr())];
+                let old = [s.load_n(self.p.read(i), n), s.load(m.as_ptr()), s.load(v.as_ptr())];
                 let new = self.step.step(s, g, old);
-                s.store_n(self.p.new(i), new[0], n);
+                s.store_n(self.p.write(i), new[0], n);
                 s.store(m.as_mut_ptr(), new[1]);
                 s.store(v.as_mut_ptr(), new[2]);
             }
         }
-        encode(s, &SIGNED, &m, len, self.m, self.block);
-        encode(s, &UNSIGNED, &v, len, self.v, self.block);
+        encode(s, &SIGNED, &mut m, len, self.m, self.block);
+        encode(s, &UNSIGNED, &mut v, len, self.v, self.block);
     }
 }
 
 #[inline(always)]
 fn decode(codes: &Codes, moment: &Moment<'_>, block: usize, to: &mut [f32]) {
-    // SAFETY: a block of this task, not yet written.
-    let absmax = unsafe { *moment.absmax.old(block) };
-    for (i, to) in to.iter_mut().enumerate() {
-        // SAFETY: as above.
-        *to = absmax * codes.value(unsafe { *moment.codes.old(block * BLOCK + i) });
+    // SAFETY: a block of this task, not yet written, of as many elements as `to`.
+    let (absmax, code) = unsafe {
+        let code = core::slice::from_raw_parts(moment.codes.read(block * BLOCK), to.len());
+        (*moment.absmax.read(block), code)
+    };
+    for (to, &code) in to.iter_mut().zip(code) {
+        *to = absmax * codes.value(code);
     }
 }
 
-/// The first `len` elements of `x`; the others are zero.
+/// The first `len` elements of `x`; the others are zero, and `x` is as good as lost.
 #[inline(always)]
-fn encode<S: Simd>(s: S, codes: &Codes, x: &[f32; BLOCK], len: usize, moment: &Moment<'_>, block: usize) {
+fn encode<S: Simd>(s: S, codes: &Codes, x: &mut [f32; BLOCK], len: usize, moment: &Moment<'_>, block: usize) {
     let mut largest = s.splat(0.0);
     for lanes in x.chunks_exact(LANES) {
         // SAFETY: sixteen floats.
@@ -112,11 +114,17 @@ fn encode<S: Simd>(s: S, codes: &Codes, x: &[f32; BLOCK], len: usize, moment: &M
     }
     let absmax = s.max_lane(largest);
     // A block of zeros is all zero, whatever it is divided by.
-    let below = if absmax == 0.0 { 1.0 } else { absmax };
-    // SAFETY: a block of this task.
-    unsafe { *moment.absmax.new(block) = absmax };
-    for (i, x) in x[..len].iter().enumerate() {
-        // SAFETY: as above.
-        unsafe { *moment.codes.new(block * BLOCK + i) = codes.nearest(x / below) };
+    let below = s.splat(if absmax == 0.0 { 1.0 } else { absmax });
+    for lanes in x.chunks_exact_mut(LANES) {
+        // SAFETY: sixteen floats.
+        unsafe { s.store(lanes.as_mut_ptr(), s.div(s.load(lanes.as_ptr()), below)) };
+    }
+    // SAFETY: a block of this task, read before, of `len` elements.
+    let code = unsafe {
+        *moment.absmax.write(block) = absmax;
+        core::slice::from_raw_parts_mut(moment.codes.write(block * BLOCK), len)
+    };
+    for (code, &x) in code.iter_mut().zip(x.iter()) {
+        *code = codes.nearest(x);
     }
 }

@@ -54,13 +54,13 @@ impl<'a, T> Place<'a, T> {
 
     /// The old values from element `i` on.
     #[inline(always)]
-    pub(super) fn old(&self, i: usize) -> *const T {
+    pub(super) fn read(&self, i: usize) -> *const T {
         self.old.wrapping_add(i)
     }
 
     /// Where the new values from element `i` on go. In a place that was updated they are read there.
     #[inline(always)]
-    pub(super) fn new(&self, i: usize) -> *mut T {
+    pub(super) fn write(&self, i: usize) -> *mut T {
         self.new.wrapping_add(i)
     }
 

@@ -40,7 +40,8 @@ const SUMS: usize = BLOCK * GROUP * PANEL;
 /// f32 of workspace per thread, whole cache lines.
 const EACH: usize = ROWS + SLICE + SUMS;
 
-const _: () = assert!(BLOCK % 14 == 0 && BLOCK % 6 == 0 && DEPTH % LANES == 0 && EACH % LANES == 0);
+const _: () = assert!(BLOCK.is_multiple_of(14) && BLOCK.is_multiple_of(6));
+const _: () = assert!(DEPTH.is_multiple_of(LANES) && EACH.is_multiple_of(LANES));
 
 /// Bytes of workspace per thread, as the planner's table has them.
 pub const WORKSPACE: Workspace =

@@ -7,6 +7,7 @@ use super::Cpu;
 use super::isa::Kernel;
 use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
+use super::{columns, elementwise};
 
 /// How the tokens of ESM's token dropout are weighted, as `embed::gather_esm` does.
 #[derive(Clone, Copy)]
@@ -31,7 +32,7 @@ pub fn embed_grad(
     ids: &[u32],
     dx: Rows<'_>,
     dropout: Option<TokenDropout<'_>>,
-    dtable: Option<RowsMut<'_>>,
+    mut dtable: Option<RowsMut<'_>>,
     drow: Option<&mut [f32]>,
 ) {
     let cols = dx.cols();
@@ -42,10 +43,14 @@ pub fn embed_grad(
     if let Some(dropout) = dropout {
         super::check_spans(dropout.spans, ids.len());
     }
-    let drow = super::columns::start_of(drow, cols);
+    if let Some(table) = &mut dtable {
+        elementwise::fill(cpu, 0.0, table.columns(0, cols));
+    }
+    let drow = columns::start_of(drow, cols);
     cpu.pool().run(cols.div_ceil(WIDTH), &|task, _| {
+        let (dtable, drow) = (dtable.as_ref(), drow as *mut f32);
         let columns = [task * WIDTH, cols.min((task + 1) * WIDTH)];
-        cpu.isa().run(Scatter { ids, dx, dropout, dtable: dtable.as_ref(), drow: drow as *mut f32, columns });
+        cpu.isa().run(Scatter { ids, dx, dropout, dtable, drow, columns });
     });
 }
 
@@ -71,10 +76,6 @@ impl Kernel for Scatter<'_> {
         for j in (first..end).step_by(LANES) {
             let n = LANES.min(end - j);
             let zero = s.splat(0.0);
-            for r in 0..self.dtable.map_or(0, RowsMut::rows) {
-                // SAFETY: as in `add`.
-                self.dtable.into_iter().for_each(|table| unsafe { s.store_n(table.row(r).add(j), zero, n) });
-            }
             let mut total = zero;
             match self.dropout {
                 Some(dropout) => {

@@ -130,7 +130,7 @@ mod tests {
 
         let ins = [random(3, &[6, 4]), random(4, &[3, 2]), order.clone(), places.clone()];
         let dy = random(5, &[3, 4]);
-        let backward = [&[dy.clone()], &ins[..]].concat();
+        let backward = [std::slice::from_ref(&dy), &ins[..]].concat();
         let grads = run(Op::CombineGrad(CombineGrad { top_k: 2 }), &backward, &[&[6, 4], &[3, 2]]);
         for (input, grad) in grads.iter().enumerate() {
             check_gradient(Op::Combine(Combine { top_k: 2 }), &ins, input, &dy, grad, &[&[3, 4]]);

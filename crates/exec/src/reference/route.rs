@@ -134,7 +134,7 @@ mod tests {
     fn routed(op: Route, logits: &Tensor) -> Vec<Tensor> {
         let shapes = shapes(&op, logits.shape[0]);
         let shapes: Vec<&[usize]> = shapes.iter().map(|s| &s[..]).collect();
-        run(Op::Route(op), &[logits.clone()], &shapes)
+        run(Op::Route(op), std::slice::from_ref(logits), &shapes)
     }
 
     /// Gates whose logarithms are small integers: probabilities 1/8, 2/8, 5/8.

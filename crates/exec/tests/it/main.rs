@@ -9,6 +9,7 @@ mod evaluate;
 mod executor;
 mod experts;
 mod goldens;
+mod halves;
 mod op_cases;
 mod optimizers;
 mod rig;

@@ -68,6 +68,9 @@ pub enum Optimizer {
 /// Smaller parameters keep moments of f32: their bytes do not matter (Dettmers et al. 2022).
 const EIGHT_BIT_FLOOR: u64 = 4096;
 
+/// What an optimizer keeps of a parameter: its name, shape and element type.
+type StateOf = (&'static str, Vec<Dim>, DType);
+
 impl Optimizer {
     /// Elements of the input `hyper`.
     pub fn hyper(&self) -> u64 {
@@ -92,7 +95,7 @@ impl Optimizer {
     }
 
     /// The op for a parameter, and its states: (name, shape, element type).
-    fn of(self, p: &TensorSpec) -> (Op, Vec<(&'static str, Vec<Dim>, DType)>) {
+    fn of(self, p: &TensorSpec) -> (Op, Vec<StateOf>) {
         let elements: u64 = p.shape.iter().filter_map(|d| d.fixed()).product();
         let like = |name| (name, p.shape.clone(), DType::F32);
         match self {

@@ -7,4 +7,5 @@ mod resume;
 mod rig;
 mod streaming;
 mod train;
+mod train_keys;
 mod verify;

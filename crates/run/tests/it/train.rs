@@ -207,6 +207,15 @@ fn train(folder: &Path, flags: &str) -> Result<Report, RunError> {
     go(folder, flags, &mut Ear::default(), |_| {})
 }
 
+/// What a run of a configuration writes, without clocks.
+pub fn seen(folder: &Folder, config: &TrainConfig) -> String {
+    let request = Request { config: config.clone(), output: folder.0.clone(), resume: Resume::Auto };
+    let mut open =
+        |config: &TrainConfig, _: &mut dyn Observer| Ok(Box::new(Toy::new(config)) as Box<dyn Trainable>);
+    let report = train_with(&request, &mut open, &mut Ear::default()).expect("trained");
+    format!("{:?} {:?} {}", lines(folder), bits(&report), report.run_record["budget_bytes"])
+}
+
 /// The tensors of the newest checkpoint, with its state.
 fn bits(report: &Report) -> (Vec<u8>, Vec<u8>, Value) {
     let read = |name: &str| fs::read(report.checkpoint.join(name)).expect("read");
@@ -227,7 +236,7 @@ fn lines(folder: &Folder) -> Vec<Value> {
     text.lines().map(timeless).collect()
 }
 
-fn names(folder: &Folder) -> Vec<String> {
+pub fn names(folder: &Folder) -> Vec<String> {
     let list = Checkpoints::open(&folder.0).expect("open").list().expect("list");
     list.iter().map(|named| named.path.file_name().expect("a name").to_string_lossy().into_owned()).collect()
 }

@@ -2,9 +2,11 @@
 //! relies on is checked here.
 
 use super::super::batch_norm::{self, Spread};
+use super::super::cast;
 use super::super::elementwise::{self, Gate};
 use super::super::operands::Operands;
 use super::super::scatter;
+use super::super::widening::half;
 use super::super::{Cpu, dropout as drop, norm, norm_grad, reduce};
 use super::Launched;
 use graph::ops::*;
@@ -36,9 +38,15 @@ pub(in super::super) fn batch_norm_train_grad(l: &Operands<'_>, cpu: &Cpu, _: &B
     Ok(())
 }
 
-/// The change itself is the device's, which widens operands and rounds results.
 pub(in super::super) fn cast(l: &Operands<'_>, cpu: &Cpu, _: &Cast) -> Launched {
-    elementwise::copy(cpu, l.input(0)?, l.output(0)?);
+    let (x, y) = (&l.launch.ins[0], l.wanted(0)?);
+    match (half(x.spec.dtype), half(y.spec.dtype)) {
+        (None, Some(to)) => cast::narrow(cpu, to, l.stored(x)?, l.stored_mut(y)?),
+        (Some(from), None) => cast::widen(cpu, from, l.stored(x)?, l.stored_mut(y)?),
+        (Some(from), Some(to)) if from != to => cast::exchange(cpu, from, l.stored(x)?, l.stored_mut(y)?),
+        (Some(_), Some(_)) => l.stored_mut::<u16>(y)?.copy_from_slice(l.stored(x)?),
+        (None, None) => elementwise::copy(cpu, l.input(0)?, l.output(0)?),
+    }
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! 16-bit formats against those of the reference, on every number and around every rounding.
 
 use super::{machines, numbers};
-use crate::cpu::cast::{Half, narrow, widen};
+use crate::cpu::cast::{Half, exchange, narrow, widen};
 use crate::reference::half::{self, BF16, F16};
 
 const FORMATS: [(Half, half::Half); 2] = [(Half::Bf16, BF16), (Half::F16, F16)];
@@ -43,6 +43,22 @@ fn narrowing_rounds_to_nearest_even() {
                 let wanted = reference.round(f64::from(x));
                 let nan = reference.widen(y).is_nan() && x.is_nan();
                 assert!(y == wanted || nan, "{format:?} {x:e}: {y:#x}, not {wanted:#x}");
+            }
+        }
+    }
+}
+
+#[test]
+fn formats_are_exchanged_with_one_rounding() {
+    let x: Vec<u16> = (0..=u16::MAX).collect();
+    for cpu in machines() {
+        for (from, (wide, narrow)) in [(Half::Bf16, (BF16, F16)), (Half::F16, (F16, BF16))] {
+            let mut y = vec![0; x.len()];
+            exchange(&cpu, from, &x, &mut y);
+            for (&x, y) in x.iter().zip(y) {
+                let (value, wanted) = (wide.widen(x), narrow.round(wide.widen(x)));
+                let nan = value.is_nan() && narrow.widen(y).is_nan();
+                assert!(y == wanted || nan, "{from:?} {x:#x}: {y:#x}, not {wanted:#x}");
             }
         }
     }

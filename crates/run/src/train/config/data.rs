@@ -38,7 +38,7 @@ pub struct Data {
     pub bin_type: BinType,
     /// The id that ends a document in a bin file.
     pub bin_end: Option<u32>,
-    /// bytes, esm2, dnabert_s, or the path of a tokenizer.json; auto is the model's own, for language models bytes.
+    /// bytes, esm2, or the path of a tokenizer.json; auto is the model's own, for language models bytes.
     pub tokenizer: String,
     /// The special token that ends a document; bytes have one, the id 256, if any name is given.
     pub end_token: Option<String>,

@@ -180,7 +180,7 @@ pub struct Experts {
     /// How many a token is sent to.
     #[schemars(range(min = 1))]
     pub top_k: u64,
-    /// Rows that an expert takes, as a multiple of the mean, in thousandths; null drops nothing.
+    /// Rows that an expert takes at most, as a multiple of the mean, to a thousandth; null drops nothing.
     #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1000))]
     pub capacity: Option<f64>,
     /// Whether the gates of a token sum to one.

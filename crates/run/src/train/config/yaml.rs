@@ -328,4 +328,15 @@ mod tests {
         assert_eq!(tree.to_yaml(), text);
         assert_eq!(parse("").expect("nothing").kind, Kind::Map(vec![]));
     }
+
+    proptest::proptest! {
+        /// What is read at all reads back from what is printed.
+        #[test]
+        fn no_text_breaks_it(text in "[\\[\\]{}:,\\- \n#&*!|>'\"%@`?ab1.~\t\u{e9}]{0,60}") {
+            if let Ok(tree) = parse(&text) && matches!(tree.kind, Kind::Map(_)) {
+                let again = parse(&tree.to_yaml()).expect("what is printed is YAML");
+                proptest::prop_assert_eq!(again.to_json(), tree.to_json());
+            }
+        }
+    }
 }

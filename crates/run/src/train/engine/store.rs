@@ -79,7 +79,7 @@ impl Store {
         out: &mut Vec<u8>,
     ) -> Result<(), RunError> {
         let t = &self.part(part)[tensor];
-        let size = t.stored.dtype.size() as u64;
+        let size = t.stored.dtype.size();
         out.clear();
         out.resize(((elements.end - elements.start) * size) as usize, 0);
         let (a, b) = (elements.start.max(t.there.start), elements.end.min(t.there.end));
@@ -110,7 +110,7 @@ impl Store {
         bytes: &[u8],
     ) -> Result<(), RunError> {
         let t = &self.part(part)[tensor];
-        let size = t.stored.dtype.size() as u64;
+        let size = t.stored.dtype.size();
         let end = start + bytes.len() as u64 / size;
         let (a, b) = (start.max(t.there.start), end.min(t.there.end));
         if a < b {

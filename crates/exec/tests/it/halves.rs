@@ -1,0 +1,114 @@
+//! Op cases on operands of 16 bits, cast from f32 and back inside of the graph. Invariant: the CPU, which widens,
+//! differs from the reference device, which computes in f64, by one rounding at most beside the case's tolerance.
+
+use crate::devices::give;
+use crate::op_cases::{Case, Operand, cases};
+use crate::rig::{On, bare, output, output_i32, run};
+use graph::ops::Cast;
+use graph::{Builder, DType, Graph, Op, TensorSpec, ValueId};
+use plan::Weights;
+use plimsoll_exec::cpu::Isa;
+use plimsoll_exec::reference::Data;
+
+/// Larger cases show nothing that smaller ones do not.
+const MOST_ELEMENTS: usize = 4_000;
+
+/// Which operands are of `dtype`: as many floats as the op takes together; statistics are f32 whatever they are of.
+fn narrowed(case: &Case, dtype: DType) -> Vec<bool> {
+    let fits = |narrow: &Vec<bool>| {
+        let spec = |(o, &narrow): (&Operand, &bool)| TensorSpec {
+            dtype: if narrow { dtype } else { o.spec.dtype },
+            ..o.spec.clone()
+        };
+        let specs: Vec<TensorSpec> = case.ins.iter().zip(narrow).map(spec).collect();
+        case.op.rules().infer(&specs.iter().collect::<Vec<_>>(), &case.bounds).is_ok()
+    };
+    let subset = |mask: u32| -> Vec<bool> {
+        case.ins.iter().enumerate().map(|(i, o)| (mask >> i) & 1 == 1 && o.spec.dtype.is_float()).collect()
+    };
+    let subsets = (0..1 << case.ins.len()).map(subset).filter(fits);
+    subsets.max_by_key(|s| s.iter().filter(|&&narrow| narrow).count()).unwrap_or_default()
+}
+
+/// The op between casts.
+fn graph(case: &Case, dtype: DType) -> Graph {
+    let narrow = narrowed(case, dtype);
+    let mut b = Builder::new(case.bounds);
+    let cast = |b: &mut Builder, v: ValueId, to: DType| b.one(Op::Cast(Cast { to }), &[v]);
+    let mut inputs = Vec::new();
+    for (i, o) in case.ins.iter().enumerate() {
+        let v = b.input(&format!("in{i}"), &o.spec.shape, o.spec.dtype);
+        inputs.push(if narrow[i] { cast(&mut b, v, dtype) } else { v });
+    }
+    for (i, out) in b.node(case.op, &inputs).into_iter().enumerate() {
+        let wide = match b.graph().spec(out).dtype {
+            DType::Bf16 | DType::F16 => cast(&mut b, out, DType::F32),
+            DType::F32 | DType::I32 | DType::U8 => out,
+        };
+        b.output(&format!("out{i}"), wide);
+    }
+    b.finish().unwrap_or_else(|e| panic!("{}: {e}", case.name))
+}
+
+fn results(on: On, case: &Case, graph: &Graph) -> Vec<Data> {
+    let mut executor =
+        bare(on, graph, false, Weights::Trained).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+    let all =
+        Case { ins: case.ins.iter().map(|o| Operand { weight: false, ..o.clone() }).collect(), ..case.clone() };
+    run(&mut executor, |e| give(e, &all), case.counts);
+    let out = |(name, v): &(String, ValueId)| {
+        let spec = graph.spec(*v);
+        let elements = spec.elements_at(case.counts) as usize;
+        match spec.dtype {
+            DType::F32 => {
+                let out = output(&mut executor, name, elements);
+                Data::Float(out.into_iter().map(f64::from).collect())
+            }
+            DType::I32 => Data::I32(output_i32(&mut executor, name, elements)),
+            DType::Bf16 | DType::F16 | DType::U8 => panic!("{}: {name} is {spec}", case.name),
+        }
+    };
+    graph.outputs.iter().map(out).collect()
+}
+
+fn compare(on: On, case: &Case, dtype: DType) {
+    let graph = graph(case, dtype);
+    let epsilon = match dtype {
+        DType::Bf16 => 2.0_f32.powi(-7),
+        DType::F16 => 2.0_f32.powi(-10),
+        DType::F32 | DType::I32 | DType::U8 => unreachable!("16 bits"),
+    };
+    let (found, wanted) = (results(on, case, &graph), results(On::Reference, case, &graph));
+    for (i, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
+        let at = format!("{} in {} on {}: output {i}", case.name, dtype.name(), on.name());
+        let (Data::Float(found), Data::Float(wanted)) = (found, wanted) else {
+            assert_eq!(found, wanted, "{at}");
+            continue;
+        };
+        let limit = case.tolerance.limit(&wanted.iter().map(|&w| w as f32).collect::<Vec<_>>());
+        for (j, (&f, &w)) in found.iter().zip(wanted).enumerate() {
+            let close = (f - w).abs() <= f64::from(limit + epsilon * w.abs() as f32);
+            assert!(close, "{at}[{j}] is {f}, not {w}");
+        }
+    }
+}
+
+/// Codes of states are a matter of the optimizers' own tests.
+#[test]
+fn the_cpu_runs_cases_in_16_bits() {
+    let small = |case: &&Case| case.ins.iter().map(|o| o.data.len()).sum::<usize>() <= MOST_ELEMENTS;
+    let codes = |case: &Case| case.ins.iter().any(|o| o.spec.dtype == DType::U8);
+    for case in cases().iter().filter(small).filter(|case| !codes(case)) {
+        for dtype in [DType::Bf16, DType::F16] {
+            compare(On::Cpu(Isa::detect(), 2), case, dtype);
+        }
+    }
+}
+
+#[test]
+fn every_op_of_floats_takes_16_bits() {
+    for case in cases() {
+        let floats = case.ins.iter().any(|o| o.spec.dtype.is_float());
+        assert!(narrowed(&case, DType::Bf16).contains(&true) || !floats, "{}", case.name);
+    }
+}
