@@ -162,7 +162,9 @@ fn shorter_numbers_learn_as_well() {
     };
     let (first, wanted) = run("precision.kind=f32");
     assert!(wanted < 0.75 * first, "{first} to {wanted}: nothing was learnt");
-    for flags in ["precision.kind=bf16", "precision.kind=fp16 precision.initial_scale=1024", "optimizer.kind=adamw8bit"] {
+    for flags in
+        ["precision.kind=bf16", "precision.kind=fp16 precision.initial_scale=1024", "optimizer.kind=adamw8bit"]
+    {
         let (_, found) = run(flags);
         println!("{flags}: {found} for {wanted}");
         assert!((found / wanted - 1.0).abs() < 0.01, "{flags}: {found} for {wanted}");
@@ -266,6 +268,33 @@ fn encoders_train_as_they_were_trained() {
     );
     let report = train(&dna.0, ESM, &flags);
     assert!(report.steps == 3 && losses(&dna).iter().all(|loss| *loss > 0.0), "{:?}", losses(&dna));
+}
+
+#[test]
+fn rows_that_no_model_reads_stay_what_they_were() {
+    let folder = Folder::new("training-rows");
+    let from = fixture("goldens/dnabert_s");
+    let reads = fixture("goldens/pipeline/reads.fa");
+    let row = |folder: &Path| {
+        let find = |(name, _): &(String, Vec<f32>)| name.ends_with("token_type_embeddings.weight");
+        let (_, both) = values(folder).into_iter().find(find).expect("types of tokens");
+        both[both.len() / 2..].to_vec()
+    };
+    for kind in ["f32", "bf16", "fp16"] {
+        let output = folder.path(kind);
+        let flags = format!(
+            "model.kind=dnabert_s model.from={} data.train=[{}] precision.kind={kind} run.steps=1",
+            from.display(),
+            reads.display()
+        );
+        let report = train(&output, ESM, &flags);
+        let (wanted, found) = (row(&from), row(&report.checkpoint));
+        assert!(wanted.iter().any(|x| *x != 0.0));
+        for (a, b) in wanted.iter().zip(&found) {
+            let most = if kind == "f32" { 0.0 } else { a.abs() / 256.0 + 1e-7 };
+            assert!((a - b).abs() <= most, "{kind}: {b} for {a}");
+        }
+    }
 }
 
 #[test]
