@@ -212,7 +212,8 @@ impl Rows {
                 self.read(&row, part, values)?;
                 if !values.iter().all(|value| value.is_finite()) {
                     let what = "a value of it is not finite; compute it again, or leave it out".to_owned();
-                    return Err(DataError::new(DataErrorKind::Malformed(what)).with_id(name));
+                    let path = &self.settings.parts[part].files[row.places[part].0 as usize];
+                    return Err(DataError::at(path, DataErrorKind::Malformed(what)).with_id(name));
                 }
                 values.iter().for_each(|value| hash.update(value.to_le_bytes()));
             }
