@@ -74,9 +74,9 @@ fn time(cpu: &Cpu, (heads, kv_heads, hd, len, sequences, mask): (usize, usize, u
         let given =
             Given { q, k, v, o: Rows::new(&o, t, d, d), lse: Rows::new(&lse, t, heads, heads), gradient };
         let wanted = Gradients {
-            q: RowsMut::new(&mut dq, t, d, d),
-            k: RowsMut::new(&mut dk, t, kv, kv),
-            v: RowsMut::new(&mut dv, t, kv, kv),
+            q: Some(RowsMut::new(&mut dq, t, d, d)),
+            k: Some(RowsMut::new(&mut dk, t, kv, kv)),
+            v: Some(RowsMut::new(&mut dv, t, kv, kv)),
         };
         let start = Instant::now();
         attention_grad(cpu, config, given, &spans, wanted, &mut grad_space);

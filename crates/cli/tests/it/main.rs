@@ -19,4 +19,5 @@ mod readme;
 mod streaming;
 mod survival;
 mod training;
+mod training_killed;
 mod verify;

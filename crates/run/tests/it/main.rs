@@ -8,4 +8,5 @@ mod rig;
 mod streaming;
 mod train;
 mod train_keys;
+mod training;
 mod verify;

@@ -163,10 +163,16 @@ impl Trainable for Toy {
 
 /// Hears everything, and asks for the end after a step.
 #[derive(Default)]
-struct Ear {
+pub struct Ear {
     stop_after: Option<u64>,
     step: u64,
     heard: Vec<(Level, String)>,
+}
+
+impl Ear {
+    pub fn until(step: u64) -> Self {
+        Self { stop_after: Some(step), ..Self::default() }
+    }
 }
 
 impl Observer for Ear {
@@ -217,14 +223,14 @@ pub fn seen(folder: &Folder, config: &TrainConfig) -> String {
 }
 
 /// The tensors of the newest checkpoint, with its state.
-fn bits(report: &Report) -> (Vec<u8>, Vec<u8>, Value) {
+pub fn bits(report: &Report) -> (Vec<u8>, Vec<u8>, Value) {
     let read = |name: &str| fs::read(report.checkpoint.join(name)).expect("read");
     let state = serde_json::to_value(&report.state).expect("JSON");
     (read("model.safetensors"), read("state.safetensors"), state)
 }
 
 /// A file without clocks.
-fn lines(folder: &Folder) -> Vec<Value> {
+pub fn lines(folder: &Folder) -> Vec<Value> {
     let text = fs::read_to_string(folder.path("metrics.jsonl")).expect("metrics");
     let timeless = |line: &str| {
         let mut line: Value = serde_json::from_str(line).expect("a line of JSON");
@@ -251,7 +257,7 @@ fn broken_runs_have_the_bits_of_whole_ones() {
 
     let broken = Folder::new("train-broken");
     for stop in [20, 23] {
-        let mut ear = Ear { stop_after: Some(stop), ..Ear::default() };
+        let mut ear = Ear::until(stop);
         let error = go(&broken.0, flags, &mut ear, |_| {}).expect_err("stopped");
         assert_eq!(error.exit_code(), 143);
         let text = error.to_string();

@@ -51,14 +51,15 @@ pub struct Given<'a> {
     pub gradient: Rows<'a>,
 }
 
-/// Where gradients go, of the shapes of q, k and v; they may be columns of one matrix.
+/// Where gradients go, of the shapes of q, k and v; they may be columns of one matrix. Nobody may want one, such as
+/// that of k where only q and v of the first layer are trained.
 pub struct Gradients<'a> {
     /// (T, H hd).
-    pub q: RowsMut<'a>,
+    pub q: Option<RowsMut<'a>>,
     /// (T, G hd).
-    pub k: RowsMut<'a>,
+    pub k: Option<RowsMut<'a>>,
     /// (T, G hd).
-    pub v: RowsMut<'a>,
+    pub v: Option<RowsMut<'a>>,
 }
 
 /// The gradients of q, k and v. `spans` are ascending and disjoint; rows outside them get zeros. `workspace` holds
@@ -72,9 +73,9 @@ pub fn attention_grad(
     wanted: Gradients<'_>,
     workspace: &mut [f32],
 ) {
-    let queries = [given.q, given.o, given.gradient, wanted.q.as_rows()];
+    let queries = [given.q, given.o, given.gradient, shape(&wanted.q, given.q)];
     config.check(&queries, [given.k, given.v], Some(given.lse), spans);
-    config.check(&queries, [wanted.k.as_rows(), wanted.v.as_rows()], None, spans);
+    config.check(&queries, [shape(&wanted.k, given.k), shape(&wanted.v, given.v)], None, spans);
     let parts = Parts::new(config.head_dim);
     let (threads, each) = (cpu.threads(), grad_workspace_bytes(config.head_dim) / 4);
     assert!(workspace.len() >= each * threads, "workspace for {threads} threads");
@@ -95,9 +96,14 @@ pub fn attention_grad(
     });
 }
 
+/// An output for its shape, or what has the same where nobody wants it.
+fn shape<'a>(x: &'a Option<RowsMut<'_>>, like: Rows<'a>) -> Rows<'a> {
+    x.as_ref().map_or(like, |x| x.as_rows())
+}
+
 /// Rows of nobody.
 fn clear(wanted: &Gradients<'_>, rows: core::ops::Range<usize>) {
-    for x in [&wanted.q, &wanted.k, &wanted.v] {
+    for x in [&wanted.q, &wanted.k, &wanted.v].into_iter().flatten() {
         // SAFETY: rows of an output, which nobody else writes to yet.
         rows.clone().for_each(|r| unsafe { x.row(r).write_bytes(0, x.cols()) });
     }
@@ -227,7 +233,7 @@ impl Kernel for Task<'_> {
         // heads, which `attention_grad` has checked, and no other task writes there.
         unsafe {
             for head in group.clone() {
-                (0..len).for_each(|i| self.dq(head, i).write_bytes(0, config.head_dim));
+                (0..len).filter_map(|i| self.dq(head, i)).for_each(|dq| dq.write_bytes(0, config.head_dim));
             }
             for tile in runs(KEYS) {
                 self.pack_keys(s, tile);
@@ -236,7 +242,9 @@ impl Kernel for Task<'_> {
                         if self.queries(tile, 0, tile.count, block).is_some() {
                             self.pack_queries(s, head, block);
                             self.keys_of_block(s, head, tile, block);
-                            self.queries_of_block(s, head, tile, block);
+                            if self.job.wanted.q.is_some() {
+                                self.queries_of_block(s, head, tile, block);
+                            }
                         }
                     }
                 }
@@ -244,7 +252,7 @@ impl Kernel for Task<'_> {
             }
             for head in group {
                 for i in 0..len {
-                    let dq = self.dq(head, i);
+                    let Some(dq) = self.dq(head, i) else { break };
                     turn_back(s, config.head_dim, config.rope, i, config.scale, dq, dq);
                 }
             }
@@ -267,8 +275,9 @@ impl Task<'_> {
 
     /// Where the gradient of position `i` of a head of q goes, which it is summed up in.
     #[inline(always)]
-    fn dq(&self, head: usize, i: usize) -> *mut f32 {
-        self.job.wanted.q.row(self.place.start + i).wrapping_add(head * self.job.config.head_dim)
+    fn dq(&self, head: usize, i: usize) -> Option<*mut f32> {
+        let row = self.job.wanted.q.as_ref()?.row(self.place.start + i);
+        Some(row.wrapping_add(head * self.job.config.head_dim))
     }
 
     /// Which queries of a block see any of keys `row..row + rows` of a tile.
@@ -466,7 +475,7 @@ impl Task<'_> {
                     strip::<S, TURNED, 0>(s, shape, depth, ds, k, sums.add(j), wide, Begin::Zero, &[]);
                 }
                 for r in 0..rows {
-                    let dq = self.dq(head, first + r);
+                    let Some(dq) = self.dq(head, first + r) else { break };
                     for j in (0..hd).step_by(LANES) {
                         let n = LANES.min(hd - j);
                         let sum = s.add(s.load_n(dq.add(j), n), s.load(sums.add(r * wide + j)));
@@ -491,8 +500,12 @@ impl Task<'_> {
             // SAFETY: rows of the tile; this task alone writes to this head.
             unsafe {
                 let (dk, dv) = (self.part(p.dk).add(r * wide), self.part(p.dv).add(r * wide));
-                turn_back(s, hd, config.rope, i, 1.0, dk, self.job.wanted.k.row(row).add(column));
-                turn_back(s, hd, None, i, 1.0, dv, self.job.wanted.v.row(row).add(column));
+                if let Some(k) = &self.job.wanted.k {
+                    turn_back(s, hd, config.rope, i, 1.0, dk, k.row(row).add(column));
+                }
+                if let Some(v) = &self.job.wanted.v {
+                    turn_back(s, hd, None, i, 1.0, dv, v.row(row).add(column));
+                }
             }
         }
     }

@@ -33,14 +33,14 @@ pub(in super::super) fn attention_grad(
     let config = config(l, op, 1, &mut slopes)?;
     // One matrix or three, they share no column.
     let [mut dq, mut dk, mut dv] = match op.qkv {
-        Qkv::Separate => [l.output(0)?, l.output(1)?, l.output(2)?],
-        Qkv::Fused => [l.output(0)?, l.output(0)?, l.output(0)?],
+        Qkv::Separate => [l.output_if(0)?, l.output_if(1)?, l.output_if(2)?],
+        Qkv::Fused => [l.output_if(0)?, l.output_if(0)?, l.output_if(0)?],
     };
     let [at_q, at_k, at_v] = columns(op);
     let wanted = Gradients {
-        q: dq.columns(at_q.0, at_q.1),
-        k: dk.columns(at_k.0, at_k.1),
-        v: dv.columns(at_v.0, at_v.1),
+        q: dq.as_mut().map(|dq| dq.columns(at_q.0, at_q.1)),
+        k: dk.as_mut().map(|dk| dk.columns(at_k.0, at_k.1)),
+        v: dv.as_mut().map(|dv| dv.columns(at_v.0, at_v.1)),
     };
     attention::attention_grad(cpu, config, given, spans, wanted, l.workspace()?);
     Ok(())

@@ -89,7 +89,7 @@ impl Case {
             gradient: Rows::new(&noise[from * d..], tokens, d, d),
         };
         let [mut dq, mut dk, mut dv] = [(); 3].map(|()| vec![5.0; tokens * d]);
-        let [q, k, v] = [&mut dq, &mut dk, &mut dv].map(|x| RowsMut::new(x, tokens, d, d));
+        let [q, k, v] = [&mut dq, &mut dk, &mut dv].map(|x| Some(RowsMut::new(x, tokens, d, d)));
         let mut scratch = workspace(cpu, grad_workspace_bytes(self.hd));
         attention_grad(cpu, self.config(), given, spans, Gradients { q, k, v }, &mut scratch);
         let row = |t: usize| [&dq, &dk, &dv].map(|x| &x[t * d..(t + 1) * d]).concat();

@@ -4,7 +4,7 @@
 use super::subject::Subject;
 use crate::RunError;
 use crate::train::{Part, Stored};
-use data::weights::DType;
+use data::weights::{DType, f32_to_f16};
 use exec::{Executor, Resident, Survivor};
 use graph::{Piece, StateKind};
 use std::ops::Range;
@@ -88,8 +88,10 @@ impl Store {
             let mut values = vec![0.0; (elements.end - elements.start) as usize];
             subject.tensor(self.seed, piece, elements.start, &mut values)?;
             for (x, bytes) in values.iter().zip(out.chunks_exact_mut(size as usize)) {
-                if size == 4 {
-                    bytes.copy_from_slice(&x.to_le_bytes());
+                match t.stored.dtype {
+                    DType::BF16 => bytes.copy_from_slice(&f32_to_bf16(*x).to_le_bytes()),
+                    DType::F16 => bytes.copy_from_slice(&f32_to_f16(*x).to_le_bytes()),
+                    _ => bytes.copy_from_slice(&x.to_le_bytes()),
                 }
             }
         }
@@ -119,6 +121,15 @@ impl Store {
         }
         Ok(())
     }
+}
+
+/// To nearest, ties to even: half of the last place less one bit, and one more where that place is odd, carry into it.
+fn f32_to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    if x.is_nan() {
+        return (bits >> 16) as u16 | 0x40;
+    }
+    ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) as u16
 }
 
 fn row(piece: &Piece) -> u64 {

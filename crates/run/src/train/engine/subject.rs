@@ -1,7 +1,7 @@
 //! What is trained: its graphs, the groups of its parameters, and where they start. Invariant: the configuration and
 //! the vocabulary decide it; no data is read here.
 
-use crate::train::config::{Activation, Decay, MaskKind, Model, ModelKind, Norm, Position, TrainConfig};
+use crate::train::config::{self, Activation, Decay, MaskKind, Model, ModelKind, Norm, Position, TrainConfig};
 use crate::{EncoderModel, Observer, RunError};
 use data::bounded;
 use data::weights::{HubEnv, Weights};
@@ -270,11 +270,6 @@ fn decoder(config: &TrainConfig, vocabulary: u64) -> Result<(Kind, Option<From>)
 
 fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(Kind, Option<From>), RunError> {
     let task = m.classes.map_or(Task::MaskedLm, Task::Classes);
-    let lora = m.lora.as_ref().map(|l| Lora {
-        rank: l.rank,
-        alpha: l.alpha as f32,
-        targets: l.targets.iter().map(|t| t.trim_matches('*').to_owned()).collect(),
-    });
     let Some(from) = &m.from else {
         let text = format!("model.from: name the {} whose sizes or weights the run starts from", m.kind.name());
         return Err(RunError::Refused(text));
@@ -298,7 +293,23 @@ fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(Kind, Option<From>
         );
         return Err(RunError::Refused(text));
     }
+    let lora = m.lora.as_ref().map(|l| adapters(l, &encoder));
     Ok((Kind::Encoder { encoder, task, lora }, Some(from)))
+}
+
+/// Adapters of the named projections; where none is named, of queries and values, as Hu et al. 2021 (section 7.1) have it.
+fn adapters(asked: &config::Lora, encoder: &Encoder) -> Lora {
+    let usual: &[&str] = match encoder {
+        Encoder::Esm2(_) => &["query", "value"],
+        // One matrix makes queries, keys and values.
+        Encoder::DnabertS(_) => &["Wqkv"],
+    };
+    let named = asked.targets.iter().map(|t| t.trim_matches('*').to_owned());
+    let targets = match asked.targets.is_empty() {
+        true => usual.iter().map(|&t| t.to_owned()).collect(),
+        false => named.collect(),
+    };
+    Lora { rank: asked.rank, alpha: asked.alpha as f32, targets }
 }
 
 fn head(m: &Model, widths: &[u64]) -> Result<HeadConfig, RunError> {

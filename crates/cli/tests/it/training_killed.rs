@@ -1,0 +1,114 @@
+//! `train` killed: the next start goes on from the newest checkpoint, and its files are those of a run that was left
+//! alone, to the byte.
+//!
+//! `PLIMSOLL_KILLS=50 cargo test -p plimsoll --test it training_killed` is the long form.
+
+use crate::harness::Folder;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Instant;
+
+/// Kills where nothing else is asked for.
+const KILLS: u64 = 3;
+
+const STEPS: usize = 40;
+
+/// A mixture of experts with everything that has a state: dropout, two micro-steps, moments of 8 bits, an evaluation.
+const CONFIG: &str = "
+model:
+  {kind: moe_lm, hidden: 32, layers: 2, heads: 2, intermediate: 32, experts: {count: 4, top_k: 2}, dropout: 0.1}
+data: {train: [corpus.txt], document: paragraph, tokenizer: bytes, longest: 64, validation_fraction: 0.1}
+optimizer: {kind: adamw8bit, lr: 3e-3}
+schedule: {kind: cosine, warmup: 4}
+memory: {loss_chunk: 64}
+batch: {tokens: 256, micro_tokens: 128}
+run: {steps: 40, save_every: 1, evaluate_every: 10, evaluate_tokens: 512, threads: 2}
+";
+
+fn command(folder: &Folder, out: &str) -> Command {
+    folder.command(&["train", "run.yaml", "-o", out, "--resume", "auto", "-q"])
+}
+
+fn finish(folder: &Folder, out: &str) {
+    let done = command(folder, out).output().expect("it starts");
+    assert!(done.status.success(), "{out}: {}", String::from_utf8_lossy(&done.stderr));
+}
+
+/// Checkpoints that are whole: their names.
+fn checkpoints(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder.join("checkpoints")).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| name.starts_with("step-"))
+        .collect();
+    names.sort();
+    names
+}
+
+/// Every file of the newest checkpoint.
+fn newest(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let name = checkpoints(folder).pop().expect("a checkpoint");
+    let files = fs::read_dir(folder.join("checkpoints").join(name)).expect("a folder").flatten();
+    let bytes = |file: fs::DirEntry| {
+        (file.file_name().to_string_lossy().into_owned(), fs::read(file.path()).expect("bytes"))
+    };
+    files.map(bytes).collect()
+}
+
+/// metrics.jsonl without clocks.
+fn metrics(folder: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(folder.join("metrics.jsonl")).expect("metrics");
+    let timeless = |line: &str| {
+        let mut line: Value = serde_json::from_str(line).expect("a line of JSON");
+        for key in ["seconds", "tokens_per_second", "memory_bytes"] {
+            line.as_object_mut().expect("an object").remove(key);
+        }
+        line
+    };
+    text.lines().map(timeless).collect()
+}
+
+/// A number below 1: the fraction of i times the golden ratio, which spreads any count of points evenly.
+fn spread(i: u64) -> f64 {
+    ((i + 1) as f64 * 0.618_033_988_749_894_9).fract()
+}
+
+#[test]
+fn killed_at_any_moment_it_ends_with_the_same_bytes() {
+    let folder = Folder::new("training-killed");
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/corpus.txt");
+    folder.write("corpus.txt", &fs::read(corpus).expect("the sample text")[..40_000]);
+    folder.write("run.yaml", CONFIG);
+    let start = Instant::now();
+    finish(&folder, "whole");
+    let whole = start.elapsed();
+    let (wanted, lines) = (newest(&folder.path("whole")), metrics(&folder.path("whole")));
+    assert_eq!(lines.len(), STEPS + 4);
+    let kills = std::env::var("PLIMSOLL_KILLS").map_or(KILLS, |n| n.parse().expect("a number of kills"));
+    let (mut broken, mut went_on) = (0, 0);
+    for kill in 0..kills {
+        let out = format!("killed{kill}");
+        // Twice: what goes on can be killed as well.
+        for part in [spread(kill), spread(kill + kills) / 2.0] {
+            let mut child = command(&folder, &out).spawn().expect("it starts");
+            sleep(whole.mul_f64(part));
+            child.kill().expect("killed");
+            broken += u64::from(!child.wait().expect("it ended").success());
+        }
+        went_on += u64::from(!checkpoints(&folder.path(&out)).is_empty());
+        finish(&folder, &out);
+        let found = newest(&folder.path(&out));
+        assert_eq!(found.keys().collect::<Vec<_>>(), wanted.keys().collect::<Vec<_>>(), "{out}");
+        for (name, bytes) in &wanted {
+            assert!(&found[name] == bytes, "{out}: {name} differs");
+        }
+        assert_eq!(metrics(&folder.path(&out)), lines, "{out}");
+        fs::remove_dir_all(folder.path(&out)).expect("removed");
+    }
+    println!("{kills} runs: {broken} kills before the end, {went_on} went on from a checkpoint");
+    assert!(went_on > 0, "no kill came when there was a checkpoint");
+}
