@@ -88,10 +88,12 @@ impl Store {
             let mut values = vec![0.0; (elements.end - elements.start) as usize];
             subject.tensor(self.seed, piece, elements.start, &mut values)?;
             for (x, bytes) in values.iter().zip(out.chunks_exact_mut(size as usize)) {
-                match t.stored.dtype {
-                    DType::BF16 => bytes.copy_from_slice(&f32_to_bf16(*x).to_le_bytes()),
-                    DType::F16 => bytes.copy_from_slice(&f32_to_f16(*x).to_le_bytes()),
-                    _ => bytes.copy_from_slice(&x.to_le_bytes()),
+                if t.stored.dtype == DType::BF16 {
+                    bytes.copy_from_slice(&f32_to_bf16(*x).to_le_bytes());
+                } else if t.stored.dtype == DType::F16 {
+                    bytes.copy_from_slice(&f32_to_f16(*x).to_le_bytes());
+                } else {
+                    bytes.copy_from_slice(&x.to_le_bytes());
                 }
             }
         }
