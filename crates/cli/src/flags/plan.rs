@@ -1,28 +1,44 @@
-//! `plimsoll plan`: the flags.
+//! `plimsoll plan`: the flags. Invariant: a flag that has no meaning for what is planned, a model or its training, is
+//! refused.
 
 use super::machine::Streaming;
 use super::{at_least_one, print};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, Command, Error, ValueEnum};
 use run::price::{self, Request};
-use run::{RunError, Stream, Target};
+use run::train::config::TrainConfig;
+use run::train::{self, priced};
+use run::{RunError, Silent, Stream, Target};
 use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Show what a model would take of a machine's memory, to the byte, from its configuration alone
+/// Show what a model or its training would take of a machine's memory, to the byte, from a configuration alone
 ///
-/// Neither the machine nor the weights need to be there.
+/// Neither the machine nor the weights need to be there. What does not fit is refused with its bill (exit 4).
 #[derive(Debug, Args)]
 pub struct Plan {
     /// The model: a hub id such as facebook/esm2_t36_3B_UR50D, a folder, or a config.json
-    #[arg(long, value_name = "PATH|HUB_ID")]
-    model: String,
+    #[arg(long, value_name = "PATH|HUB_ID", required_unless_present = "train")]
+    model: Option<String>,
+
+    /// Plan training instead: the fastest way inside the budget, of what the configuration leaves auto
+    #[arg(long, value_name = "CONFIG.yaml", conflicts_with_all = ["model", "tokens", "stream_weights", "dump_after"])]
+    train: Option<PathBuf>,
+
+    /// With --train, another value of a key, such as optimizer.kind=adamw8bit; can be given many times
+    #[arg(long, value_name = "KEY=VALUE", requires = "train")]
+    set: Vec<String>,
+
+    /// With --train, grow this as far as it fits: the tokens of a micro-batch, the layers, or the width
+    #[arg(long, value_enum, value_name = "tokens|layers|hidden", requires = "train")]
+    largest: Option<Largest>,
 
     /// Tokens computed in one step [default: the most that fit the budget and bring speed]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     tokens: Option<u64>,
 
-    /// The most memory it may take, like 24GiB or 80% of the target's [default: the target's memory; of this machine 80% of what is free]
+    /// The most memory it may take, like 24GiB or 80% of the target's [default: the target's memory; of this machine 80% of what is free; with --train the key memory.budget]
     #[arg(long, alias = "memory-budget", value_name = "SIZE")]
     budget: Option<String>,
 
@@ -37,6 +53,10 @@ pub struct Plan {
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
 
+    /// The same as --format json
+    #[arg(long, conflicts_with_all = ["format", "dump_after"])]
+    json: bool,
+
     /// Print the graph as it is after this pass instead; a wrong name lists them
     #[arg(long, value_name = "PASS", conflicts_with = "format")]
     dump_after: Option<String>,
@@ -46,6 +66,13 @@ pub struct Plan {
 enum Format {
     Text,
     Json,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Largest {
+    Tokens,
+    Layers,
+    Hidden,
 }
 
 /// A known name, with suggestions for a misspelt one, or anything that ends in `.toml`.
@@ -70,21 +97,55 @@ impl TypedValueParser for TargetParser {
 impl Plan {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, RunError> {
-        let target = price::target(&self.target)?;
-        let budget = self.budget.as_deref().map(|text| price::parse_budget(text, &target)).transpose()?;
-        let request = Request { tokens: self.tokens, budget, stream: self.streaming.stream(), target };
-        let text = match (&self.dump_after, self.format) {
-            (Some(pass), _) => self.dump(pass, request)?,
-            (None, Format::Text) => price::to_text(&self.model, &price::program(&self.model, &request)?)?,
-            (None, Format::Json) => format!("{:#}", price::to_json(&price::program(&self.model, &request)?)?),
+        let text = match (&self.train, &self.model) {
+            (Some(path), _) => self.training(path)?,
+            (None, Some(model)) => self.inference(model)?,
+            (None, None) => return Err(RunError::Refused("plan: give --model or --train".to_owned())),
         };
         print(text.trim_end())?;
         Ok(ExitCode::SUCCESS)
     }
 
+    /// The plan of a step that embeds sequences.
+    fn inference(&self, model: &str) -> Result<String, RunError> {
+        let target = price::target(&self.target)?;
+        let budget = self.budget.as_deref().map(|text| price::parse_budget(text, &target)).transpose()?;
+        let request = Request { tokens: self.tokens, budget, stream: self.streaming.stream(), target };
+        match (&self.dump_after, self.format()) {
+            (Some(pass), _) => self.dump(model, pass, request),
+            (None, Format::Text) => price::to_text(model, &price::program(model, &request)?),
+            (None, Format::Json) => Ok(format!("{:#}", price::to_json(&price::program(model, &request)?)?)),
+        }
+    }
+
+    /// The plan of a training run.
+    fn training(&self, path: &Path) -> Result<String, RunError> {
+        let budget = self.budget.as_ref().map(|size| format!("memory.budget=\"{}\"", size.escape_default()));
+        let flags: Vec<String> = self.set.iter().cloned().chain(budget).collect();
+        let config = TrainConfig::read(path, &flags)?;
+        let target = priced::target(&config, &self.target)?;
+        let Some(size) = self.largest.map(Largest::size) else {
+            let found = priced::found(&config, &target, &mut Silent)?;
+            return match self.format() {
+                Format::Text => priced::to_text(&config, &found),
+                Format::Json => Ok(format!("{:#}", priced::to_json(&config, &found)?)),
+            };
+        };
+        let budget = priced::budget(&config, &target)?;
+        let largest = train::largest(&config, size, &target, budget, &mut Silent)?;
+        match self.format() {
+            Format::Text => priced::largest_to_text(&largest),
+            Format::Json => Ok(format!("{:#}", priced::largest_to_json(&largest)?)),
+        }
+    }
+
+    fn format(&self) -> Format {
+        if self.json { Format::Json } else { self.format }
+    }
+
     /// The graph after a pass, of the plan that the other formats print.
-    fn dump(&self, pass: &str, mut request: Request) -> Result<String, RunError> {
-        let program = price::program(&self.model, &request)?;
+    fn dump(&self, model: &str, pass: &str, mut request: Request) -> Result<String, RunError> {
+        let program = price::program(model, &request)?;
         // The search builds graphs of other sizes and with other weights too; asked for these, there is one.
         request.tokens = program.plans().first().map(|(_, plan)| plan.graph.bounds.tokens);
         request.stream = match program.is_streamed() {
@@ -92,7 +153,7 @@ impl Plan {
             false => Stream::Never,
         };
         let (mut passes, mut text) = (vec![], None);
-        price::program_with(&self.model, &request, &mut |name, graph| {
+        price::program_with(model, &request, &mut |name, graph| {
             passes.push(name);
             if name == pass {
                 text = Some(graph.to_string());
@@ -102,5 +163,16 @@ impl Plan {
             let passes = passes.join(", ");
             RunError::Refused(format!("--dump-after {pass}: there is no such pass here; there are {passes}"))
         })
+    }
+}
+
+impl Largest {
+    /// As `run` takes it.
+    fn size(self) -> train::Size {
+        match self {
+            Self::Tokens => train::Size::Tokens,
+            Self::Layers => train::Size::Layers,
+            Self::Hidden => train::Size::Hidden,
+        }
     }
 }

@@ -123,3 +123,99 @@ fn the_doctor_looks() {
     folder.run(&["embed", "--model", "org/whole", "p.faa", "-o", "e.npy"]).ended(0);
     folder.run(&["embed", "--model", "org/planned", "p.faa", "-o", "f.npy"]).ended(1);
 }
+
+/// A language model in training that needs no file but its configuration.
+const TRAINED: &str = "\
+model: {kind: dense_lm, hidden: 64, layers: 4, heads: 4, intermediate: 160, vocabulary: 512}
+data: {train: [nowhere.txt], tokenizer: bytes, longest: 64}
+optimizer: {kind: auto, lr: 1e-3}
+batch: {tokens: 2048}
+run: {steps: 10}
+";
+
+fn trained(folder: &Folder, words: &[&str]) -> Value {
+    folder.write("run.yaml", TRAINED);
+    plan(folder, &[&["--train", "run.yaml", "--target", "4090"], words].concat())
+}
+
+#[test]
+fn training_as_text() {
+    let folder = Folder::new("plan_train");
+    folder.write("run.yaml", TRAINED);
+    let words = ["plan", "--train", "run.yaml", "--target", "4090"];
+    folder.run(&[&words[..], &["--budget", "560MB"]].concat()).ended(0).matches("plan_train");
+    let set =
+        ["--set", "optimizer.kind=adamw", "--set", "batch.micro_tokens=2048", "--set", "memory.remat=none"];
+    let refused = [&words[..], &["--budget", "556MB"], &set].concat();
+    folder.run(&refused).ended(4).matches("plan_train_refused");
+}
+
+#[test]
+fn training_as_json() {
+    let folder = Folder::new("plan_train_json");
+    let plan = trained(&folder, &["--budget", "560MB"]);
+    let ledger = plan["ledger"].as_object().expect("an object");
+    let sum: u64 = ledger.values().filter_map(Value::as_u64).sum();
+    assert_eq!(Some(sum), plan["peak_bytes"].as_u64());
+    assert!(sum <= 560_000_000, "{sum}");
+    assert!(plan["rejected"].as_array().is_some_and(|r| !r.is_empty()));
+    let chosen = &plan["chosen"];
+    let tokens = chosen["micro_tokens"].as_u64().zip(chosen["accumulation"].as_u64());
+    assert_eq!(tokens.map(|(n, k)| n * k), Some(2048));
+}
+
+#[test]
+fn more_budget_never_trains_slower() {
+    let folder = Folder::new("plan_train_budgets");
+    let rate = |budget: &&str| trained(&folder, &["--budget", budget])["tokens_per_second"].as_f64();
+    let rates: Vec<_> = ["554MB", "556MB", "558MB", "562MB", "570MB", "1GB"].iter().map(rate).collect();
+    assert!(rates.is_sorted() && rates[0] < rates[5], "{rates:?}");
+}
+
+#[test]
+fn the_largest_that_trains() {
+    let folder = Folder::new("plan_train_largest");
+    for (size, key) in
+        [("tokens", "batch.micro_tokens"), ("layers", "model.layers"), ("hidden", "model.hidden")]
+    {
+        // What is recomputed is given: a deep model's search over it takes minutes unoptimised.
+        let budget = ["--budget", "600MB", "--set", "memory.remat=none"];
+        let plan = trained(&folder, &[&budget[..], &["--largest", size]].concat());
+        assert!(plan["peak_bytes"].as_u64().is_some_and(|peak| peak <= 600_000_000), "{size}");
+        let (value, next) = (&plan["largest"]["value"], plan["largest"]["refused"].as_u64().expect("a number"));
+        match size {
+            "tokens" => assert_eq!(&plan["chosen"]["micro_tokens"], value),
+            _ => assert!(value.as_u64() < Some(next)),
+        }
+        let set = format!("{key}={next}");
+        let (tokens, inner) =
+            (format!("batch.tokens={}", next.max(2048)), format!("model.intermediate={}", next * 5 / 2));
+        let also = match size {
+            "tokens" => vec!["--set", &tokens],
+            "hidden" => vec!["--set", &inner],
+            _ => vec![],
+        };
+        let words = ["plan", "--train", "run.yaml", "--target", "4090", "--set", &set];
+        let refused = folder.run(&[&words[..], &budget, &also].concat());
+        assert!(refused.ended(4).stderr().contains("refused: this step needs"), "{size}: {}", refused.stderr());
+    }
+    let words = ["plan", "--train", "run.yaml", "--target", "4090", "--largest", "layers", "--budget", "1MB"];
+    folder.run(&words).ended(4);
+}
+
+#[test]
+fn flags_of_the_other_plan() {
+    let folder = Folder::new("plan_train_flags");
+    folder.write("run.yaml", TRAINED);
+    for words in [
+        &["--train", "run.yaml", "--model", "esm2_t6_8M_UR50D"][..],
+        &["--train", "run.yaml", "--tokens", "64"],
+        &["--train", "run.yaml", "--stream-weights", "never"],
+        &["--train", "run.yaml", "--dump-after", "fuse"],
+        &["--model", "esm2_t6_8M_UR50D", "--largest", "tokens"],
+        &["--model", "esm2_t6_8M_UR50D", "--set", "run.steps=1"],
+        &[],
+    ] {
+        folder.run(&[&["plan"], words].concat()).ended(1);
+    }
+}

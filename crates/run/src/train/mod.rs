@@ -6,13 +6,14 @@ pub mod config;
 mod engine;
 pub mod feed;
 mod metrics;
+pub mod priced;
 mod resume;
 pub mod schedule;
 mod state;
 mod trainable;
 mod trainer;
 
-pub use engine::{open, plan_of};
+pub use engine::{Largest, Size, largest, open, plan_of};
 pub use resume::Resume;
 pub use state::{Best, LossScale, State};
 pub use trainable::{Applied, Evaluated, Found, Part, Stored, Taken, Trainable};

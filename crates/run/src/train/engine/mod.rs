@@ -1,9 +1,12 @@
 //! A model in training on a device: its plans, its arena, its data. Invariant: every step follows the plans; what is
 //! allocated beside the arena is the batch and a few numbers.
 
+mod largest;
 mod program;
 mod store;
 mod subject;
+
+pub use largest::{Largest, Size, largest};
 
 use super::config::{ModelKind, OptimizerKind, TrainConfig};
 use super::feed::{self, Feed};

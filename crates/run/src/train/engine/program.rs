@@ -3,13 +3,13 @@
 
 use super::subject::Subject;
 use crate::RunError;
-use crate::train::config::{OptimizerKind, PrecisionKind, Remat, TrainConfig};
+use crate::train::config::{Auto, OptimizerKind, PrecisionKind, Remat, TrainConfig};
 use graph::ops::{Adafactor, AdamW, Sgd};
 use graph::{Bounds, Bytes, Graph};
 use plan::{
     Bill, Found, Group, Optimizer, PlanError, Precision, RematChoice, Remedy, Target, Training, TrainingSearch,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Sequences that a micro-batch can hold: one for each so many tokens.
 const TOKENS_PER_SEQUENCE: u64 = 8;
@@ -42,6 +42,33 @@ pub(super) fn search(
         Err(error) => return Err(error.into()),
     };
     Err(PlanError::OverBudget(Box::new(with_remedies(*refused, config, &run))).into())
+}
+
+/// Whether any plan of a configuration is inside a line. Of the sizes of a micro-batch the smallest takes least, but for
+/// the whole step, which need not add gradients up.
+pub(super) fn fits(
+    config: &TrainConfig,
+    subject: &Subject,
+    target: &Target,
+    budget: Bytes,
+) -> Result<bool, PlanError> {
+    let build = |tokens: u64, chunk: u32| -> Result<(Graph, Graph), PlanError> {
+        subject.graphs(bounds(config, tokens), chunk)
+    };
+    let sizes = sizes(config);
+    let (sample, _) = build(sizes[0], CHUNKS[0])?;
+    let groups = subject.groups(config, &sample);
+    let ends: BTreeSet<u64> = [sizes[sizes.len() - 1], sizes[0]].into();
+    for tokens in ends {
+        let mut one = config.clone();
+        one.batch.micro_tokens = Auto(Some(tokens));
+        match look(&one, &groups, target, budget, &build) {
+            Ok(_) => return Ok(true),
+            Err(PlanError::OverBudget(_)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
 }
 
 type Groups = BTreeMap<String, Group>;
@@ -170,8 +197,8 @@ fn with_remedies(
         }
     };
     offer("--set memory.remat=auto", &|c| c.memory.remat = Remat::Auto);
-    offer("--set batch.micro_tokens=auto", &|c| c.batch.micro_tokens = crate::train::config::Auto(None));
-    offer("--set memory.loss_chunk=auto", &|c| c.memory.loss_chunk = crate::train::config::Auto(None));
+    offer("--set batch.micro_tokens=auto", &|c| c.batch.micro_tokens = Auto(None));
+    offer("--set memory.loss_chunk=auto", &|c| c.memory.loss_chunk = Auto(None));
     offer("--set optimizer.kind=adamw8bit", &|c| c.optimizer.kind = OptimizerKind::Adamw8bit);
     offer("--set optimizer.kind=adafactor", &|c| c.optimizer.kind = OptimizerKind::Adafactor);
     offer("--set precision.kind=bf16", &|c| c.precision.kind = PrecisionKind::Bf16);
