@@ -27,11 +27,11 @@ pub struct Plan {
     train: Option<PathBuf>,
 
     /// With --train, another value of a key, such as optimizer.kind=adamw8bit; can be given many times
-    #[arg(long, value_name = "KEY=VALUE", requires = "train")]
+    #[arg(long, value_name = "KEY=VALUE", requires = "train", conflicts_with = "model")]
     set: Vec<String>,
 
     /// With --train, grow this as far as it fits: the tokens of a micro-batch, the layers, or the width
-    #[arg(long, value_enum, value_name = "tokens|layers|hidden", requires = "train")]
+    #[arg(long, value_enum, value_name = "tokens|layers|hidden", requires = "train", conflicts_with = "model")]
     largest: Option<Largest>,
 
     /// Tokens computed in one step [default: the most that fit the budget and bring speed]

@@ -168,7 +168,7 @@ fn training_as_json() {
 fn more_budget_never_trains_slower() {
     let folder = Folder::new("plan_train_budgets");
     let rate = |budget: &&str| trained(&folder, &["--budget", budget])["tokens_per_second"].as_f64();
-    let rates: Vec<_> = ["554MB", "556MB", "558MB", "562MB", "570MB", "1GB"].iter().map(rate).collect();
+    let rates: Vec<_> = ["555MB", "556MB", "558MB", "562MB", "570MB", "1GB"].iter().map(rate).collect();
     assert!(rates.is_sorted() && rates[0] < rates[5], "{rates:?}");
 }
 
@@ -178,18 +178,20 @@ fn the_largest_that_trains() {
     for (size, key) in
         [("tokens", "batch.micro_tokens"), ("layers", "model.layers"), ("hidden", "model.hidden")]
     {
-        // What is recomputed is given: a deep model's search over it takes minutes unoptimised.
-        let budget = ["--budget", "600MB", "--set", "memory.remat=none"];
+        // What is recomputed is given, so that a plan is made once for each candidate.
+        let budget = ["--budget", "557MB", "--set", "memory.remat=none"];
         let plan = trained(&folder, &[&budget[..], &["--largest", size]].concat());
-        assert!(plan["peak_bytes"].as_u64().is_some_and(|peak| peak <= 600_000_000), "{size}");
+        assert!(plan["peak_bytes"].as_u64().is_some_and(|peak| peak <= 557_000_000), "{size}");
         let (value, next) = (&plan["largest"]["value"], plan["largest"]["refused"].as_u64().expect("a number"));
         match size {
             "tokens" => assert_eq!(&plan["chosen"]["micro_tokens"], value),
             _ => assert!(value.as_u64() < Some(next)),
         }
         let set = format!("{key}={next}");
-        let (tokens, inner) =
-            (format!("batch.tokens={}", next.max(2048)), format!("model.intermediate={}", next * 5 / 2));
+        let (tokens, inner) = (
+            format!("batch.tokens={}", next * 2048u64.div_ceil(next)),
+            format!("model.intermediate={}", next * 5 / 2),
+        );
         let also = match size {
             "tokens" => vec!["--set", &tokens],
             "hidden" => vec!["--set", &inner],

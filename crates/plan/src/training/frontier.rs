@@ -1,7 +1,7 @@
 //! Which values of a layer are kept and which are computed again: every choice that no other one beats in both
 //! bytes and time. A layer is solved once for all that are like it, over all subsets of its values; choices of the
-//! layers are put together by dynamic programming over sets of undominated sums. Invariant: both are exact in the
-//! sum of kept bytes and the sum of recomputed time; what a plan really takes is asked of the plan.
+//! layers are put together by dynamic programming over kept bytes. Invariant: a choice's bytes and seconds are the sums
+//! of its parts; what a plan really takes is asked of the plan.
 
 use crate::Target;
 use crate::cost::node_seconds;
@@ -155,11 +155,12 @@ fn undominated<T>(mut all: Vec<T>, cost: impl Fn(&T) -> (u64, f64)) -> Vec<T> {
     all
 }
 
-/// A sum over the first layers, and how it came about: the sum before the last of them, and that layer's option.
+/// One way of each layer.
 struct Sum {
     kept: u64,
     seconds: f64,
-    options: Vec<u16>,
+    /// By layer: the position of its way.
+    ways: Vec<u16>,
 }
 
 impl Sum {
@@ -168,34 +169,62 @@ impl Sum {
         for i in 0..layers.len() {
             for j in i + 1..layers.len() {
                 let alike = layers[i].1 == layers[j].1;
-                if alike && self.options[j] < self.options[i] {
-                    self.options.swap(i, j);
+                if alike && self.ways[j] < self.ways[i] {
+                    self.ways.swap(i, j);
                 }
             }
         }
         let mut nodes = BTreeSet::new();
-        for ((ids, options), &k) in layers.iter().zip(&self.options) {
-            nodes.extend(options[usize::from(k)].dropped.iter().map(|&i| ids[i]));
+        for ((ids, ways), &k) in layers.iter().zip(&self.ways) {
+            nodes.extend(ways[usize::from(k)].dropped.iter().map(|&i| ids[i]));
         }
         Choice { nodes, kept: Bytes(self.kept), seconds: self.seconds }
     }
 }
 
-/// All undominated sums of one option of each layer.
+/// Parts that all kept bytes together are counted in: finer steps than a plan's packing can tell apart.
+const PARTS: u64 = 2048;
+
+/// All undominated sums of one way of each layer, by dynamic programming over (layers, kept bytes). Bytes are counted
+/// in parts of the most that can be kept, rounded up, so that the work does not grow with their number; where there
+/// are fewer bytes than parts it is exact.
 fn combine(layers: &[&[Way]]) -> Vec<Sum> {
-    let mut sums = vec![Sum { kept: 0, seconds: 0.0, options: vec![] }];
-    for options in layers {
-        let all = sums.iter().flat_map(|sum| {
-            options.iter().enumerate().map(|(k, o)| Sum {
-                kept: sum.kept + o.kept,
-                // Rounded to picoseconds, so that sums of equal terms in another order are equal.
-                seconds: ((sum.seconds + o.seconds) * 1e12).round() / 1e12,
-                options: sum.options.iter().copied().chain([k as u16]).collect(),
-            })
-        });
-        sums = undominated(all.collect(), |sum| (sum.kept, sum.seconds));
+    let most: u64 = layers.iter().map(|ways| ways.iter().map(|w| w.kept).max().unwrap_or(0)).sum();
+    let part = most.div_ceil(PARTS).max(1);
+    let units = |way: &Way| way.kept.div_ceil(part) as usize;
+    let width = layers.iter().map(|ways| ways.iter().map(units).max().unwrap_or(0)).sum::<usize>() + 1;
+    // Of the layers so far: by units kept, the least seconds, and the way of the last layer that gives them.
+    let mut least = vec![f64::INFINITY; width];
+    least[0] = 0.0;
+    let mut chosen: Vec<Vec<u16>> = vec![];
+    for ways in layers {
+        let (mut next, mut way_of) = (vec![f64::INFINITY; width], vec![0u16; width]);
+        for (kept, &seconds) in least.iter().enumerate().filter(|(_, s)| s.is_finite()) {
+            for (k, way) in ways.iter().enumerate() {
+                let to = kept + units(way);
+                if seconds + way.seconds < next[to] {
+                    (next[to], way_of[to]) = (seconds + way.seconds, k as u16);
+                }
+            }
+        }
+        least = next;
+        chosen.push(way_of);
     }
-    sums
+    let ends = (0..width).filter(|&kept| least[kept].is_finite());
+    let sums = ends.map(|end| {
+        let (mut kept, mut ways) = (end, vec![0; layers.len()]);
+        for i in (0..layers.len()).rev() {
+            ways[i] = chosen[i][kept];
+            kept -= units(&layers[i][usize::from(ways[i])]);
+        }
+        let of = |i: usize| &layers[i][usize::from(ways[i])];
+        let kept = (0..ways.len()).map(|i| of(i).kept).sum();
+        // To picoseconds: equal terms in another order have equal sums.
+        let seconds = (0..ways.len()).map(|i| of(i).seconds).sum::<f64>();
+        let seconds = (seconds * 1e12).round() / 1e12;
+        Sum { kept, seconds, ways }
+    });
+    undominated(sums.collect(), |sum| (sum.kept, sum.seconds))
 }
 
 #[cfg(test)]

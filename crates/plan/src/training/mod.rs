@@ -140,18 +140,20 @@ impl Training<'_> {
         evaluation: &Graph,
         target: &Target,
     ) -> Result<Program, PlanError> {
-        let mut persistent = Persistent::new();
-        let mut compile = |graph: &Graph, remat: &Remat| -> Result<Plan, PlanError> {
-            let policy = Policy { weights: Weights::Trained, remat: remat.clone(), ..Policy::default() };
-            compile_shared(graph, &policy, target, &mut persistent, &mut |_, _| {})
-        };
-        let mut all = vec![(plans::MICRO.to_owned(), compile(micro, remat)?)];
+        self.after(micro, evaluation, target)?.with(micro, remat, target)
+    }
+
+    /// The plans beside the micro-step, which do not depend on what it recomputes.
+    pub(crate) fn after(&self, micro: &Graph, evaluation: &Graph, target: &Target) -> Result<After, PlanError> {
+        let mut after = After { persistent: Persistent::new(), plans: vec![] };
         if !self.steps_at_once() {
-            all.push((plans::APPLY.to_owned(), compile(&self.apply(micro)?, &Remat::None)?));
+            let plan = compiled(&self.apply(micro)?, &Remat::None, target, &mut after.persistent)?;
+            after.plans.push((plans::APPLY.to_owned(), plan));
         }
         let evaluation = precision(evaluation, self.precision)?;
-        all.push((plans::EVALUATE.to_owned(), compile(&evaluation, &Remat::None)?));
-        Ok(Program::sharing(target.clone(), all))
+        let plan = compiled(&evaluation, &Remat::None, target, &mut after.persistent)?;
+        after.plans.push((plans::EVALUATE.to_owned(), plan));
+        Ok(after)
     }
 
     /// Forward and backward, and what becomes of the gradients: states that are added up, or at once a step.
@@ -257,6 +259,31 @@ impl Training<'_> {
             g.update(p, narrow);
         }
     }
+}
+
+/// What follows a micro-step, and where parameters and states lie.
+pub(crate) struct After {
+    persistent: Persistent,
+    plans: Vec<(String, Plan)>,
+}
+
+impl After {
+    /// The program with a micro-step that recomputes as `remat` says.
+    pub(crate) fn with(&self, micro: &Graph, remat: &Remat, target: &Target) -> Result<Program, PlanError> {
+        let plan = compiled(micro, remat, target, &mut self.persistent.clone())?;
+        let first = (plans::MICRO.to_owned(), plan);
+        Ok(Program::sharing(target.clone(), std::iter::once(first).chain(self.plans.iter().cloned()).collect()))
+    }
+}
+
+fn compiled(
+    graph: &Graph,
+    remat: &Remat,
+    target: &Target,
+    persistent: &mut Persistent,
+) -> Result<Plan, PlanError> {
+    let policy = Policy { weights: Weights::Trained, remat: remat.clone(), ..Policy::default() };
+    compile_shared(graph, &policy, target, persistent, &mut |_, _| {})
 }
 
 /// What becomes of a gradient.

@@ -2,7 +2,7 @@
 //! optimizer's moments and what is recomputed. Invariant: the candidates do not depend on the budget and each fits or
 //! does not by its plan, so that more budget never gives a slower plan.
 
-use super::{Choice, Optimizer, Training, frontier};
+use super::{After, Choice, Optimizer, Training, frontier};
 use crate::{Bill, PlanError, Program, Remat, Remedy, Target, passes, step_seconds};
 use graph::{Bytes, Graph, Node, Phase};
 use std::collections::BTreeSet;
@@ -87,7 +87,7 @@ pub type BuildTraining<'a> = &'a dyn Fn(u64, u32) -> Result<(Graph, Graph), Plan
 struct Open {
     candidate: Candidate,
     micro: Graph,
-    evaluation: Graph,
+    after: After,
     /// Expected seconds of a micro-step that recomputes nothing beyond what the caller says, and of the rest.
     micro_seconds: f64,
     apply_seconds: f64,
@@ -148,6 +148,35 @@ impl TrainingSearch<'_> {
         })
     }
 
+    /// Whether any combination is inside the line.
+    pub fn fits(&self, target: &Target, build: BuildTraining<'_>) -> Result<bool, PlanError> {
+        // The smallest micro-batch takes least, but for one that is a whole step, which need not add gradients up.
+        let mut candidates: Vec<Candidate> = self.candidates().collect();
+        candidates.sort_by_key(|c| (c.tokens, c.chunk));
+        let ends = candidates
+            .iter()
+            .map(|c| c.tokens)
+            .min()
+            .into_iter()
+            .chain(candidates.iter().map(|c| c.tokens).max());
+        for tokens in ends.collect::<BTreeSet<u64>>() {
+            for candidate in candidates.iter().filter(|c| c.tokens == tokens) {
+                let open = self.open(*candidate, target, build)?;
+                let least = match &self.remat {
+                    RematChoice::Given(remat) => remat.clone(),
+                    RematChoice::Auto => {
+                        let choices = frontier(&open.micro, target);
+                        choices.into_iter().next().map_or(Remat::None, |choice| Remat::Nodes(choice.nodes))
+                    }
+                };
+                if open.after.with(&open.micro, &least, target)?.peak() <= self.budget {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
     fn candidates(&self) -> impl Iterator<Item = Candidate> {
         self.optimizers.iter().flat_map(move |&optimizer| {
             self.tokens.iter().flat_map(move |&tokens| {
@@ -180,12 +209,12 @@ impl TrainingSearch<'_> {
         let seconds = |graph: &Graph| step_seconds(graph, target, graph.bounds.full());
         let micro_seconds = seconds(&passes::remat(&micro, &self.given())?);
         let apply_seconds = if training.steps_at_once() { 0.0 } else { seconds(&training.apply(&micro)?) };
-        Ok(Open { candidate, micro, evaluation, micro_seconds, apply_seconds })
+        let after = training.after(&micro, &evaluation, target)?;
+        Ok(Open { candidate, micro, after, micro_seconds, apply_seconds })
     }
 
     fn plan(&self, open: &Open, remat: Remat, micro_seconds: f64, target: &Target) -> Result<Tried, PlanError> {
-        let training = self.training(&open.candidate);
-        let program = training.program_of(&open.micro, &remat, &open.evaluation, target)?;
+        let program = open.after.with(&open.micro, &remat, target)?;
         let seconds = open.seconds(micro_seconds);
         Ok(Tried { candidate: open.candidate, program, remat, seconds })
     }

@@ -9,7 +9,7 @@ use graph::{Bounds, Bytes, Graph};
 use plan::{
     Bill, Found, Group, Optimizer, PlanError, Precision, RematChoice, Remedy, Target, Training, TrainingSearch,
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Sequences that a micro-batch can hold: one for each so many tokens.
 const TOKENS_PER_SEQUENCE: u64 = 8;
@@ -44,8 +44,7 @@ pub(super) fn search(
     Err(PlanError::OverBudget(Box::new(with_remedies(*refused, config, &run))).into())
 }
 
-/// Whether any plan of a configuration is inside a line. Of the sizes of a micro-batch the smallest takes least, but for
-/// the whole step, which need not add gradients up.
+/// Whether any plan of a configuration is inside a line.
 pub(super) fn fits(
     config: &TrainConfig,
     subject: &Subject,
@@ -55,20 +54,9 @@ pub(super) fn fits(
     let build = |tokens: u64, chunk: u32| -> Result<(Graph, Graph), PlanError> {
         subject.graphs(bounds(config, tokens), chunk)
     };
-    let sizes = sizes(config);
-    let (sample, _) = build(sizes[0], CHUNKS[0])?;
+    let (sample, _) = build(sizes(config)[0], CHUNKS[0])?;
     let groups = subject.groups(config, &sample);
-    let ends: BTreeSet<u64> = [sizes[sizes.len() - 1], sizes[0]].into();
-    for tokens in ends {
-        let mut one = config.clone();
-        one.batch.micro_tokens = Auto(Some(tokens));
-        match look(&one, &groups, target, budget, &build) {
-            Ok(_) => return Ok(true),
-            Err(PlanError::OverBudget(_)) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(false)
+    with_search(config, &groups, budget, |search| search.fits(target, &build))
 }
 
 type Groups = BTreeMap<String, Group>;
@@ -81,6 +69,16 @@ fn look(
     budget: Bytes,
     build: Build<'_>,
 ) -> Result<Found, PlanError> {
+    with_search(config, groups, budget, |search| search.run(target, build))
+}
+
+/// What a configuration leaves open.
+fn with_search<T>(
+    config: &TrainConfig,
+    groups: &Groups,
+    budget: Bytes,
+    ask: impl FnOnce(&TrainingSearch<'_>) -> Result<T, PlanError>,
+) -> Result<T, PlanError> {
     let group = |name: &str| groups.get(name).copied().unwrap_or(Group::Frozen);
     let tokens = sizes(config);
     let optimizers = optimizers(config);
@@ -105,7 +103,7 @@ fn look(
         optimizers,
         remat: remat(config),
     };
-    search.run(target, build)
+    ask(&search)
 }
 
 /// What a micro-batch of so many tokens holds. For a head, a token is a row.
