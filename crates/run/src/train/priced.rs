@@ -141,13 +141,16 @@ fn parameters(graph: &Graph) -> u64 {
     graph.param_values().map(|(v, ..)| elements(&graph.spec(v).shape)).sum()
 }
 
+/// How often each op is.
+type Ops<'a> = BTreeMap<&'a str, usize>;
+
 /// What is computed twice, a line for neighbouring layers that are alike.
 fn recomputed(graph: &Graph) -> Vec<String> {
-    let mut layers: BTreeMap<Option<u32>, BTreeMap<&str, usize>> = BTreeMap::new();
+    let mut layers: BTreeMap<Option<u32>, Ops<'_>> = BTreeMap::new();
     for node in graph.nodes.iter().filter(|n| n.phase == Phase::Recompute) {
         *layers.entry(node.layer).or_default().entry(node.op.name()).or_default() += 1;
     }
-    let mut ranges: Vec<(Option<u32>, Option<u32>, BTreeMap<&str, usize>)> = vec![];
+    let mut ranges: Vec<(Option<u32>, Option<u32>, Ops<'_>)> = vec![];
     for (layer, ops) in layers {
         match ranges.last_mut() {
             Some((_, last, same)) if *same == ops && layer == last.map(|n| n + 1) => *last = layer,
@@ -165,7 +168,7 @@ fn place(first: Option<u32>, last: Option<u32>) -> String {
     }
 }
 
-fn counted(ops: &BTreeMap<&str, usize>) -> String {
+fn counted(ops: &Ops<'_>) -> String {
     let each = |(op, n): (&&str, &usize)| if *n == 1 { (*op).to_owned() } else { format!("{n} {op}") };
     ops.iter().map(each).collect::<Vec<_>>().join(", ")
 }
