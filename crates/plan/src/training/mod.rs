@@ -268,6 +268,11 @@ pub(crate) struct After {
 }
 
 impl After {
+    /// The step of the optimizer, where it is a plan of its own.
+    pub(crate) fn apply(&self) -> Option<&Plan> {
+        self.plans.iter().find(|(name, _)| name == plans::APPLY).map(|(_, plan)| plan)
+    }
+
     /// The program with a micro-step that recomputes as `remat` says.
     pub(crate) fn with(&self, micro: &Graph, remat: &Remat, target: &Target) -> Result<Program, PlanError> {
         let plan = compiled(micro, remat, target, &mut self.persistent.clone())?;

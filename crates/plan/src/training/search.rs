@@ -3,7 +3,7 @@
 //! does not by its plan, so that more budget never gives a slower plan.
 
 use super::{After, Choice, Optimizer, Training, frontier};
-use crate::{Bill, PlanError, Program, Remat, Remedy, Target, passes, step_seconds};
+use crate::{PlanError, Program, Remat, Target, passes, step_seconds};
 use graph::{Bytes, Graph, Node, Phase};
 use std::collections::BTreeSet;
 
@@ -153,22 +153,16 @@ impl TrainingSearch<'_> {
         // The smallest micro-batch takes least, but for one that is a whole step, which need not add gradients up.
         let mut candidates: Vec<Candidate> = self.candidates().collect();
         candidates.sort_by_key(|c| (c.tokens, c.chunk));
-        let ends = candidates
-            .iter()
-            .map(|c| c.tokens)
-            .min()
-            .into_iter()
-            .chain(candidates.iter().map(|c| c.tokens).max());
+        let ends = candidates.first().into_iter().chain(candidates.last()).map(|c| c.tokens);
         for tokens in ends.collect::<BTreeSet<u64>>() {
             for candidate in candidates.iter().filter(|c| c.tokens == tokens) {
                 let open = self.open(*candidate, target, build)?;
-                let least = match &self.remat {
-                    RematChoice::Given(remat) => remat.clone(),
-                    RematChoice::Auto => {
-                        let choices = frontier(&open.micro, target);
-                        choices.into_iter().next().map_or(Remat::None, |choice| Remat::Nodes(choice.nodes))
-                    }
+                let choices = match &self.remat {
+                    RematChoice::Given(_) => vec![],
+                    RematChoice::Auto => frontier(&open.micro, target),
                 };
+                let least = choices.into_iter().next().map(|choice| Remat::Nodes(choice.nodes));
+                let least = least.unwrap_or_else(|| self.given());
                 if open.after.with(&open.micro, &least, target)?.peak() <= self.budget {
                     return Ok(true);
                 }
@@ -208,8 +202,8 @@ impl TrainingSearch<'_> {
         let micro = training.micro_step(&forward)?;
         let seconds = |graph: &Graph| step_seconds(graph, target, graph.bounds.full());
         let micro_seconds = seconds(&passes::remat(&micro, &self.given())?);
-        let apply_seconds = if training.steps_at_once() { 0.0 } else { seconds(&training.apply(&micro)?) };
         let after = training.after(&micro, &evaluation, target)?;
+        let apply_seconds = after.apply().map_or(0.0, |plan| seconds(&plan.graph));
         Ok(Open { candidate, micro, after, micro_seconds, apply_seconds })
     }
 
@@ -298,15 +292,4 @@ fn thinned(choices: Vec<Choice>) -> Vec<Choice> {
     }
     let kept: BTreeSet<usize> = (0..CHOICES).map(|i| i * (n - 1) / (CHOICES - 1)).collect();
     choices.into_iter().enumerate().filter(|(k, _)| kept.contains(k)).map(|(_, choice)| choice).collect()
-}
-
-impl Found {
-    /// What a program that was refused would gain by these settings.
-    pub fn remedy(&self, flag: String, refused: &Bill, refused_rate: f64) -> Remedy {
-        Remedy {
-            flag,
-            saves: refused.ledger.total().saturating_sub(self.program.peak()),
-            slower: refused_rate / self.tokens_per_second - 1.0,
-        }
-    }
 }

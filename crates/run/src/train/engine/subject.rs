@@ -10,7 +10,7 @@ use graph::ops::Mask;
 use graph::{Bounds, Graph, Param, Piece};
 use models::{
     DecoderConfig, Encoder, Experts, HeadConfig, Init, Lora, Mlp, Positions, Task, Training, Tuning,
-    candidates, group, init, init_param, known, trains,
+    candidates, group, init, init_param, trains,
 };
 use plan::{Group, PlanError};
 use std::collections::BTreeMap;
@@ -274,13 +274,8 @@ fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(Kind, Option<From>
         let text = format!("model.from: name the {} whose sizes or weights the run starts from", m.kind.name());
         return Err(RunError::Refused(text));
     };
-    let (encoder, from) = match known(from).filter(|_| !Path::new(from).exists()) {
-        // A name that is no folder: fetched with its weights.
-        Some(_) | None => {
-            let model = EncoderModel::open(from, &HubEnv::from_process(), observer)?;
-            (model.encoder.clone(), From::Encoder(model))
-        }
-    };
+    let model = EncoderModel::open(from, &HubEnv::from_process(), observer)?;
+    let (encoder, from) = (model.encoder.clone(), From::Encoder(model));
     let right = match &encoder {
         Encoder::Esm2(_) => m.kind == ModelKind::Esm2,
         Encoder::DnabertS(_) => m.kind == ModelKind::DnabertS,
