@@ -18,6 +18,10 @@ pub trait Device: Send {
     /// Makes the one allocation; a second call replaces it.
     fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError>;
 
+    /// Is shown every launch of a program in its full size, before the first step and with the arena in place: what a
+    /// device compiles or chooses for an op, it does here.
+    fn prepare(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError>;
+
     /// Host to arena.
     fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError>;
 
@@ -30,8 +34,11 @@ pub trait Device: Send {
     /// Arena to arena; the ranges do not overlap.
     fn copy(&mut self, from: u64, to: u64, bytes: Bytes) -> Result<(), DeviceError>;
 
-    /// Runs one op.
+    /// Runs one op, or puts it behind those that run.
     fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError>;
+
+    /// Waits until everything is done that was asked for.
+    fn wait(&mut self) -> Result<(), DeviceError>;
 }
 
 /// An op with its operands' places.
@@ -115,6 +122,11 @@ pub enum DeviceError {
         /// Why.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The machine failed.
+    Machine {
+        /// How.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
 }
 
 impl fmt::Display for DeviceError {
@@ -128,6 +140,7 @@ impl fmt::Display for DeviceError {
             Self::OverBounds { counts } => write!(f, "{counts:?} is more than the plan was made for"),
             Self::Kernel { op, why } => write!(f, "`{op}`: {why}"),
             Self::Load { param, .. } => write!(f, "cannot load `{param}`"),
+            Self::Machine { .. } => f.write_str("the device failed"),
         }
     }
 }
@@ -135,7 +148,7 @@ impl fmt::Display for DeviceError {
 impl std::error::Error for DeviceError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Load { source, .. } => Some(source.as_ref()),
+            Self::Load { source, .. } | Self::Machine { source } => Some(source.as_ref()),
             Self::OutOfMemory { .. }
             | Self::OutsideArena { .. }
             | Self::KernelTable { .. }

@@ -35,6 +35,10 @@ impl Executor {
         let bytes = program.arena_bytes();
         device.alloc_arena(bytes)?;
         device.fill(0, bytes, POISON)?;
+        for (step, (_, plan)) in steps.iter().zip(program.plans()) {
+            step.iter().try_for_each(|step| step.prepare(device.as_mut(), plan.graph.bounds.full()))?;
+        }
+        device.wait()?;
         Ok(Self { device, program, steps, sources })
     }
 
@@ -112,6 +116,7 @@ impl Executor {
         for (step, time) in self.steps[plan].iter().zip(times) {
             let start = Instant::now();
             step.run(self.device.as_mut(), counts, self.sources[plan].as_mut())?;
+            self.device.wait()?;
             *time += start.elapsed();
         }
         Ok(())
@@ -169,6 +174,11 @@ impl Executor {
         self.device.upload(at, bytemuck::cast_slice(values))
     }
 
+    /// Waits until everything is done that was asked for.
+    pub fn wait(&mut self) -> Result<(), DeviceError> {
+        self.device.wait()
+    }
+
     /// Sets everything but weights to NaN: a run after it can only be right if it reads what it wrote.
     pub fn poison(&mut self) -> Result<(), DeviceError> {
         let weights = self.program.persistent().0;
@@ -178,6 +188,15 @@ impl Executor {
 }
 
 impl Step {
+    fn prepare(&self, device: &mut dyn Device, counts: Counts) -> Result<(), DeviceError> {
+        match self {
+            Self::Launch { op, ins, outs, workspace } => {
+                device.prepare(&Launch { op, ins, outs, workspace: *workspace, counts })
+            }
+            Self::Load(_) | Self::Copy { .. } => Ok(()),
+        }
+    }
+
     fn run(
         &self,
         device: &mut dyn Device,

@@ -4,7 +4,7 @@
 use crate::PlanError;
 use graph::ops::LinearCrossEntropy;
 use graph::{Bytes, DType, Graph, Layout, Node, Op};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// A machine that plans are made for.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -29,11 +29,27 @@ pub struct Target {
     pub reserved: Vec<Reserved>,
     /// What it does per second.
     pub rates: Rates,
-    /// The target whose kernel rows hold here too, where this one has none of its own.
-    pub kernels_of: Option<String>,
+    /// The targets whose kernel rows hold here too, where this one has none of its own; the first that has a row for an op
+    /// and its element types counts.
+    #[serde(default, deserialize_with = "one_or_many")]
+    pub kernels_of: Vec<String>,
     /// What runs each op.
     #[serde(default)]
     pub kernels: Vec<KernelRow>,
+}
+
+/// A name, or a list of them.
+fn one_or_many<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Names {
+        One(String),
+        Many(Vec<String>),
+    }
+    Ok(match Names::deserialize(from)? {
+        Names::One(name) => vec![name],
+        Names::Many(names) => names,
+    })
 }
 
 /// Bytes outside of the arena.
@@ -195,6 +211,7 @@ fn items(graph: &Graph, node: &Node) -> u64 {
 const FILES: &[(&str, &str)] = &[
     ("null", include_str!("targets/null.toml")),
     ("cpu", include_str!("targets/cpu.toml")),
+    ("cuda", include_str!("targets/cuda.toml")),
     ("3090", include_str!("targets/rtx3090.toml")),
     ("3090ti", include_str!("targets/rtx3090ti.toml")),
     ("4090", include_str!("targets/rtx4090.toml")),
@@ -224,15 +241,15 @@ impl Target {
     pub fn parse(file: &str, text: &str) -> Result<Self, PlanError> {
         let bad = |why: String| PlanError::BadTarget { target: file.to_owned(), why };
         let mut target: Self = toml::from_str(text).map_err(|e| bad(shown(&e.to_string())))?;
-        if let Some(other) = &target.kernels_of {
-            if !target.kernels.is_empty() {
-                return Err(bad("it has kernels of its own and `kernels_of`; one of them".to_owned()));
-            }
+        if !target.kernels_of.is_empty() && !target.kernels.is_empty() {
+            return Err(bad("it has kernels of its own and `kernels_of`; one of them".to_owned()));
+        }
+        for other in &target.kernels_of {
             let (_, text) = FILES.iter().find(|(n, _)| n == other).ok_or_else(|| {
                 let (known, other): (Vec<&str>, _) = (Self::names().collect(), shown(other));
                 bad(format!("kernels_of `{other}` is not known; known are {}", known.join(", ")))
             })?;
-            target.kernels = Self::parse(other, text)?.kernels;
+            target.kernels.extend(Self::parse(other, text)?.kernels);
         }
         target.check().map_err(bad)?;
         Ok(target)
@@ -383,7 +400,7 @@ mod tests {
             ("launch = 4e-6", "launch = nan", "rates.launch"),
             ("f32 = 6.7e+13", "f32 = 0.0", "rates.f32"),
             ("storage = 5e8", "storage = 0.0", "rates.storage"),
-            ("kernels_of = \"null\"", "kernels_of = \"tpu\"", "kernels_of `tpu`"),
+            ("kernels_of = [\"cuda\"", "kernels_of = [\"tpu\"", "kernels_of `tpu`"),
             ("name", "= name", "TOML"),
             ("units = 1", "units = 70000", "units = 70000; at most 65536 is taken"),
             ("alignment = 256", "alignment = 2147483648", "at most 1073741824 is taken"),

@@ -54,6 +54,10 @@ impl Device for CpuDevice {
         Ok(())
     }
 
+    fn prepare(&mut self, _: &Launch<'_>) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         self.arena_mut()?.bytes_mut(at, Bytes(bytes.len() as u64))?.copy_from_slice(bytes);
         Ok(())
@@ -78,6 +82,10 @@ impl Device for CpuDevice {
         widening::widen(&l, &self.cpu)?;
         run(&l, &self.cpu)?;
         widening::narrow(&l, &self.cpu)
+    }
+
+    fn wait(&mut self) -> Result<(), DeviceError> {
+        Ok(())
     }
 }
 

@@ -99,6 +99,14 @@ impl Device for ReferenceDevice {
         self.upload(to, &data)
     }
 
+    fn prepare(&mut self, _: &Launch<'_>) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
         let counts = launch.counts;
         let ins = launch.ins.iter().map(|o| self.tensor(o, counts)).collect::<Result<Vec<_>, _>>()?;

@@ -1,0 +1,207 @@
+//! A card with its context and one stream. Invariant: every call's code is looked at, and every call is made on a thread
+//! to which the context is current.
+
+use crate::api::Driver;
+use crate::{CudaError, Libraries};
+use cudarc::driver::sys as cu;
+use graph::Bytes;
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+
+/// What a card is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Card {
+    /// Its number, as the driver counts.
+    pub ordinal: usize,
+    /// As the driver calls it, such as `NVIDIA H200`.
+    pub name: String,
+    /// Major and minor.
+    pub capability: (u32, u32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// All its memory.
+    pub memory: Bytes,
+    /// Shared memory that a block may ask for.
+    pub shared: u32,
+    /// The driver's CUDA version times 1000: 13000 is 13.0.
+    pub driver: u32,
+}
+
+/// The cards that the driver shows.
+pub fn cards() -> Result<Vec<Card>, CudaError> {
+    let api = driver()?;
+    let mut count = 0;
+    // SAFETY: the pointer is to a local.
+    api.check("cuDeviceGetCount", unsafe { (api.cuDeviceGetCount)(&mut count) })?;
+    (0..count as usize).map(|ordinal| card(api, ordinal).map(|(card, _)| card)).collect()
+}
+
+/// The driver, initialised.
+fn driver() -> Result<&'static Driver, CudaError> {
+    let api = Libraries::get().driver.as_ref().map_err(CudaError::clone)?;
+    // SAFETY: may be called any number of times.
+    api.check("cuInit", unsafe { (api.cuInit)(0) })?;
+    Ok(api)
+}
+
+fn card(api: &Driver, ordinal: usize) -> Result<(Card, cu::CUdevice), CudaError> {
+    use cu::CUdevice_attribute as A;
+    let (mut device, mut count, mut memory, mut version) = (0, 0, 0usize, 0);
+    let mut name = [0; 128];
+    // SAFETY: pointers are to locals of the sizes that are given.
+    unsafe {
+        api.check("cuDeviceGetCount", (api.cuDeviceGetCount)(&mut count))?;
+        if ordinal >= count as usize {
+            return Err(CudaError::NoDevice { ordinal, found: count as usize });
+        }
+        api.check("cuDeviceGet", (api.cuDeviceGet)(&mut device, ordinal as c_int))?;
+        api.check("cuDeviceGetName", (api.cuDeviceGetName)(name.as_mut_ptr(), 127, device))?;
+        api.check("cuDeviceTotalMem", (api.cuDeviceTotalMem_v2)(&mut memory, device))?;
+        api.check("cuDriverGetVersion", (api.cuDriverGetVersion)(&mut version))?;
+    }
+    let attribute = |which| {
+        let mut value = 0;
+        // SAFETY: the pointer is to a local.
+        let code = unsafe { (api.cuDeviceGetAttribute)(&mut value, which, device) };
+        api.check("cuDeviceGetAttribute", code).map(|()| value as u32)
+    };
+    // SAFETY: the last of its bytes is zero, whatever the driver wrote.
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+    let card = Card {
+        ordinal,
+        name,
+        capability: (
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        multiprocessors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        memory: Bytes(memory as u64),
+        shared: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        driver: version as u32,
+    };
+    Ok((card, device))
+}
+
+/// A card that is in use: its primary context and a stream.
+pub(crate) struct Context {
+    pub(crate) api: &'static Driver,
+    pub(crate) card: Card,
+    pub(crate) device: cu::CUdevice,
+    pub(crate) stream: cu::CUstream,
+    context: cu::CUcontext,
+}
+
+// SAFETY: handles of the driver may be used from any thread to which the context is current; `enter` sees to that.
+unsafe impl Send for Context {}
+
+impl Context {
+    /// Takes a card.
+    pub(crate) fn new(ordinal: usize) -> Result<Self, CudaError> {
+        let api = driver()?;
+        let (card, device) = card(api, ordinal)?;
+        if card.capability < (8, 0) {
+            return Err(CudaError::TooOld { card: card.name, capability: card.capability });
+        }
+        let (mut context, mut stream) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: pointers are to locals; the context is current when the stream is made.
+        unsafe {
+            api.check("cuDevicePrimaryCtxRetain", (api.cuDevicePrimaryCtxRetain)(&mut context, device))?;
+            api.check("cuCtxSetCurrent", (api.cuCtxSetCurrent)(context))?;
+            let flags = cu::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            api.check("cuStreamCreate", (api.cuStreamCreate)(&mut stream, flags))?;
+        }
+        Ok(Self { api, card, device, stream, context })
+    }
+
+    /// Makes the context current to the calling thread.
+    pub(crate) fn enter(&self) -> Result<(), CudaError> {
+        // SAFETY: the context lives as long as `self`.
+        self.api.check("cuCtxSetCurrent", unsafe { (self.api.cuCtxSetCurrent)(self.context) })
+    }
+
+    /// Waits for everything in the stream.
+    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
+        // SAFETY: the stream lives as long as `self`.
+        self.api.check("cuStreamSynchronize", unsafe { (self.api.cuStreamSynchronize)(self.stream) })
+    }
+
+    /// (free, total) of the card's memory, all processes counted.
+    pub(crate) fn memory(&self) -> Result<(Bytes, Bytes), CudaError> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: pointers are to locals.
+        self.api.check("cuMemGetInfo", unsafe { (self.api.cuMemGetInfo_v2)(&mut free, &mut total) })?;
+        Ok((Bytes(free as u64), Bytes(total as u64)))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: nothing of ours uses the stream any more; failures change nothing here.
+        unsafe {
+            (self.api.cuCtxSetCurrent)(self.context);
+            (self.api.cuStreamDestroy_v2)(self.stream);
+            (self.api.cuDevicePrimaryCtxRelease_v2)(self.device);
+        }
+    }
+}
+
+/// A word of host memory that kernels can write: what they met that they refuse.
+pub(crate) struct Status {
+    api: &'static Driver,
+    word: *mut c_void,
+}
+
+// SAFETY: the word is owned, and is only read between kernels.
+unsafe impl Send for Status {}
+
+impl Status {
+    pub(crate) fn new(context: &Context) -> Result<Self, CudaError> {
+        let (api, mut word) = (context.api, ptr::null_mut());
+        // SAFETY: the pointer is to a local; the word is written before anyone reads it.
+        unsafe {
+            let portable = cu::CU_MEMHOSTALLOC_PORTABLE | cu::CU_MEMHOSTALLOC_DEVICEMAP;
+            api.check("cuMemHostAlloc", (api.cuMemHostAlloc)(&mut word, 8, portable))?;
+            word.cast::<u64>().write_volatile(0);
+        }
+        Ok(Self { api, word })
+    }
+
+    /// Where kernels write it: one address for host and device.
+    pub(crate) fn address(&self) -> u64 {
+        self.word as u64
+    }
+
+    /// What was written since the last look; to be asked when the stream is idle.
+    pub(crate) fn take(&self) -> u32 {
+        // SAFETY: the word is ours, aligned and initialised.
+        unsafe {
+            let word = self.word.cast::<u32>();
+            let value = word.read_volatile();
+            word.write_volatile(0);
+            value
+        }
+    }
+}
+
+impl Drop for Status {
+    fn drop(&mut self) {
+        // SAFETY: it came from `cuMemHostAlloc`.
+        unsafe { (self.api.cuMemFreeHost)(self.word) };
+    }
+}
+
+impl Driver {
+    /// An error unless the code is zero.
+    pub(crate) fn check(&self, function: &'static str, code: c_int) -> Result<(), CudaError> {
+        if code == 0 {
+            return Ok(());
+        }
+        let mut text = ptr::null();
+        // SAFETY: the driver gives a constant string, or leaves null.
+        let message = unsafe {
+            (self.cuGetErrorString)(code, &mut text);
+            if text.is_null() { String::new() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
+        };
+        Err(CudaError::Call { function, code, message })
+    }
+}

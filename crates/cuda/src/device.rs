@@ -1,0 +1,143 @@
+//! A card as a device: an arena of its memory, one stream, and the kernel of each op. Invariant: operands come from a
+//! checked plan; token ids and spans come from outside, and what a kernel refuses of them is an error of the next
+//! download.
+
+use crate::arena::Arena;
+use crate::context::{Card, Context};
+use crate::gemm::Gemm;
+use crate::kernel::Kernels;
+use crate::launch::{self, Call};
+use crate::{CudaError, Libraries};
+use exec::{Device, DeviceError, Launch};
+use graph::Bytes;
+use plan::{KernelRow, Target};
+
+/// Kernels on one card.
+pub struct CudaDevice {
+    arena: Option<Arena>,
+    gemm: Gemm,
+    kernels: Kernels,
+    context: Context,
+}
+
+impl CudaDevice {
+    /// Takes a card: its context is made, nothing else is allocated.
+    pub fn new(ordinal: usize) -> Result<Self, CudaError> {
+        if let Some(error) = Libraries::get().missing().first() {
+            return Err((*error).clone());
+        }
+        let context = Context::new(ordinal)?;
+        Ok(Self { arena: None, gemm: Gemm::new(&context)?, kernels: Kernels::new(&context)?, context })
+    }
+
+    /// What it is.
+    pub fn card(&self) -> &Card {
+        &self.context.card
+    }
+
+    /// (free, total) of the card's memory, all processes counted.
+    pub fn memory(&self) -> Result<(Bytes, Bytes), CudaError> {
+        self.context.enter()?;
+        self.context.memory()
+    }
+
+    fn arena(&self) -> Result<&Arena, DeviceError> {
+        self.arena.as_ref().ok_or(DeviceError::OutsideArena { at: 0, bytes: Bytes::ZERO })
+    }
+
+    fn call(&mut self, launch: &Launch<'_>, preparing: bool) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        let arena = self.arena.as_ref().ok_or(DeviceError::OutsideArena { at: 0, bytes: Bytes::ZERO })?;
+        let Self { context, kernels, gemm, .. } = self;
+        launch::run(&mut Call { context, arena, kernels, gemm, launch, preparing })
+    }
+
+    /// Waits for the stream, and for what kernels said of their data.
+    fn finish(&self) -> Result<(), CudaError> {
+        self.context.synchronize()?;
+        match self.kernels.status.take() {
+            0 => Ok(()),
+            code => Err(CudaError::Data { what: launch::refusal(code) }),
+        }
+    }
+}
+
+impl Device for CudaDevice {
+    fn name(&self) -> String {
+        let Card { ordinal, name, capability: (major, minor), .. } = &self.context.card;
+        format!("cuda:{ordinal} ({name}, compute capability {major}.{minor})")
+    }
+
+    fn kernels(&self) -> Vec<KernelRow> {
+        Target::named("cuda").map(|target| target.kernels).unwrap_or_default()
+    }
+
+    fn units(&self) -> u64 {
+        1
+    }
+
+    fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        self.arena = None;
+        self.arena = Some(Arena::new(&self.context, bytes)?);
+        Ok(())
+    }
+
+    fn prepare(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        self.call(launch, true)
+    }
+
+    fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        let to = self.arena()?.range(at, Bytes(bytes.len() as u64))?;
+        let (api, stream) = (self.context.api, self.context.stream);
+        // SAFETY: the range is inside of the arena; pageable memory is read before the call returns.
+        let code = unsafe { (api.cuMemcpyHtoDAsync_v2)(to, bytes.as_ptr().cast(), bytes.len(), stream) };
+        Ok(api.check("cuMemcpyHtoDAsync", code)?)
+    }
+
+    fn download(&mut self, at: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        let from = self.arena()?.range(at, Bytes(out.len() as u64))?;
+        let (api, stream) = (self.context.api, self.context.stream);
+        // SAFETY: the range is inside of the arena, and the stream is waited for before `out` is used.
+        let code = unsafe { (api.cuMemcpyDtoHAsync_v2)(out.as_mut_ptr().cast(), from, out.len(), stream) };
+        api.check("cuMemcpyDtoHAsync", code)?;
+        Ok(self.finish()?)
+    }
+
+    fn fill(&mut self, at: u64, bytes: Bytes, byte: u8) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        let to = self.arena()?.range(at, bytes)?;
+        let (api, stream) = (self.context.api, self.context.stream);
+        // SAFETY: the range is inside of the arena.
+        let code = unsafe { (api.cuMemsetD8Async)(to, byte, bytes.0 as usize, stream) };
+        Ok(api.check("cuMemsetD8Async", code)?)
+    }
+
+    fn copy(&mut self, from: u64, to: u64, bytes: Bytes) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        let (from, to) = (self.arena()?.range(from, bytes)?, self.arena()?.range(to, bytes)?);
+        let (api, stream) = (self.context.api, self.context.stream);
+        // SAFETY: both ranges are inside of the arena.
+        let code = unsafe { (api.cuMemcpyDtoDAsync_v2)(to, from, bytes.0 as usize, stream) };
+        Ok(api.check("cuMemcpyDtoDAsync", code)?)
+    }
+
+    fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        self.call(launch, false)
+    }
+
+    fn wait(&mut self) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        Ok(self.finish()?)
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        // What cannot be waited for is gone with the context.
+        let _ = self.context.enter().and_then(|()| self.context.synchronize());
+        self.kernels.unload(&self.context);
+    }
+}

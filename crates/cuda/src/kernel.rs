@@ -1,0 +1,231 @@
+//! Kernels by file, entry and constants, and how they are called. Invariant: a kernel is compiled when a program is
+//! prepared and only looked up while it runs, so that a step allocates nothing.
+
+use crate::compile::Compiler;
+use crate::context::{Context, Status};
+use crate::{CudaError, launch};
+use cudarc::driver::sys as cu;
+use graph::DType;
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::{fmt, ptr};
+
+/// The files of CUDA C++; each is compiled behind `common.cuh`, once for every set of constants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum File {
+    /// `attention.cu`
+    Attention,
+    /// `elementwise.cu`
+    Elementwise,
+    /// `norm.cu`
+    Norm,
+    /// `sequence.cu`
+    Sequence,
+}
+
+impl File {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Attention => "attention.cu",
+            Self::Elementwise => "elementwise.cu",
+            Self::Norm => "norm.cu",
+            Self::Sequence => "sequence.cu",
+        }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            Self::Attention => include_str!("kernels/attention.cu"),
+            Self::Elementwise => include_str!("kernels/elementwise.cu"),
+            Self::Norm => include_str!("kernels/norm.cu"),
+            Self::Sequence => include_str!("kernels/sequence.cu"),
+        }
+    }
+}
+
+/// What every file starts with.
+const COMMON: &str = include_str!("kernels/common.cuh");
+
+/// The most constants that a kernel has.
+const CONSTANTS: usize = 8;
+
+/// A kernel: an entry of a file, compiled with constants. `TYPE` is always one of them: 0 for f32, 1 for bf16, 2 for f16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Kernel {
+    /// Where it stands.
+    pub file: File,
+    /// Its name there.
+    pub entry: &'static str,
+    constants: [(&'static str, i64); CONSTANTS],
+}
+
+impl Kernel {
+    /// An entry for an element type.
+    pub fn new(file: File, entry: &'static str, dtype: DType) -> Self {
+        let mut constants = [("", 0); CONSTANTS];
+        let code = match dtype {
+            DType::F32 => 0,
+            DType::Bf16 => 1,
+            DType::F16 => 2,
+            DType::I32 => 3,
+            DType::U8 => 4,
+        };
+        constants[0] = ("TYPE", code);
+        Self { file, entry, constants }
+    }
+
+    /// The same with another constant.
+    pub fn with(mut self, name: &'static str, value: i64) -> Self {
+        if let Some(free) = self.constants.iter_mut().find(|(taken, _)| taken.is_empty()) {
+            *free = (name, value);
+        }
+        debug_assert!(
+            self.constants().any(|(n, v)| (n, v) == (name, value)),
+            "more than {CONSTANTS} constants"
+        );
+        self
+    }
+
+    /// Its constants, by name.
+    pub fn constants(&self) -> impl Iterator<Item = (&'static str, i64)> + '_ {
+        self.constants.iter().copied().filter(|(name, _)| !name.is_empty())
+    }
+
+    /// The text that is compiled.
+    pub fn source(&self) -> String {
+        format!("{COMMON}\n#line 1 \"{}\"\n{}", self.file.name(), self.file.text())
+    }
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}", self.entry, self.file.name())?;
+        self.constants().try_for_each(|(name, value)| write!(f, " {name}={value}"))
+    }
+}
+
+/// A sample of every kernel in every form that models use: what is compiled where there is no card.
+pub fn every_kernel() -> Vec<Kernel> {
+    launch::every_kernel()
+}
+
+/// Blocks, threads of each, and bytes of shared memory that the launch adds to what the kernel declares.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) blocks: (u32, u32, u32),
+    pub(crate) threads: u32,
+    pub(crate) shared: u32,
+}
+
+impl Shape {
+    /// Blocks in a row.
+    pub(crate) fn of(blocks: u64, threads: u32) -> Self {
+        Self { blocks: (blocks as u32, 1, 1), threads, shared: 0 }
+    }
+}
+
+/// An argument: a pointer, or a number in the low bytes of a word.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arg(u64);
+
+impl Arg {
+    /// `const T*` or `T*`; zero is null.
+    pub(crate) fn pointer(address: u64) -> Self {
+        Self(address)
+    }
+
+    /// `int`.
+    pub(crate) fn int(value: impl TryInto<i32>) -> Self {
+        // Plans keep rows and columns far below 2^31; what is not, the kernel's own check refuses.
+        Self(u64::from(value.try_into().unwrap_or(-1) as u32))
+    }
+
+    /// `long long`.
+    pub(crate) fn long(value: u64) -> Self {
+        Self(value)
+    }
+
+    /// `float`.
+    pub(crate) fn float(value: f32) -> Self {
+        Self(u64::from(value.to_bits()))
+    }
+}
+
+/// The most arguments that a kernel has.
+const ARGUMENTS: usize = 16;
+
+/// Compiled kernels of a card.
+pub(crate) struct Kernels {
+    compiler: Compiler,
+    functions: HashMap<Kernel, (cu::CUmodule, cu::CUfunction)>,
+    pub(crate) status: Status,
+}
+
+// SAFETY: handles of the driver may be used from any thread to which the context is current.
+unsafe impl Send for Kernels {}
+
+impl Kernels {
+    pub(crate) fn new(context: &Context) -> Result<Self, CudaError> {
+        let compiler = Compiler::new(context.card.capability)?;
+        Ok(Self { compiler, functions: HashMap::new(), status: Status::new(context)? })
+    }
+
+    /// Compiles and loads a kernel, unless it is there.
+    pub(crate) fn prepare(&mut self, context: &Context, kernel: &Kernel, shared: u32) -> Result<(), CudaError> {
+        if self.functions.contains_key(kernel) {
+            return Ok(());
+        }
+        let (api, code) = (context.api, self.compiler.cubin(kernel)?);
+        let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
+        let entry = CString::new(kernel.entry).unwrap_or_default();
+        // SAFETY: the code is a whole ELF image that the compiler made; pointers are to locals.
+        unsafe {
+            api.check("cuModuleLoadData", (api.cuModuleLoadData)(&mut module, code.as_ptr().cast()))?;
+            api.check("cuModuleGetFunction", (api.cuModuleGetFunction)(&mut function, module, entry.as_ptr()))?;
+            if shared > 0 {
+                let most = cu::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                api.check("cuFuncSetAttribute", (api.cuFuncSetAttribute)(function, most, shared as i32))?;
+            }
+        }
+        self.functions.insert(*kernel, (module, function));
+        Ok(())
+    }
+
+    /// Puts a kernel into the stream.
+    pub(crate) fn call(
+        &self,
+        context: &Context,
+        kernel: &Kernel,
+        shape: Shape,
+        args: &[Arg],
+    ) -> Result<(), CudaError> {
+        let unprepared =
+            || CudaError::Compile { kernel: kernel.to_string(), log: "it was not prepared".to_owned() };
+        let &(_, function) = self.functions.get(kernel).ok_or_else(unprepared)?;
+        let Shape { blocks: (x, y, z), threads, shared } = shape;
+        if x == 0 || y == 0 || z == 0 {
+            return Ok(());
+        }
+        let mut pointers = [ptr::null_mut::<c_void>(); ARGUMENTS];
+        for (pointer, arg) in pointers.iter_mut().zip(args) {
+            *pointer = ptr::from_ref(&arg.0).cast_mut().cast();
+        }
+        let api = context.api;
+        // SAFETY: the arguments are those of the kernel's declaration, by the launch code beside it; the driver copies
+        // them before it returns.
+        let code = unsafe {
+            let (stream, extra) = (context.stream, ptr::null_mut());
+            (api.cuLaunchKernel)(function, x, y, z, threads, 1, 1, shared, stream, pointers.as_mut_ptr(), extra)
+        };
+        api.check(kernel.entry, code)
+    }
+
+    /// Unloads all; the stream must be idle.
+    pub(crate) fn unload(&mut self, context: &Context) {
+        for (_, (module, _)) in self.functions.drain() {
+            // SAFETY: nothing runs any more; failures change nothing here.
+            unsafe { (context.api.cuModuleUnload)(module) };
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Ops as calls of kernels: one file for each family. Invariant: preparing a launch and making it run through the same
+//! code, so what a step calls was compiled before it.
+
+mod attention;
+mod linear;
+mod rows;
+mod sequence;
+
+use crate::arena::Arena;
+use crate::context::Context;
+use crate::gemm::Gemm;
+use crate::kernel::{Arg, Kernel, Kernels, Shape};
+use exec::{DeviceError, Launch, Operand};
+use graph::{Bytes, DType, Op};
+
+/// An op with everything that its kernels need.
+pub(crate) struct Call<'a> {
+    pub(crate) context: &'a Context,
+    pub(crate) arena: &'a Arena,
+    pub(crate) kernels: &'a mut Kernels,
+    pub(crate) gemm: &'a mut Gemm,
+    pub(crate) launch: &'a Launch<'a>,
+    /// Whether kernels are compiled only.
+    pub(crate) preparing: bool,
+}
+
+/// A tensor on the card, with the rows of this step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tensor {
+    pub(crate) address: u64,
+    pub(crate) rows: u64,
+    pub(crate) columns: u64,
+    pub(crate) dtype: DType,
+}
+
+impl Tensor {
+    pub(crate) fn pointer(&self) -> Arg {
+        Arg::pointer(self.address)
+    }
+
+    pub(crate) fn elements(&self) -> u64 {
+        self.rows * self.columns
+    }
+}
+
+impl Call<'_> {
+    /// Input `i`.
+    pub(crate) fn input(&self, i: usize) -> Result<Tensor, DeviceError> {
+        let operand = self.launch.ins.get(i).ok_or_else(|| self.refused(format!("it has no input {i}")))?;
+        self.tensor(operand)
+    }
+
+    /// Output `i`, which somebody reads.
+    pub(crate) fn output(&self, i: usize) -> Result<Tensor, DeviceError> {
+        self.output_if(i)?.ok_or_else(|| self.refused(format!("it has no output {i}")))
+    }
+
+    /// Output `i`, if anybody reads it.
+    pub(crate) fn output_if(&self, i: usize) -> Result<Option<Tensor>, DeviceError> {
+        self.launch.outs.get(i).and_then(Option::as_ref).map(|operand| self.tensor(operand)).transpose()
+    }
+
+    /// The scratch: its address and size; none is (0, 0).
+    pub(crate) fn workspace(&self) -> Result<(u64, Bytes), DeviceError> {
+        match self.launch.workspace {
+            None => Ok((0, Bytes::ZERO)),
+            Some((at, bytes)) => Ok((self.arena.range(at, bytes)?, bytes)),
+        }
+    }
+
+    fn tensor(&self, operand: &Operand) -> Result<Tensor, DeviceError> {
+        let (rows, columns) = operand.matrix(self.launch.counts);
+        let address = self.arena.range(operand.at, operand.bytes(self.launch.counts))?;
+        Ok(Tensor { address, rows: rows as u64, columns: columns as u64, dtype: operand.spec.dtype })
+    }
+
+    /// Calls a kernel, or compiles it for later.
+    pub(crate) fn kernel(&mut self, kernel: &Kernel, shape: Shape, args: &[Arg]) -> Result<(), DeviceError> {
+        match self.preparing {
+            true => Ok(self.kernels.prepare(self.context, kernel, shape.shared)?),
+            false => Ok(self.kernels.call(self.context, kernel, shape, args)?),
+        }
+    }
+
+    /// Where kernels write what they refuse: see [`refusal`].
+    pub(crate) fn status(&self) -> Arg {
+        Arg::pointer(self.kernels.status.address())
+    }
+
+    /// An error of this op.
+    pub(crate) fn refused(&self, why: String) -> DeviceError {
+        DeviceError::Kernel { op: self.launch.op.name(), why }
+    }
+}
+
+/// What the codes mean that kernels write to the status; `common.cuh` has their names.
+pub(crate) fn refusal(code: u32) -> &'static str {
+    match code {
+        1 => "a token id lies outside of its table",
+        2 => "a sequence's rows lie outside of the step",
+        3 => "a row index lies outside of its matrix",
+        _ => "a kernel refused its data",
+    }
+}
+
+/// Runs the kernels of an op.
+pub(crate) fn run(call: &mut Call<'_>) -> Result<(), DeviceError> {
+    match call.launch.op {
+        Op::Add(_) => rows::add(call),
+        Op::Attention(op) => attention::attention(call, op),
+        Op::BatchNorm(op) => rows::batch_norm(call, op),
+        Op::Cast(_) => rows::cast(call),
+        Op::Concat(_) => rows::concat(call),
+        Op::Embed(op) => sequence::embed(call, op),
+        Op::Gelu(_) => rows::gelu(call),
+        Op::Glu(op) => rows::glu(call, op),
+        Op::LayerNorm(op) => rows::layer_norm(call, op),
+        Op::Linear(op) => linear::linear(call, op),
+        Op::Relu(_) => rows::relu(call),
+        Op::RotaryTable(_) => sequence::rotary_table(call),
+        Op::SegmentMean(op) => sequence::segment_mean(call, op),
+        Op::SelectRows(_) => sequence::select_rows(call),
+        Op::Softmax(_) => rows::softmax(call),
+        Op::Accumulate(_)
+        | Op::Adafactor(_)
+        | Op::AdamW(_)
+        | Op::AdamW8bit(_)
+        | Op::AttentionGrad(_)
+        | Op::BatchNormGrad(_)
+        | Op::BatchNormTrain(_)
+        | Op::BatchNormTrainGrad(_)
+        | Op::Combine(_)
+        | Op::CombineGrad(_)
+        | Op::ConcatGrad(_)
+        | Op::Dispatch(_)
+        | Op::DispatchGrad(_)
+        | Op::Dropout(_)
+        | Op::EmbedGrad(_)
+        | Op::GeluGrad(_)
+        | Op::GluGrad(_)
+        | Op::GradScale(_)
+        | Op::GroupedLinear(_)
+        | Op::GroupedLinearInputGrad(_)
+        | Op::GroupedLinearWeightGrad(_)
+        | Op::LayerNormGrad(_)
+        | Op::LinearCrossEntropy(_)
+        | Op::LinearCrossEntropyGrad(_)
+        | Op::LinearInputGrad(_)
+        | Op::LinearWeightGrad(_)
+        | Op::ReluGrad(_)
+        | Op::RmsNorm(_)
+        | Op::RmsNormGrad(_)
+        | Op::Route(_)
+        | Op::RouteGrad(_)
+        | Op::RouterLoss(_)
+        | Op::RouterLossGrad(_)
+        | Op::Scale(_)
+        | Op::SegmentMeanGrad(_)
+        | Op::SelectRowsGrad(_)
+        | Op::Sgd(_)
+        | Op::SoftmaxGrad(_) => Err(call.refused("it has no CUDA kernel yet".to_owned())),
+    }
+}
+
+/// A sample of every kernel in every form that models use.
+pub(crate) fn every_kernel() -> Vec<Kernel> {
+    [rows::every_kernel(), sequence::every_kernel(), attention::every_kernel()].concat()
+}
