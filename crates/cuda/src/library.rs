@@ -42,8 +42,11 @@ struct Wanted {
     remedy: &'static str,
 }
 
+/// What messages call the driver.
+pub(crate) const DRIVER_NAME: &str = "the NVIDIA driver (libcuda)";
+
 const DRIVER: Wanted = Wanted {
-    name: "the NVIDIA driver (libcuda)",
+    name: DRIVER_NAME,
     files: &["libcuda.so.1"],
     before: None,
     remedy: "install the NVIDIA driver, version 525 or later",
@@ -84,6 +87,18 @@ impl Libraries {
     /// What was opened.
     pub fn found(&self) -> &[Found] {
         &self.found
+    }
+
+    /// Versions of NVRTC and cuBLASLt.
+    pub fn versions(&self) -> String {
+        let (mut major, mut minor) = (0, 0);
+        if let Ok(nvrtc) = &self.nvrtc {
+            // SAFETY: pointers are to locals.
+            unsafe { (nvrtc.nvrtcVersion)(&mut major, &mut minor) };
+        }
+        // SAFETY: the function has no preconditions.
+        let cublaslt = self.cublaslt.as_ref().map_or(0, |library| unsafe { (library.cublasLtGetVersion)() });
+        format!("NVRTC {major}.{minor}, cuBLASLt {cublaslt}")
     }
 
     /// What is missing, each with where it was looked for and what brings it.

@@ -1,7 +1,7 @@
 //! What runs a plan. Invariant: a device only follows addresses that the plan gave; it decides nothing.
 
 use graph::{Bytes, Counts, Op, TensorSpec};
-use plan::KernelRow;
+use plan::{KernelRow, Target};
 use std::fmt;
 
 /// A machine with one arena. All positions are bytes from its start.
@@ -39,6 +39,24 @@ pub trait Device: Send {
 
     /// Waits until everything is done that was asked for.
     fn wait(&mut self) -> Result<(), DeviceError>;
+}
+
+/// A machine before any arena: what plans are made for, and where a device comes from.
+pub trait Machine: Send + Sync + fmt::Debug {
+    /// What it is, for the run record; machines of one name are one machine.
+    fn name(&self) -> String;
+
+    /// What plans are made for.
+    fn target(&self) -> Result<Target, DeviceError>;
+
+    /// What it could still give for an arena, everything outside of it included.
+    fn free(&self) -> Result<Bytes, DeviceError>;
+
+    /// What bits depend on beside the plan: versions, chosen kernels.
+    fn arithmetic(&self) -> String;
+
+    /// A device on it.
+    fn open(&self) -> Result<Box<dyn Device>, DeviceError>;
 }
 
 /// An op with its operands' places.

@@ -12,7 +12,7 @@ mod load;
 mod persistent;
 pub mod reference;
 
-pub use device::{Device, DeviceError, Launch, Operand};
+pub use device::{Device, DeviceError, Launch, Machine, Operand};
 pub use executor::Executor;
 pub use graph::Param;
 pub use load::{ParamSource, ReadError, ReadParam};

@@ -2,7 +2,7 @@
 //! same bytes whether a parameter is loaded once or in every step, and loading allocates nothing.
 
 use crate::device::{Device, DeviceError};
-use crate::persistent::element;
+use crate::persistent::{element, round};
 use graph::{DType, Layout, Param, TensorSpec};
 use plan::{Plan, Program};
 use std::error::Error;
@@ -47,6 +47,7 @@ enum Shape {
 pub(crate) struct Buffers {
     rows: Vec<f32>,
     panel: Vec<f32>,
+    narrow: Vec<u16>,
 }
 
 /// Where a streamed plan's parameters come from.
@@ -84,7 +85,7 @@ impl Weight {
         let mut read = |range: Range<u64>, out: &mut [f32]| read(&self.param, range, out).map_err(fail);
         match self.shape {
             Shape::Rows { elements, dtype } => {
-                load_rows(device, self.at, elements, dtype, &mut buffers.rows, &mut read)
+                load_rows(device, self.at, elements, dtype, buffers, &mut read)
             }
             Shape::Panels { width, n, k } => {
                 for first in (0..n).step_by(width as usize) {
@@ -123,17 +124,23 @@ impl Shape {
 impl Buffers {
     /// Large enough for each of these.
     pub(crate) fn of<'a>(weights: impl Iterator<Item = &'a Weight>) -> Self {
-        let (mut rows, mut panel) = (0, 0);
+        let (mut rows, mut panel, mut narrow) = (0, 0, 0);
         for weight in weights {
             match weight.shape {
-                Shape::Rows { elements, .. } => rows = rows.max(elements.min(CHUNK)),
+                Shape::Rows { elements, dtype } => {
+                    rows = rows.max(elements.min(CHUNK));
+                    if let DType::Bf16 | DType::F16 = dtype {
+                        narrow = narrow.max(elements.min(CHUNK));
+                    }
+                }
                 Shape::Panels { width, k, .. } => {
                     rows = rows.max(width * k);
                     panel = panel.max(width * k);
                 }
             }
         }
-        Self { rows: vec![0.0; rows as usize], panel: vec![0.0; panel as usize] }
+        let (rows, panel) = (vec![0.0; rows as usize], vec![0.0; panel as usize]);
+        Self { rows, panel, narrow: vec![0; narrow as usize] }
     }
 }
 
@@ -144,19 +151,25 @@ fn load_rows(
     at: u64,
     elements: u64,
     dtype: DType,
-    buffer: &mut [f32],
+    buffers: &mut Buffers,
     read: ReadElements<'_>,
 ) -> Result<(), DeviceError> {
+    let Buffers { rows, narrow, .. } = buffers;
     for first in (0..elements).step_by(CHUNK as usize) {
-        let part = &mut buffer[..(elements - first).min(CHUNK) as usize];
+        let part = &mut rows[..(elements - first).min(CHUNK) as usize];
         read(first..first + part.len() as u64, part)?;
         let to = at + first * dtype.size();
         match dtype {
             DType::F32 => device.upload(to, bytemuck::cast_slice(part))?,
-            // Only trained weights are of 16 bits so far, which are loaded once, so this may allocate.
-            DType::Bf16 | DType::F16 | DType::I32 | DType::U8 => {
-                let narrow: Vec<u8> = part.iter().flat_map(|&x| element(x, dtype)).collect();
-                device.upload(to, &narrow)?;
+            DType::Bf16 | DType::F16 => {
+                let narrow = &mut narrow[..part.len()];
+                round(part, dtype, narrow);
+                device.upload(to, bytemuck::cast_slice(narrow))?;
+            }
+            // No parameter is of integers so far, so this may allocate.
+            DType::I32 | DType::U8 => {
+                let bytes: Vec<u8> = part.iter().flat_map(|&x| element(x, dtype)).collect();
+                device.upload(to, &bytes)?;
             }
         }
     }

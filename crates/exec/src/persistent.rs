@@ -79,6 +79,23 @@ impl Executor {
     }
 }
 
+/// Numbers in 16 bits, rounded to nearest even.
+pub(crate) fn round(from: &[f32], dtype: DType, to: &mut [u16]) {
+    let each = |f: fn(f32) -> u16, to: &mut [u16]| to.iter_mut().zip(from).for_each(|(to, &x)| *to = f(x));
+    match dtype {
+        // Half of the last place is added, less one bit where the last place is even.
+        DType::Bf16 => each(
+            |x| match x.is_nan() {
+                true => (x.to_bits() >> 16) as u16 | 0x7FFF,
+                false => ((x.to_bits() + 0x7FFF + (x.to_bits() >> 16 & 1)) >> 16) as u16,
+            },
+            to,
+        ),
+        DType::F16 => each(|x| F16.round(f64::from(x)), to),
+        DType::F32 | DType::I32 | DType::U8 => {}
+    }
+}
+
 /// The bytes of a number, rounded to nearest even where the type is narrower.
 pub(crate) fn element(x: f32, dtype: DType) -> Vec<u8> {
     match dtype {
@@ -87,5 +104,24 @@ pub(crate) fn element(x: f32, dtype: DType) -> Vec<u8> {
         DType::F16 => F16.round(f64::from(x)).to_le_bytes().to_vec(),
         DType::I32 => (x as i32).to_le_bytes().to_vec(),
         DType::U8 => vec![x as u8],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both ways to round agree on numbers of every exponent, on ties, infinities and NaN.
+    #[test]
+    fn numbers_are_rounded_alike() {
+        let near = (0..=0xFFFFu32).flat_map(|high| [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF].map(|low| high << 16 | low));
+        let numbers: Vec<f32> = near.map(f32::from_bits).collect();
+        for dtype in [DType::Bf16, DType::F16] {
+            let mut narrow = vec![0; numbers.len()];
+            round(&numbers, dtype, &mut narrow);
+            for (&x, &found) in numbers.iter().zip(&narrow) {
+                assert_eq!(found.to_le_bytes().to_vec(), element(x, dtype), "{x} as {}", dtype.name());
+            }
+        }
     }
 }

@@ -6,7 +6,7 @@ use crate::pack::{Item, Problem, solve};
 use crate::schedule::schedule;
 use crate::updates::Updates;
 use crate::{
-    Instr, MemoryPlan, Persistent, PlanError, Policy, Region, Remat, Schedule, Slice, Target, Weights, check,
+    Instr, MemoryPlan, Persistent, PlanError, Policy, Precision, Region, Remat, Schedule, Slice, Target, Weights, check,
     check_target, passes,
 };
 use graph::{Bytes, Def, Graph, ValueId};
@@ -63,6 +63,9 @@ pub fn compile_shared(
         Ok(graph)
     };
     let mut graph = verified("build", graph.clone())?;
+    if policy.precision != Precision::F32 {
+        graph = verified("precision", passes::inference(&graph, policy.precision)?)?;
+    }
     if let Some(policy) = &policy.autodiff {
         graph = verified("autodiff", passes::autodiff(&graph, policy)?)?;
     }

@@ -1,10 +1,12 @@
 //! What a caller decides about a plan: one field per pass. Invariant: every field is read in one place.
 
-use crate::Remat;
+use crate::{Precision, Remat};
 
 /// What a caller decides. The default is inference with fusion and resident weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
+    /// The element type of weights and activations of an inference graph; training decides before it differentiates.
+    pub precision: Precision,
     /// Gradients of these outputs; `None` is inference.
     pub autodiff: Option<AutodiffPolicy>,
     /// What the backward pass computes once more in place of keeping it.
@@ -37,6 +39,6 @@ pub struct AutodiffPolicy {
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { autodiff: None, remat: Remat::None, fuse: true, weights: Weights::Resident }
+        Self { precision: Precision::F32, autodiff: None, remat: Remat::None, fuse: true, weights: Weights::Resident }
     }
 }

@@ -45,5 +45,5 @@ pub use data::printable::{Place, is_printable};
 pub use error::RunError;
 pub use model::{EncoderModel, HeadModel, Tokenizer};
 pub use observer::{Level, Observer, Progress, Silent, Trained, Transfer};
-pub use plan::{Stream, Target};
+pub use plan::{Precision, Stream, Target};
 pub use session::{Device, Settings};

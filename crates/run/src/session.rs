@@ -5,25 +5,40 @@ use crate::{EncoderModel, RunError, machine};
 use exec::cpu::{CpuDevice, Isa};
 use exec::{Executor, Param};
 use graph::{Bounds, Bytes};
-use plan::{Build, PlanError, Program, Search, Stream, Target};
+use plan::{Build, PlanError, Policy, Precision, Program, Search, Stream, Target};
 use serde_json::{Value, json};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Where to run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub enum Device {
-    /// The fastest that is there: today the CPU.
-    #[default]
-    Auto,
     /// The CPU.
+    #[default]
     Cpu,
+    /// Another machine, such as a GPU.
+    Machine(Arc<dyn exec::Machine>),
 }
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Cpu, Self::Cpu) => true,
+            (Self::Machine(one), Self::Machine(other)) => one.name() == other.name(),
+            (Self::Cpu | Self::Machine(_), _) => false,
+        }
+    }
+}
+
+impl Eq for Device {}
 
 /// What a caller decides about the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Where to run.
     pub device: Device,
+    /// The element type of encoders' weights and activations; `None` is what the device does best.
+    pub precision: Option<Precision>,
     /// Compute threads.
     pub threads: usize,
     /// The line: `None` is 80 % of what is free now.
@@ -37,7 +52,8 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            device: Device::Auto,
+            device: Device::Cpu,
+            precision: None,
             threads: machine::cores(),
             budget: None,
             tokens: None,
@@ -56,17 +72,45 @@ const TOKENS_PER_SEQUENCE: u64 = 8;
 impl Settings {
     /// The machine that plans are made for.
     pub fn target(&self) -> Result<Target, RunError> {
-        match self.device {
-            Device::Auto | Device::Cpu => Ok(Target::named("cpu")?.with_units(self.threads as u64)),
+        match &self.device {
+            Device::Cpu => Ok(Target::named("cpu")?.with_units(self.threads as u64)),
+            Device::Machine(machine) => Ok(machine.target()?),
         }
     }
 
+    /// The element type of encoders' weights and activations.
+    pub fn precision(&self) -> Result<Precision, RunError> {
+        match (&self.device, self.precision) {
+            (Device::Cpu, None | Some(Precision::F32)) => Ok(Precision::F32),
+            (Device::Cpu, Some(other)) => Err(RunError::Refused(format!(
+                "--precision {}: on the CPU models compute in f32; leave it away, or give --device cuda",
+                other.name()
+            ))),
+            (Device::Machine(_), precision) => Ok(precision.unwrap_or(Precision::Bf16)),
+        }
+    }
+
+    /// How encoders are compiled.
+    pub(crate) fn policy(&self) -> Result<Policy, RunError> {
+        Ok(Policy { precision: self.precision()?, ..Policy::default() })
+    }
+
     /// What the bits of a result depend on beside its input and weights.
-    pub(crate) fn arithmetic(&self) -> Value {
-        match self.device {
-            Device::Auto | Device::Cpu => {
-                json!({"device": "cpu", "instructions": Isa::detect().name(), "precision": "f32"})
+    pub(crate) fn arithmetic(&self) -> Result<Value, RunError> {
+        let precision = self.precision()?.name();
+        Ok(match &self.device {
+            Device::Cpu => json!({"device": "cpu", "instructions": Isa::detect().name(), "precision": precision}),
+            Device::Machine(machine) => {
+                json!({"device": machine.name(), "instructions": machine.arithmetic(), "precision": precision})
             }
+        })
+    }
+
+    /// What the arena's memory could still give.
+    pub fn free(&self) -> Result<Bytes, RunError> {
+        match &self.device {
+            Device::Cpu => Ok(machine::available().free),
+            Device::Machine(machine) => Ok(machine.free()?),
         }
     }
 
@@ -74,7 +118,7 @@ impl Settings {
     pub fn line(&self) -> Result<Bytes, RunError> {
         match self.budget {
             Some(budget) => Ok(budget),
-            None => machine::parse_budget("80%", machine::available().free),
+            None => machine::parse_budget("80%", self.free()?),
         }
     }
 
@@ -115,9 +159,11 @@ impl Settings {
 
     /// The device with the program's arena.
     pub fn start(&self, program: Program) -> Result<Executor, RunError> {
-        match self.device {
-            Device::Auto | Device::Cpu => Ok(Executor::new(Box::new(CpuDevice::new(self.threads)), program)?),
-        }
+        let device = match &self.device {
+            Device::Cpu => Box::new(CpuDevice::new(self.threads)),
+            Device::Machine(machine) => machine.open()?,
+        };
+        Ok(Executor::new(device, program)?)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Flags about the machine, shared by the commands that compute.
 
 use super::at_least_one;
+use super::device::DeviceName;
 use clap::{Args, ValueEnum};
 use run::{RunError, Settings, Stream, machine};
 
@@ -8,11 +9,11 @@ use run::{RunError, Settings, Stream, machine};
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Machine")]
 pub struct Machine {
-    /// Where to compute: auto takes the fastest device that is there (today the CPU)
-    #[arg(long, value_enum, default_value_t = DeviceName::Auto)]
+    /// Where to compute: auto, cpu, cuda or cuda:N; auto takes the first NVIDIA GPU that can be used, or the CPU
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = DeviceName::parse)]
     device: DeviceName,
 
-    /// Number format of the models: auto takes what the device does best (today f32)
+    /// Number format of the models: auto takes what the device does best, bf16 on a GPU and f32 on the CPU
     #[arg(long, value_enum, default_value_t = Precision::Auto)]
     precision: Precision,
 
@@ -79,18 +80,26 @@ impl Streaming {
     }
 }
 
-/// Where to compute.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum DeviceName {
-    Auto,
-    Cpu,
-}
-
-/// Number formats. Both are f32 on the only device there is today.
+/// Number formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Precision {
     Auto,
+    /// 8 bits of exponent, 8 of precision; sums, norms and means in f32
+    Bf16,
+    /// 5 bits of exponent, 11 of precision; sums, norms and means in f32
+    Fp16,
     F32,
+}
+
+impl Precision {
+    fn chosen(self) -> Option<run::Precision> {
+        match self {
+            Self::Auto => None,
+            Self::Bf16 => Some(run::Precision::Bf16),
+            Self::Fp16 => Some(run::Precision::Fp16),
+            Self::F32 => Some(run::Precision::F32),
+        }
+    }
 }
 
 /// Threads beyond any machine are a typing error, and each takes memory.
@@ -104,17 +113,13 @@ fn threads(text: &str) -> Result<u64, String> {
 impl Machine {
     /// As `run` takes them.
     pub fn settings(&self) -> Result<Settings, RunError> {
-        let device = match self.device {
-            DeviceName::Auto => run::Device::Auto,
-            DeviceName::Cpu => run::Device::Cpu,
-        };
-        // The plans of today are f32 throughout, so both words mean the same.
-        match self.precision {
-            Precision::Auto | Precision::F32 => {}
-        }
-        let free = machine::available().free;
+        let device = self.device.open()?;
+        let precision = self.precision.chosen();
+        let base = Settings { device, precision, ..Settings::default() };
+        let free = base.free()?;
         let budget = self.memory_budget.as_deref().map(|text| machine::parse_budget(text, free)).transpose()?;
         let threads = self.threads.map_or_else(machine::cores, |n| n as usize);
-        Ok(Settings { device, threads, budget, tokens: self.tokens, ..Settings::default() })
+        let settings = Settings { threads, budget, tokens: self.tokens, ..base };
+        settings.precision().map(|_| settings)
     }
 }

@@ -4,6 +4,7 @@
 pub mod bench;
 pub mod completions;
 pub mod convert;
+mod device;
 pub mod doctor;
 pub mod embed;
 pub mod list;

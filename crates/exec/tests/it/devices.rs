@@ -4,10 +4,11 @@
 use crate::op_cases::{Case, attention, cases, experts, optimizer};
 use crate::rig::{On, load_as, output, output_i32, output_u8, run};
 use graph::{DType, Op, Role, TensorSpec};
-use plan::{PlanError, Weights};
+use plan::{PlanError, Precision, Weights};
 use plimsoll_exec::Executor;
 use plimsoll_exec::cpu::Isa;
 use plimsoll_exec::reference::Data;
+use std::collections::BTreeSet;
 
 /// The outputs of a case, floats rounded to f32; `None` where the target has no kernel.
 pub fn results(on: On, case: &Case, weights: Weights) -> Option<Vec<Data>> {
@@ -133,6 +134,26 @@ fn the_cpu_runs_experts_on_every_instruction_set() {
 #[test]
 fn the_cpu_runs_optimizers_on_every_instruction_set() {
     on_every_cpu(&optimizer::cases());
+}
+
+/// Every case of an op that has a CUDA kernel; bits are the same in a second run.
+#[test]
+fn cuda_runs_every_case_of_inference() {
+    let Some(on) = On::cuda(Precision::F32) else { return };
+    let mut ops = BTreeSet::new();
+    for case in cases() {
+        let Some(first) = supported(on, &case) else { continue };
+        assert!(results(on, &case, Weights::Resident) == Some(first), "{}: bits differ", case.name);
+        ops.insert(case.op.name());
+    }
+    assert!(ops.len() >= 15, "only {ops:?}");
+}
+
+/// As [`compare`], where the target has a kernel.
+fn supported(on: On, case: &Case) -> Option<Vec<Data>> {
+    let target = on.target().expect("read");
+    let mut rows = target.kernels.iter();
+    rows.any(|row| row.op == case.op.name()).then(|| compare(on, case, Weights::Resident)).flatten()
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::rig::{On, load, output, run, stream};
 use data::weights::Weights;
 use graph::{Bounds, Counts, Param};
 use models::{Encoder, Output, candidates};
+use plan::Precision;
 use plimsoll_exec::Executor;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -70,6 +71,23 @@ impl Golden {
         let mut values = vec![0; n as usize];
         self.answers.read_i64(name, 0..n, &mut values).expect("read");
         values.into_iter().map(|v| v as i32).collect()
+    }
+
+    /// Relative L2 distance of the hidden states from the answers, over all sequences.
+    fn distance(&self, sequences: &[Sequence], found: &[(Vec<f32>, Vec<f32>)]) -> f64 {
+        let (mut error, mut norm) = (0.0, 0.0);
+        for ((name, _), (hidden, _)) in sequences.iter().zip(found) {
+            let name = format!("{name}.hidden");
+            let Some(tensor) = self.answers.get(&name) else { continue };
+            let mut wanted = vec![0.0; tensor.elements() as usize];
+            self.answers.read_f32(&name, 0..tensor.elements(), &mut wanted).expect("read");
+            for (f, w) in hidden.iter().zip(wanted) {
+                error += f64::from(f - w).powi(2);
+                norm += f64::from(w).powi(2);
+            }
+        }
+        assert!(norm > 0.0, "no answers");
+        (error / norm).sqrt()
     }
 
     fn check(&self, name: &str, found: &[f32], what: &str) {
@@ -174,6 +192,38 @@ fn dnabert_s_on_the_cpu() {
     let (golden, sequences) = dnabert_s();
     for on in On::every_cpu() {
         everything(&golden, &sequences, on, true);
+    }
+}
+
+#[test]
+fn both_models_on_cuda() {
+    let Some(on) = On::cuda(Precision::F32) else { return };
+    for fuse in [true, false] {
+        for (golden, sequences) in [esm2(), dnabert_s()] {
+            everything(&golden, &sequences, on, fuse);
+        }
+    }
+}
+
+/// Relative L2 of all hidden states below 1e-2, and bits that do not depend on the company.
+#[test]
+fn both_models_on_cuda_in_16_bits() {
+    for precision in [Precision::Bf16, Precision::Fp16] {
+        let Some(on) = On::cuda(precision) else { return };
+        for (golden, sequences) in [esm2(), dnabert_s()] {
+            let tokens: usize = sequences.iter().map(|(_, ids)| ids.len()).sum();
+            let bounds = Bounds { tokens: tokens as u64 + 9, sequences: 20, longest: 1200 };
+            let mut executor = golden.executor(on, bounds, &[Output::Hidden, Output::Mean], true);
+            let d = golden.encoder.hidden_size() as usize;
+            let together = encode(&mut executor, d, &sequences);
+            let distance = golden.distance(&sequences, &together);
+            println!("{}: relative L2 of hidden states {distance:.2e}", on.name());
+            assert!(distance < 1e-2, "{}: {distance}", on.name());
+            for (sequence, wanted) in sequences.iter().zip(&together) {
+                let alone = encode(&mut executor, d, std::slice::from_ref(sequence));
+                assert!(alone[0] == *wanted, "{} on {}: its company changes its bits", sequence.0, on.name());
+            }
+        }
     }
 }
 

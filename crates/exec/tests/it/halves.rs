@@ -6,7 +6,7 @@ use crate::op_cases::{Case, Operand, cases};
 use crate::rig::{On, bare, output, output_i32, run};
 use graph::ops::Cast;
 use graph::{Builder, DType, Graph, Op, TensorSpec, ValueId};
-use plan::Weights;
+use plan::{Precision, Weights};
 use plimsoll_exec::cpu::Isa;
 use plimsoll_exec::reference::Data;
 
@@ -102,6 +102,38 @@ fn the_cpu_runs_cases_in_16_bits() {
         for dtype in [DType::Bf16, DType::F16] {
             compare(On::Cpu(Isa::detect(), 2), case, dtype);
         }
+    }
+}
+
+/// Attention rounds its probabilities to 16 bits, for the tensor cores: it is held to relative L2.
+#[test]
+fn cuda_runs_cases_in_16_bits() {
+    let Some(on) = On::cuda(Precision::F32) else { return };
+    let target = on.target().expect("read");
+    let small = |case: &&Case| case.ins.iter().map(|o| o.data.len()).sum::<usize>() <= MOST_ELEMENTS;
+    let known = |case: &&Case| target.kernels.iter().any(|row| row.op == case.op.name());
+    for case in cases().iter().filter(small).filter(known) {
+        for dtype in [DType::Bf16, DType::F16] {
+            if let Op::Attention(_) | Op::Linear(_) = case.op {
+                near(on, case, dtype);
+            } else {
+                compare(on, case, dtype);
+            }
+        }
+    }
+}
+
+/// Relative L2 of every output within twice the rounding of one operand.
+fn near(on: On, case: &Case, dtype: DType) {
+    let graph = graph(case, dtype);
+    let (found, wanted) = (results(on, case, &graph), results(On::Reference, case, &graph));
+    let limit = if dtype == DType::Bf16 { 2f64.powi(-7) } else { 2f64.powi(-10) };
+    for (i, pair) in found.iter().zip(&wanted).enumerate() {
+        let (Data::Float(found), Data::Float(wanted)) = pair else { panic!("{}: output {i}", case.name) };
+        let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+        let error = norm(&mut found.iter().zip(wanted).map(|(f, w)| f - w));
+        let all = norm(&mut wanted.iter().copied()).max(1e-3);
+        assert!(error <= limit * all, "{} in {}: output {i} is off by {}", case.name, dtype.name(), error / all);
     }
 }
 

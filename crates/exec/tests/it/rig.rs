@@ -1,12 +1,14 @@
 //! Executors for tests. Invariant: a rig runs a graph exactly as a product does: compiled, checked, loaded,
 //! on a poisoned arena.
 
+use cuda::{CudaDevice, CudaError};
 use graph::{Counts, Graph, Param};
-use plan::{Plan, PlanError, Policy, Program, Target, Weights, compile};
+use plan::{Plan, PlanError, Policy, Precision, Program, Target, Weights, compile};
 use plimsoll_exec::cpu::{CpuDevice, Isa};
 use plimsoll_exec::reference::ReferenceDevice;
 use plimsoll_exec::{Device, Executor, ParamSource};
 use std::ops::Range;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 /// What a test runs on.
 #[derive(Clone, Copy)]
@@ -15,6 +17,8 @@ pub enum On {
     Reference,
     /// The CPU's kernels, target `cpu`.
     Cpu(Isa, usize),
+    /// The first GPU's kernels, in this element type.
+    Cuda(Precision),
 }
 
 impl On {
@@ -23,11 +27,26 @@ impl On {
         Isa::available().flat_map(|isa| [Self::Cpu(isa, 1), Self::Cpu(isa, 3)]).collect()
     }
 
+    /// The first GPU; where there is none, the test says so and has nothing to do.
+    pub fn cuda(precision: Precision) -> Option<Self> {
+        // One device stays open, so that the context is made once.
+        static OPEN: LazyLock<Mutex<Result<CudaDevice, CudaError>>> = LazyLock::new(|| Mutex::new(CudaDevice::new(0)));
+        match &*OPEN.lock().unwrap_or_else(PoisonError::into_inner) {
+            Ok(_) => Some(Self::Cuda(precision)),
+            Err(error) if error.is_absent() => {
+                println!("skipped: no CUDA device");
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
     /// For messages.
     pub fn name(self) -> String {
         match self {
             Self::Reference => "reference".to_owned(),
             Self::Cpu(isa, threads) => format!("{} x {threads}", isa.name()),
+            Self::Cuda(precision) => format!("cuda in {}", precision.name()),
         }
     }
 
@@ -36,13 +55,18 @@ impl On {
         match self {
             Self::Reference => Target::named("null"),
             Self::Cpu(_, threads) => Ok(Target::named("cpu")?.with_units(threads as u64)),
+            Self::Cuda(_) => Target::named("cuda"),
         }
     }
 
     /// The plan of a graph.
     pub fn plan(self, graph: &Graph, fuse: bool, weights: Weights) -> Result<(Target, Plan), PlanError> {
         let target = self.target()?;
-        let policy = Policy { fuse, weights, ..Policy::default() };
+        let precision = match self {
+            Self::Reference | Self::Cpu(..) => Precision::F32,
+            Self::Cuda(precision) => precision,
+        };
+        let policy = Policy { precision, fuse, weights, ..Policy::default() };
         let plan = compile(graph, &policy, &target)?;
         Ok((target, plan))
     }
@@ -52,6 +76,7 @@ impl On {
         let device: Box<dyn Device> = match self {
             Self::Reference => Box::new(ReferenceDevice::new()),
             Self::Cpu(isa, threads) => Box::new(CpuDevice::with_isa(threads, isa)),
+            Self::Cuda(_) => Box::new(CudaDevice::new(0).unwrap_or_else(|e| panic!("{e}"))),
         };
         Executor::new(device, program).unwrap_or_else(|e| panic!("{}: {e}", self.name()))
     }

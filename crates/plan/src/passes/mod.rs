@@ -13,7 +13,7 @@ pub(crate) use autodiff::differentiate;
 pub use dce::dce;
 pub use fuse::fuse;
 pub use layout::layout;
-pub use precision::{Precision, precision};
+pub use precision::{Precision, inference, precision};
 pub use remat::{Remat, remat};
 pub use stream::stream;
 pub(crate) use stream::streamed;

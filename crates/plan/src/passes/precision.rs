@@ -1,9 +1,10 @@
-//! Element types of a training graph, before it is differentiated: gradients then get theirs from the values that
-//! they belong to. Invariant: what the ops call [sensitive](graph::PrecisionClass::Sensitive) computes in f32
+//! Element types of a graph, before it is differentiated: gradients then get theirs from the values that they belong
+//! to. Invariant: what the ops call [sensitive](graph::PrecisionClass::Sensitive) computes in f32
 //! whatever its operands are, and every choice is the element type of a value.
 
 use crate::PlanError;
-use graph::{DType, Graph, Op, Role, TensorSpec};
+use graph::ops::Cast;
+use graph::{DType, Def, Graph, Node, NodeId, Op, Phase, Role, TensorSpec, Value, ValueId};
 use serde::{Deserialize, Serialize};
 
 /// The element type of weights and activations.
@@ -77,6 +78,92 @@ pub fn precision(graph: &Graph, precision: Precision) -> Result<Graph, PlanError
         }
     }
     Ok(g)
+}
+
+/// The same for inference: the norms that nothing but outputs and their means depend on compute and give f32, and what
+/// is still of 16 bits becomes f32 where it is an output.
+///
+/// # Errors
+/// Those of [`precision`].
+pub fn inference(graph: &Graph, element: Precision) -> Result<Graph, PlanError> {
+    if element == Precision::F32 {
+        return Ok(graph.clone());
+    }
+    let mut g = precision(&widen_last_norms(graph), element)?;
+    for i in 0..g.outputs.len() {
+        let v = g.outputs[i].1;
+        let dtype = g.spec(v).dtype;
+        if dtype.is_float() && dtype != DType::F32 {
+            let layer = layer_of(&g, v);
+            g.outputs[i].1 = cast(&mut g, v, layer);
+        }
+    }
+    Ok(g)
+}
+
+/// The graph with a cast to f32 in front of every norm that only outputs and their means depend on.
+fn widen_last_norms(graph: &Graph) -> Graph {
+    let last = last(graph);
+    let mut g = Graph { nodes: vec![], ..graph.clone() };
+    for (id, node) in graph.nodes() {
+        let mut node = node.clone();
+        let norm = matches!(node.op, Op::LayerNorm(_) | Op::RmsNorm(_));
+        let given = graph.value(node.inputs[0]).def;
+        let from_last = matches!(given, Def::Node(from, _) if last[from.index()]);
+        if norm && last[id.index()] && !from_last {
+            node.inputs[0] = cast(&mut g, node.inputs[0], node.layer);
+        }
+        push(&mut g, node);
+    }
+    g
+}
+
+/// By node: whether it is a norm, a mean or a choice of rows on which nothing but such nodes and outputs depend.
+fn last(graph: &Graph) -> Vec<bool> {
+    let mut last: Vec<bool> = graph.nodes.iter().map(|node| is_last(&node.op)).collect();
+    for i in (0..graph.nodes.len()).rev() {
+        if last[i] {
+            continue;
+        }
+        for v in &graph.nodes[i].inputs {
+            if let Def::Node(from, _) = graph.value(*v).def {
+                last[from.index()] = false;
+            }
+        }
+    }
+    last
+}
+
+fn is_last(op: &Op) -> bool {
+    matches!(op, Op::LayerNorm(_) | Op::RmsNorm(_) | Op::SegmentMean(_) | Op::SelectRows(_))
+}
+
+fn layer_of(g: &Graph, v: ValueId) -> Option<u32> {
+    match g.value(v).def {
+        Def::Node(id, _) => g.node(id).layer,
+        Def::Source => None,
+    }
+}
+
+/// `v` in f32.
+fn cast(g: &mut Graph, v: ValueId, layer: Option<u32>) -> ValueId {
+    let spec = TensorSpec::activation(g.spec(v).shape.clone(), DType::F32);
+    let wide = ValueId::at(g.values.len());
+    g.values.push(Value { spec, def: Def::Source });
+    let op = Op::Cast(Cast { to: DType::F32 });
+    push(g, Node { op, inputs: vec![v], outputs: vec![Some(wide)], layer, phase: Phase::Forward });
+    wide
+}
+
+/// The next node, which defines its outputs.
+fn push(g: &mut Graph, node: Node) {
+    let id = NodeId::at(g.nodes.len());
+    for (k, out) in node.outputs.iter().enumerate() {
+        if let Some(v) = out {
+            g.values[v.index()].def = Def::Node(id, k as u32);
+        }
+    }
+    g.nodes.push(node);
 }
 
 /// Whether an op multiplies by its parameters or looks them up. Norms scale by theirs.

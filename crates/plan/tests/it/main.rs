@@ -8,6 +8,7 @@ mod fusion;
 mod goldens;
 mod known;
 mod oracle;
+mod precision;
 mod random;
 mod search;
 mod streaming;

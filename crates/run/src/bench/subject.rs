@@ -68,11 +68,11 @@ impl Subject {
     }
 
     fn model(settings: &Settings, encoder: &Encoder, sequences: u64, length: u64) -> Result<Self, RunError> {
-        let target = settings.target()?;
+        let (target, policy) = (settings.target()?, settings.policy()?);
         let program = settings.fit(length, &mut |tokens| {
             let n = (tokens / length).clamp(1, sequences);
             let bounds = Bounds { tokens: n * length, sequences: n, longest: length };
-            one(&target, encoder.graph(bounds, &[Output::Mean]))
+            one(&target, &policy, encoder.graph(bounds, &[Output::Mean]))
         })?;
         let most = program.plans()[0].1.graph.bounds.sequences;
         let step = |n| Counts { tokens: n * length, sequences: n };
@@ -89,7 +89,7 @@ impl Subject {
         graph: Result<Graph, VerifyError>,
         inputs: impl FnOnce(usize) -> Vec<(&'static str, Data)>,
     ) -> Result<Self, RunError> {
-        let program = one(&settings.target()?, graph)?.within(settings.line()?)?;
+        let program = one(&settings.target()?, &Policy::default(), graph)?.within(settings.line()?)?;
         let step = one_sequence(rows).full();
         let elements = program.plans().first().and_then(|(_, p)| {
             let (_, v) = p.graph.inputs.first()?;
@@ -120,7 +120,8 @@ impl Subject {
     /// The raw loop and the work by turns, after one pass to warm up.
     pub(super) fn time(&mut self, repeats: usize, raw: Raw<'_>) -> Result<Turns, RunError> {
         let mut times = vec![Duration::ZERO; self.plan().schedule.instrs.len()];
-        let warm = self.pass(&mut times)?;
+        self.pass(None)?;
+        let warm = self.pass(None)?;
         let passes = (TURN / warm).ceil().clamp(1.0, MOST_PASSES) as u32;
         let dtype = self.dtype();
         let mut turns = Turns { passes, raw_loop: None, raw: vec![], seconds: vec![], instructions: vec![] };
@@ -130,20 +131,21 @@ impl Subject {
                 turns.raw_loop = Some(raw_loop);
                 turns.raw.push(rate);
             }
-            times.fill(Duration::ZERO);
             let mut seconds = 0.0;
             for _ in 0..passes {
-                seconds += self.pass(&mut times)?;
+                seconds += self.pass(None)?;
             }
             turns.seconds.push(seconds / f64::from(passes));
-            let each = times.iter().map(|t| t.as_secs_f64() / f64::from(passes));
-            turns.instructions.push(each.collect());
+            // Apart from the passes above: a device may only be asked for the time of a launch by waiting for it.
+            times.fill(Duration::ZERO);
+            self.pass(Some(&mut times))?;
+            turns.instructions.push(times.iter().map(Duration::as_secs_f64).collect());
         }
         Ok(turns)
     }
 
-    /// Every step once; the seconds that they took together.
-    fn pass(&mut self, times: &mut [Duration]) -> Result<f64, RunError> {
+    /// Every step once; the seconds that they took together. Each instruction's are added to `times`.
+    fn pass(&mut self, mut times: Option<&mut [Duration]>) -> Result<f64, RunError> {
         let mut seconds = 0.0;
         for i in 0..self.steps.len() {
             let counts = self.steps[i];
@@ -155,8 +157,13 @@ impl Subject {
                     Data::F32(values) => self.executor.input_f32(0, name, &values[..n])?,
                 }
             }
+            self.executor.wait()?;
             let start = Instant::now();
-            self.executor.run_timed(0, counts, times)?;
+            match &mut times {
+                Some(times) => self.executor.run_timed(0, counts, times)?,
+                None => self.executor.run(0, counts)?,
+            }
+            self.executor.wait()?;
             seconds += start.elapsed().as_secs_f64();
         }
         Ok(seconds)
@@ -215,9 +222,9 @@ pub(super) fn one_sequence(tokens: u64) -> Bounds {
 }
 
 /// The program of one graph.
-fn one(target: &Target, graph: Result<Graph, VerifyError>) -> Result<Program, PlanError> {
+fn one(target: &Target, policy: &Policy, graph: Result<Graph, VerifyError>) -> Result<Program, PlanError> {
     let graph = graph.map_err(|source| PlanError::Verify { after: "build", source })?;
-    let plan = compile(&graph, &Policy::default(), target)?;
+    let plan = compile(&graph, policy, target)?;
     Ok(Program::new(target.clone(), vec![("bench".to_owned(), plan)], vec![]))
 }
 

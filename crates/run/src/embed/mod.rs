@@ -268,13 +268,13 @@ fn plan(
 ) -> Result<(Executor, String), RunError> {
     let budget = options.settings.line()?;
     let settings = Settings { budget: Some(budget), ..options.settings.clone() };
-    let target = settings.target()?;
+    let (target, policy) = (settings.target()?, settings.policy()?);
     let program =
         settings.fit_streaming(longest.unwrap_or(SHORTEST).max(SHORTEST), &mut |tokens, weights| {
             let bounds = bounds(tokens, longest.map_or(tokens, |l| l.max(SHORTEST)));
             let graph = encoder.graph(bounds, outputs);
             let graph = graph.map_err(|source| PlanError::Verify { after: "build", source })?;
-            let plan = compile(&graph, &Policy { weights, ..Policy::default() }, &target)?;
+            let plan = compile(&graph, &Policy { weights, ..policy.clone() }, &target)?;
             Ok(Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]))
         })?;
     let line = memory_line(&program, budget);

@@ -135,7 +135,7 @@ fn predict_one(
     }
     let watch = Watch::over(&options.inputs);
     let inputs = digests(&options.inputs, &|| stopped(observer, "nothing had begun"))?;
-    let keys = inputs.as_deref().map(|inputs| Keys::new(options, opened, inputs, watch));
+    let keys = inputs.as_deref().map(|inputs| Keys::new(options, opened, inputs, watch)).transpose()?;
     if let Some(report) = already_there(options, opened, inputs.as_deref(), keys.as_ref())? {
         return Ok(report);
     }

@@ -5,7 +5,7 @@ use super::stage::Stage;
 use crate::session::bounds;
 use graph::{Bounds, Bytes};
 use models::{Encoder, HeadConfig, Output, mlp_head};
-use plan::{PlanError, Policy, Program, Staging, Target, Weights, compile};
+use plan::{PlanError, Policy, Precision, Program, Staging, Target, Weights, compile};
 
 /// The parts of the work: both encoders and the head, in this order where there is one of each.
 pub(crate) const DNA: usize = 0;
@@ -49,19 +49,20 @@ impl Shape {
     }
 
     /// The program of a stage for steps of `tokens`, with the encoders' weights where `weights` says. The head's
-    /// are always there.
+    /// are always there, in f32.
     pub(crate) fn program(
         &self,
         target: &Target,
+        precision: Precision,
         stage: Stage,
         tokens: u64,
         weights: Weights,
     ) -> Result<Program, PlanError> {
-        let plan_with = |graph: Result<graph::Graph, graph::VerifyError>, weights: Weights| {
+        let plan_with = |graph: Result<graph::Graph, graph::VerifyError>, policy: Policy| {
             let graph = graph.map_err(|source| PlanError::Verify { after: "build", source })?;
-            compile(&graph, &Policy { weights, ..Policy::default() }, target)
+            compile(&graph, &policy, target)
         };
-        let plan = |graph| plan_with(graph, weights);
+        let plan = |graph| plan_with(graph, Policy { precision, weights, ..Policy::default() });
         let (mut plans, mut staging) = (vec![], vec![]);
         let mut add = |part: usize, plan| plans.push((PLANS[part].to_owned(), plan));
         if stage.runs(DNA) {
@@ -72,7 +73,7 @@ impl Shape {
         }
         if stage.scores() {
             let rows = Bounds { tokens: 1, sequences: HEAD_ROWS, longest: 1 };
-            add(HEAD, plan_with(mlp_head(&self.head, rows), Weights::Resident)?);
+            add(HEAD, plan_with(mlp_head(&self.head, rows), Policy::default())?);
         }
         let mut wait = |label: &str, width: u64| {
             let bytes = Bytes(self.slots(tokens) * width * 4);

@@ -32,18 +32,18 @@ pub(crate) struct Opening {
 
 impl Keys {
     /// Those of a run on `inputs`, whose `watch` began before they were looked at.
-    pub(crate) fn new(options: &Options, opened: &Opened, inputs: &[Input], watch: Watch) -> Self {
+    pub(crate) fn new(options: &Options, opened: &Opened, inputs: &[Input], watch: Watch) -> Result<Self, RunError> {
         let shard = options.shard.map(|p| format!("{}/{}", p.number, p.of));
         let key = json!({
             "plimsoll": env!("CARGO_PKG_VERSION"),
             "identity": record::identity(options, opened, inputs),
-            "arithmetic": options.settings.arithmetic(),
+            "arithmetic": options.settings.arithmetic()?,
             "shard": shard,
             // Results of another run that were there may be replaced.
             "replaces": options.force,
         });
         let (dir, every) = (options.output_dir.clone(), options.commit_every);
-        Self { dir, key, every, watch }
+        Ok(Self { dir, key, every, watch })
     }
 
     /// Whether a run that was told to replace what is in the folder was broken, and this is the same.

@@ -161,10 +161,10 @@ impl Run<'_> {
     fn plan(&self, observer: &mut dyn Observer) -> Result<Vec<(Stage, Program)>, RunError> {
         // The line was read once: what is free changes from moment to moment.
         let settings = Settings { budget: Some(self.budget), ..self.options.settings.clone() };
-        let target = settings.target()?;
+        let (target, precision) = (settings.target()?, settings.precision()?);
         let fit = |stage: Stage, stream: Stream| {
             let settings = Settings { stream, ..settings.clone() };
-            let build = &mut |tokens, weights| self.shape.program(&target, stage, tokens, weights);
+            let build = &mut |tokens, weights| self.shape.program(&target, precision, stage, tokens, weights);
             Ok((stage, settings.fit_streaming(self.shape.longest(stage), build)?))
         };
         // Two passes over the input cost less than reading the weights in every step.

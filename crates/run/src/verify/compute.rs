@@ -6,7 +6,7 @@ use crate::{EncoderModel, RunError, Settings};
 use exec::Executor;
 use graph::Counts;
 use models::Output;
-use plan::{PlanError, Policy, Program, compile};
+use plan::{PlanError, Program, compile};
 
 /// Tokens of a step where nothing else is asked for: what is verified is short.
 const TOKENS: u64 = 1024;
@@ -52,7 +52,7 @@ impl Runner {
     ) -> Result<Self, RunError> {
         let tokens = settings.tokens.or(Some(longest.max(TOKENS)));
         let settings = Settings { tokens, budget: Some(settings.line()?), ..settings.clone() };
-        let target = settings.target()?;
+        let (target, policy) = (settings.target()?, settings.policy()?);
         let outputs: &[Output] = match with_logits {
             true => &[Output::Hidden, Output::Mean, Output::Logits],
             false => &[Output::Hidden, Output::Mean],
@@ -60,7 +60,7 @@ impl Runner {
         let program = settings.fit(longest, &mut |tokens| {
             let graph = model.encoder.graph(bounds(tokens, longest), outputs);
             let graph = graph.map_err(|source| PlanError::Verify { after: "build", source })?;
-            let plan = compile(&graph, &Policy::default(), &target)?;
+            let plan = compile(&graph, &policy, &target)?;
             Ok(Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]))
         })?;
         let mut executor = settings.start(program)?;

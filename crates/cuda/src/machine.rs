@@ -1,0 +1,87 @@
+//! A card as a machine that plans are made for. Invariant: the target is that of the card's name where it is known;
+//! otherwise sizes are the card's own, and only rates are guessed.
+
+use crate::{Card, CudaDevice, CudaError, Libraries, cards};
+use exec::{Device, DeviceError, Machine};
+use graph::Bytes;
+use plan::{Reserved, Target};
+use std::fmt;
+
+/// A card.
+pub struct CudaMachine {
+    card: Card,
+}
+
+/// (what a card's name holds, its target): the first that fits.
+const KNOWN: &[(&str, &str)] = &[
+    ("H200", "h200"),
+    ("H100", "h100"),
+    ("A100-SXM4-40GB", "a100-40"),
+    ("A100-PCIE-40GB", "a100-40"),
+    ("A100", "a100-80"),
+    ("RTX 4090", "4090"),
+    ("RTX 3090 Ti", "3090ti"),
+    ("RTX 3090", "3090"),
+];
+
+/// What the first context of a process takes, where it was not measured.
+const CONTEXT: Bytes = Bytes(551_550_976);
+
+impl CudaMachine {
+    /// The card of a number, if everything that is needed to use it is there.
+    pub fn new(ordinal: usize) -> Result<Self, CudaError> {
+        if let Some(error) = Libraries::get().missing().first() {
+            return Err((*error).clone());
+        }
+        let cards = cards()?;
+        let found = cards.len();
+        let card = cards.into_iter().nth(ordinal).ok_or(CudaError::NoDevice { ordinal, found })?;
+        if card.capability < (8, 0) {
+            return Err(CudaError::TooOld { card: card.name, capability: card.capability });
+        }
+        Ok(Self { card })
+    }
+
+    /// What it is.
+    pub fn card(&self) -> &Card {
+        &self.card
+    }
+}
+
+impl Machine for CudaMachine {
+    fn name(&self) -> String {
+        format!("cuda:{} ({})", self.card.ordinal, self.card.name)
+    }
+
+    fn target(&self) -> Result<Target, DeviceError> {
+        let name = KNOWN.iter().find(|(part, _)| self.card.name.contains(part)).map_or("cuda", |(_, target)| target);
+        let mut target = Target::named(name).map_err(|error| DeviceError::Machine { source: Box::new(error) })?;
+        target.memory = self.card.memory;
+        if target.reserved.is_empty() {
+            target.reserved.push(Reserved { label: "CUDA context".to_owned(), bytes: CONTEXT });
+        }
+        Ok(target)
+    }
+
+    fn free(&self) -> Result<Bytes, DeviceError> {
+        let device = CudaDevice::new(self.card.ordinal)?;
+        let reserved = self.target()?.reserved();
+        // The context is there by now; the plan counts it, so it is counted as free.
+        Ok((device.memory()?.0 + reserved).min(self.card.memory))
+    }
+
+    fn arithmetic(&self) -> String {
+        let (major, minor) = self.card.capability;
+        format!("sm_{major}{minor}, driver {}, {}", self.card.driver, Libraries::get().versions())
+    }
+
+    fn open(&self) -> Result<Box<dyn Device>, DeviceError> {
+        Ok(Box::new(CudaDevice::new(self.card.ordinal)?))
+    }
+}
+
+impl fmt::Debug for CudaMachine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name())
+    }
+}
