@@ -64,14 +64,7 @@ impl Kernel {
     /// An entry for an element type.
     pub fn new(file: File, entry: &'static str, dtype: DType) -> Self {
         let mut constants = [("", 0); CONSTANTS];
-        let code = match dtype {
-            DType::F32 => 0,
-            DType::Bf16 => 1,
-            DType::F16 => 2,
-            DType::I32 => 3,
-            DType::U8 => 4,
-        };
-        constants[0] = ("TYPE", code);
+        constants[0] = ("TYPE", code(dtype));
         Self { file, entry, constants }
     }
 
@@ -95,6 +88,17 @@ impl Kernel {
     /// The text that is compiled.
     pub fn source(&self) -> String {
         format!("{COMMON}\n#line 1 \"{}\"\n{}", self.file.name(), self.file.text())
+    }
+}
+
+/// An element type as constants name it.
+pub(crate) fn code(dtype: DType) -> i64 {
+    match dtype {
+        DType::F32 => 0,
+        DType::Bf16 => 1,
+        DType::F16 => 2,
+        DType::I32 => 3,
+        DType::U8 => 4,
     }
 }
 

@@ -44,3 +44,76 @@ __device__ __forceinline__ T store(float x) {
 
 // Says to the host what a kernel refuses; the largest code of a step stays.
 __device__ __forceinline__ void refuse(u32 *status, u32 code) { atomicMax(status, code); }
+
+// Several neighbouring elements at once. CODE is an element type as in TYPE, so a kernel can hold several of them.
+template <int CODE> struct Element { typedef u16 type; };
+template <> struct Element<0> { typedef float type; };
+
+template <int CODE> __device__ __forceinline__ float widen(typename Element<CODE>::type x) {
+  if constexpr (CODE == 0) return x;
+  else if constexpr (CODE == 1) return bf16_to_float(x);
+  else return f16_to_float(x);
+}
+
+template <int CODE> __device__ __forceinline__ typename Element<CODE>::type narrow(float x) {
+  if constexpr (CODE == 0) return x;
+  else if constexpr (CODE == 1) return float_to_bf16(x);
+  else return float_to_f16(x);
+}
+
+// A pair of 16-bit elements in a word.
+template <int CODE> __device__ __forceinline__ void unpack(u32 pair, float &low, float &high) {
+  if constexpr (CODE == 1) {
+    low = __uint_as_float(pair << 16);
+    high = __uint_as_float(pair & 0xFFFF0000u);
+  } else {
+    low = f16_to_float((u16)pair);
+    high = f16_to_float((u16)(pair >> 16));
+  }
+}
+
+template <int CODE> __device__ __forceinline__ u32 pack(float low, float high) {
+  u32 pair;
+  if constexpr (CODE == 1) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// MANY elements, aligned to 16 bytes (to 8 where they fill no more), or one.
+template <int CODE, int MANY>
+__device__ __forceinline__ void load_many(const typename Element<CODE>::type *from, float (&x)[MANY]) {
+  if constexpr (MANY == 1) {
+    x[0] = widen<CODE>(from[0]);
+  } else if constexpr (CODE == 0) {
+#pragma unroll
+    for (int i = 0; i < MANY / 4; i++) {
+      float4 v = ((const float4 *)from)[i];
+      x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
+    }
+  } else if constexpr (MANY == 4) {
+    uint2 v = *(const uint2 *)from;
+    unpack<CODE>(v.x, x[0], x[1]), unpack<CODE>(v.y, x[2], x[3]);
+  } else {
+    static_assert(MANY == 8, "16 bytes");
+    uint4 v = *(const uint4 *)from;
+    unpack<CODE>(v.x, x[0], x[1]), unpack<CODE>(v.y, x[2], x[3]);
+    unpack<CODE>(v.z, x[4], x[5]), unpack<CODE>(v.w, x[6], x[7]);
+  }
+}
+
+template <int CODE, int MANY>
+__device__ __forceinline__ void store_many(typename Element<CODE>::type *to, const float (&x)[MANY]) {
+  if constexpr (MANY == 1) {
+    to[0] = narrow<CODE>(x[0]);
+  } else if constexpr (CODE == 0) {
+#pragma unroll
+    for (int i = 0; i < MANY / 4; i++)
+      ((float4 *)to)[i] = make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
+  } else if constexpr (MANY == 4) {
+    *(uint2 *)to = make_uint2(pack<CODE>(x[0], x[1]), pack<CODE>(x[2], x[3]));
+  } else {
+    static_assert(MANY == 8, "16 bytes");
+    *(uint4 *)to = make_uint4(pack<CODE>(x[0], x[1]), pack<CODE>(x[2], x[3]), pack<CODE>(x[4], x[5]),
+                              pack<CODE>(x[6], x[7]));
+  }
+}

@@ -1,1 +1,161 @@
-// unwritten
+// Ops that treat every element alike, and columns put side by side. Invariant: an element is read before the same thread
+// writes it, so y may be x; nothing past the last element is touched. Matrices are row-major and start at multiples of
+// 256 bytes.
+
+#define THREADS 256
+
+// x Phi(x), Phi the normal distribution (Hendrycks and Gimpel 2016, the exact form). f32: CUDA's normcdff, which keeps
+// its digits in the left tail. 16 bits: max(x, 0) - |x| Q(|x|), with log2 Q as a polynomial of degree 8 on 0..10, fitted
+// by weighted minimax (Lawson's iteration): relative error of Q below 9e-6 to 4, below 2e-5 to 6, where f16 ends; that is
+// a hundredth of an element's half unit, and takes half the instructions of erf, which memory then hides.
+__device__ __forceinline__ float x_phi(float x) {
+#if TYPE == 0
+  return x * normcdff(x);
+#else
+  float t = fminf(fabsf(x), 10.0f), positive, q;
+  float log2q = 6.639395878e-08f;
+  log2q = fmaf(log2q, t, -3.404787094e-06f);
+  log2q = fmaf(log2q, t, 7.643782737e-05f);
+  log2q = fmaf(log2q, t, -1.002188656e-03f);
+  log2q = fmaf(log2q, t, 8.695435710e-03f);
+  log2q = fmaf(log2q, t, -5.421991646e-02f);
+  log2q = fmaf(log2q, t, -4.582926929e-01f);
+  log2q = fmaf(log2q, t, -1.151292801e+00f);
+  log2q = fmaf(log2q, t, -9.999936819e-01f);
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(q) : "f"(log2q));
+  // NaN stays NaN.
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(positive) : "f"(x));
+  return fmaf(-t, q, positive);
+#endif
+}
+
+// x / (1 + exp(-x)).
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
+
+// max(x, 0), NaN stays NaN.
+__device__ __forceinline__ float positive_part(float x) {
+  float y;
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Elements at..at + MANY of n: by one access where they are all there.
+template <int CODE, int MANY>
+__device__ __forceinline__ void load_some(const typename Element<CODE>::type *x, long long at, long long n,
+                                          float (&v)[MANY]) {
+  if (at + MANY <= n) {
+    load_many<CODE, MANY>(x + at, v);
+  } else {
+#pragma unroll
+    for (int i = 0; i < MANY; i++) v[i] = at + i < n ? widen<CODE>(x[at + i]) : 0.0f;
+  }
+}
+
+template <int CODE, int MANY>
+__device__ __forceinline__ void store_some(typename Element<CODE>::type *y, long long at, long long n,
+                                           const float (&v)[MANY]) {
+  if (at + MANY <= n) {
+    store_many<CODE, MANY>(y + at, v);
+  } else {
+#pragma unroll
+    for (int i = 0; i < MANY; i++)
+      if (at + i < n) y[at + i] = narrow<CODE>(v[i]);
+  }
+}
+
+// The element from which a thread goes on in steps of THREADS accesses, STEPS of them, so that several are in flight.
+#define STEPS 4
+template <int MANY> __device__ __forceinline__ long long first_element() {
+  return ((long long)blockIdx.x * (STEPS * THREADS) + threadIdx.x) * MANY;
+}
+
+// y[i] = f(x[i]).
+template <int IN, int OUT, int MANY, class F>
+__device__ __forceinline__ void map(const void *x, void *y, long long n, F f) {
+  const auto *from = (const typename Element<IN>::type *)x;
+  auto *to = (typename Element<OUT>::type *)y;
+  const long long first = first_element<MANY>();
+  float v[STEPS][MANY];
+#pragma unroll
+  for (int s = 0; s < STEPS; s++) load_some<IN, MANY>(from, first + s * THREADS * MANY, n, v[s]);
+#pragma unroll
+  for (int s = 0; s < STEPS; s++) {
+#pragma unroll
+    for (int i = 0; i < MANY; i++) v[s][i] = f(v[s][i]);
+    store_some<OUT, MANY>(to, first + s * THREADS * MANY, n, v[s]);
+  }
+}
+
+// Elements of 16 bytes.
+#define WIDE (TYPE == 0 ? 4 : 8)
+
+#if defined(INTO)
+
+// y = x in the element type INTO, rounded to nearest even.
+extern "C" __global__ void __launch_bounds__(THREADS) cast(const void *x, void *y, long long n) {
+  map<TYPE, INTO, TYPE == 0 || INTO == 0 ? 4 : 8>(x, y, n, [](float v) { return v; });
+}
+
+#elif defined(COLUMNS)
+
+// y[r, j] = f(x[r, j]) x[r, COLUMNS + j], f SiLU or else GELU. x: (R, 2 COLUMNS), y: (R, COLUMNS). A thread takes STEPS
+// accesses of y; `accesses` is their number in all rows.
+extern "C" __global__ void __launch_bounds__(THREADS) glu(const T *__restrict__ x, T *__restrict__ y, long long accesses) {
+  constexpr int WIDTH = COLUMNS % WIDE == 0 ? WIDE : 1;
+  constexpr u32 PER_ROW = COLUMNS / WIDTH;
+  const long long first = first_element<1>();
+  float gate[STEPS][WIDTH], value[STEPS][WIDTH];
+#pragma unroll
+  for (int s = 0; s < STEPS; s++) {
+    const u64 at = first + s * THREADS;
+    if (at >= accesses) break;
+    const T *from = x + (at / PER_ROW * (2ull * COLUMNS) + at % PER_ROW * WIDTH);
+    load_many<TYPE, WIDTH>(from, gate[s]);
+    load_many<TYPE, WIDTH>(from + COLUMNS, value[s]);
+  }
+#pragma unroll
+  for (int s = 0; s < STEPS; s++) {
+    const u64 at = first + s * THREADS;
+    if (at >= accesses) break;
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) gate[s][i] = (SILU ? silu(gate[s][i]) : x_phi(gate[s][i])) * value[s][i];
+    store_many<TYPE, WIDTH>(y + at * WIDTH, gate[s]);
+  }
+}
+
+#else
+
+extern "C" __global__ void __launch_bounds__(THREADS) gelu(const void *x, void *y, long long n) {
+  map<TYPE, TYPE, WIDE>(x, y, n, [](float v) { return x_phi(v); });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) relu(const void *x, void *y, long long n) {
+  map<TYPE, TYPE, WIDE>(x, y, n, [](float v) { return positive_part(v); });
+}
+
+// y = a + b; y may be one of them.
+extern "C" __global__ void __launch_bounds__(THREADS) add(const T *a, const T *b, T *y, long long n) {
+  const long long first = first_element<WIDE>();
+  float u[STEPS][WIDE], v[STEPS][WIDE];
+#pragma unroll
+  for (int s = 0; s < STEPS; s++) {
+    load_some<TYPE, WIDE>(a, first + s * THREADS * WIDE, n, u[s]);
+    load_some<TYPE, WIDE>(b, first + s * THREADS * WIDE, n, v[s]);
+  }
+#pragma unroll
+  for (int s = 0; s < STEPS; s++) {
+#pragma unroll
+    for (int i = 0; i < WIDE; i++) u[s][i] += v[s][i];
+    store_some<TYPE, WIDE>(y, first + s * THREADS * WIDE, n, u[s]);
+  }
+}
+
+// Columns `first`.. of y: (R, total) = x: (R, columns). One block a row.
+extern "C" __global__ void __launch_bounds__(THREADS) concat(const T *__restrict__ x, T *__restrict__ y, int columns,
+                                                             int first, int total) {
+  const T *from = x + (u64)blockIdx.x * columns;
+  T *to = y + ((u64)blockIdx.x * total + first);
+  for (int c = threadIdx.x; c < columns; c += THREADS) to[c] = from[c];
+}
+
+#endif

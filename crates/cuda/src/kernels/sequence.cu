@@ -1,1 +1,175 @@
-// unwritten
+// Ops that know about tokens, positions and sequences. Invariant: a row's bits depend on its own token or sequence only;
+// sums over a sequence are in an order that is counted from its first row. Ids, rows and spans are checked before
+// anything is read by them.
+
+#define WARPS 8
+
+#if defined(WIDTH)
+
+// Rows are (.., columns), `columns` a multiple of WIDTH; a warp copies one.
+
+#if defined(ROW)
+
+typedef Element<ROW>::type R;
+
+// x[t] = (table[id] + row) scale; `row` may be null. `status` learns of an id outside of the table.
+__device__ __forceinline__ void embed_row(int id, const T *table, const R *row, T *x, u64 t, int vocabulary, int columns,
+                                          float scale, u32 *status) {
+  const int lane = threadIdx.x % 32;
+  if (id < 0 || id >= vocabulary) {
+    if (lane == 0) refuse(status, BAD_TOKEN);
+    return;
+  }
+  const T *from = table + (u64)id * columns;
+  T *to = x + t * columns;
+#pragma unroll 4
+  for (int c = lane * WIDTH; c < columns; c += 32 * WIDTH) {
+    float e[WIDTH];
+    load_many<TYPE, WIDTH>(from + c, e);
+    if (row) {
+      float r[WIDTH];
+      load_many<ROW, WIDTH>(row + c, r);
+#pragma unroll
+      for (int i = 0; i < WIDTH; i++) e[i] += r[i];
+    }
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) e[i] *= scale;
+    store_many<TYPE, WIDTH>(to + c, e);
+  }
+}
+
+__device__ __forceinline__ void zero_row(T *x, u64 t, int columns) {
+  float zero[WIDTH] = {};
+  for (int c = threadIdx.x % 32 * WIDTH; c < columns; c += 32 * WIDTH) store_many<TYPE, WIDTH>(x + t * columns + c, zero);
+}
+
+// ids: (T), table: (V, columns), row: (1, columns) or null, x: (T, columns).
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+    embed(const int *__restrict__ ids, const T *__restrict__ table, const R *__restrict__ row, T *__restrict__ x,
+          u32 *status, long long tokens, int vocabulary, int columns) {
+  const u64 t = (u64)blockIdx.x * WARPS + threadIdx.x / 32;
+  if (t < tokens) embed_row(ids[t], table, row, x, t, vocabulary, columns, 1.0f, status);
+}
+
+// The same with ESM's token dropout (fair-esm 2.0.0, esm2.py): rows of `mask` are zero, all others of a sequence are
+// multiplied by keep / (1 - masked / tokens), in f32. Rows of no sequence are zero. spans: (S, 2), ascending.
+// Block (s, .) has sequence s and the rows between it and the one before; s = S only the rows behind the last.
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+    embed_dropout(const int *__restrict__ ids, const T *__restrict__ table, const R *__restrict__ row,
+                  const int *__restrict__ spans, T *__restrict__ x, u32 *status, long long tokens, int sequences,
+                  int vocabulary, int columns, int mask, float keep) {
+  const int s = blockIdx.x, warp = threadIdx.x / 32;
+  const long long before = s > 0 ? spans[2 * s - 1] : 0;
+  const long long start = s < sequences ? spans[2 * s] : tokens, end = s < sequences ? spans[2 * s + 1] : tokens;
+  if (before < 0 || before > start || start > end || end > tokens) {
+    if (threadIdx.x == 0) refuse(status, BAD_SPAN);
+    return;
+  }
+  __shared__ int counts[WARPS];
+  int masked = 0;
+  for (long long t = start + threadIdx.x; t < end; t += 32 * WARPS) masked += ids[t] == mask;
+  masked = __reduce_add_sync(0xFFFFFFFFu, masked);
+  if (threadIdx.x % 32 == 0) counts[warp] = masked;
+  __syncthreads();
+  masked = 0;
+#pragma unroll
+  for (int w = 0; w < WARPS; w++) masked += counts[w];
+  const float scale = keep / (1.0f - (float)masked / (float)(end - start));
+  const u32 stride = gridDim.y * WARPS;
+  for (u64 t = before + blockIdx.y * WARPS + warp; t < end; t += stride) {
+    if (t < start || ids[t] == mask) zero_row(x, t, columns);
+    else embed_row(ids[t], table, row, x, t, vocabulary, columns, scale, status);
+  }
+}
+
+#else
+
+// y[i] = x[rows[i]]. x: (limit, columns), rows: (count), y: (count, columns).
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+    select_rows(const T *__restrict__ x, const int *__restrict__ rows, T *__restrict__ y, u32 *status, long long count,
+                long long limit, int columns) {
+  const u64 i = (u64)blockIdx.x * WARPS + threadIdx.x / 32;
+  if (i >= count) return;
+  const int lane = threadIdx.x % 32;
+  const long long row = rows[i];
+  if (row < 0 || row >= limit) {
+    if (lane == 0) refuse(status, BAD_ROW);
+    return;
+  }
+  const T *from = x + row * columns;
+  T *to = y + i * columns;
+#pragma unroll 4
+  for (int c = lane * WIDTH; c < columns; c += 32 * WIDTH) {
+    // Bits are copied.
+    if constexpr (WIDTH == 1) to[c] = from[c];
+    else *(uint4 *)(to + c) = *(const uint4 *)(from + c);
+  }
+}
+
+// y[s] = mean of x[start + skip_first .. end - skip_last], zero where that is empty. x: (T, columns), spans: (S, 2),
+// y: (S, columns) in f32. Block (s, j) has columns from 32 WIDTH j on; warp w adds up every eighth row from the w-th
+// on, then the warps' sums are added in their order.
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+    segment_mean(const T *__restrict__ x, const int *__restrict__ spans, float *__restrict__ y, u32 *status,
+                 long long tokens, int columns, long long skip_first, long long skip_last) {
+  const int s = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const long long start = spans[2 * s], end = spans[2 * s + 1];
+  if (start < 0 || start > end || end > tokens) {
+    if (threadIdx.x == 0) refuse(status, BAD_SPAN);
+    return;
+  }
+  const long long first = start + skip_first, behind = end - skip_last;
+  const int block = blockIdx.y * 32 * WIDTH, column = block + lane * WIDTH;
+  float sum[WIDTH] = {};
+  if (column < columns) {
+#pragma unroll 4
+    for (long long t = first + warp; t < behind; t += WARPS) {
+      float v[WIDTH];
+      load_many<TYPE, WIDTH>(x + t * columns + column, v);
+#pragma unroll
+      for (int i = 0; i < WIDTH; i++) sum[i] += v[i];
+    }
+  }
+  __shared__ float sums[WARPS][32 * WIDTH];
+#pragma unroll
+  for (int i = 0; i < WIDTH; i++) sums[warp][lane * WIDTH + i] = sum[i];
+  __syncthreads();
+  const float count = behind > first ? (float)(behind - first) : 1.0f;
+  const int c = threadIdx.x;
+  if (c < 32 * WIDTH && block + c < columns) {
+    float total = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) total += sums[w][c];
+    y[(u64)s * columns + block + c] = total / count;
+  }
+}
+
+#endif
+
+#else
+
+// cos[p, j] = cos(p freq[j]), sin likewise; the angle is one f32 product, its cosine and sine are those of that f32:
+// reduced by pi/2 in two parts and evaluated in f64 (polynomials of fdlibm's __kernel_sin and __kernel_cos), since
+// CUDA's f32 functions need local memory. freq: (half), cos, sin: (rows, half) in f32, or null.
+extern "C" __global__ void __launch_bounds__(256)
+    rotary_table(const T *__restrict__ freq, float *__restrict__ cos, float *__restrict__ sin, int rows, int half) {
+  const u64 i = (u64)blockIdx.x * 256 + threadIdx.x;
+  if (i >= (u64)rows * half) return;
+  const double angle = (float)(i / half) * load(freq[i % half]);
+  const double turns = rint(angle * 0.63661977236758134308);
+  const double r = fma(-turns, 6.123233995736766e-17, fma(-turns, 1.5707963267948966, angle)), z = r * r;
+  double s = 1.58969099521155010221e-10, c = -1.13596475577881948265e-11;
+  s = fma(s, z, -2.50507602534068634195e-08), c = fma(c, z, 2.08757232129817482790e-09);
+  s = fma(s, z, 2.75573137070700676789e-06), c = fma(c, z, -2.75573143513906633035e-07);
+  s = fma(s, z, -1.98412698298579493134e-04), c = fma(c, z, 2.48015872894767294178e-05);
+  s = fma(s, z, 8.33333333332248946124e-03), c = fma(c, z, -1.38888888888741095749e-03);
+  s = fma(s, z, -1.66666666666666324348e-01), c = fma(c, z, 4.16666666666666019037e-02);
+  s = fma(r * z, s, r), c = fma(z * z, c, fma(-0.5, z, 1.0));
+  // The quarter of the circle.
+  const int quarter = (int)(long long)turns & 3;
+  const double x = quarter & 1 ? s : c, y = quarter & 1 ? c : s;
+  if (cos) cos[i] = (float)(quarter == 1 || quarter == 2 ? -x : x);
+  if (sin) sin[i] = (float)(quarter >= 2 ? -y : y);
+}
+
+#endif

@@ -1,12 +1,197 @@
-//! Ops on rows: elementwise ones, norms, softmax.
+//! Ops on rows: elementwise ones, norms, softmax. Invariant: which kernel runs depends on columns and element types, never
+//! on rows, so a row has the same bits in any step.
 
-use super::Call;
-use crate::kernel::Kernel;
+use super::{Call, Tensor};
+use crate::kernel::{Arg, File, Kernel, Shape, code};
 use exec::DeviceError;
-use graph::ops::{BatchNorm, Glu, LayerNorm};
+use graph::DType;
+use graph::ops::{Activation, BatchNorm, Glu, LayerNorm};
 
-macro_rules! todo_op { ($($n:ident($($t:ty)?);)*) => { $(pub(super) fn $n(call: &mut Call<'_>, $(_: &$t)?) -> Result<(), DeviceError> { Err(call.refused("unwritten".into())) })* } }
-todo_op! { add(); batch_norm(BatchNorm); cast(); concat(); gelu(); glu(Glu); layer_norm(LayerNorm); relu(); softmax(); }
+/// Threads of a block of elementwise kernels.
+const THREADS: u32 = 256;
+/// Accesses of such a thread.
+const STEPS: u64 = 4;
+/// The most elements of a row that a thread of a norm keeps, with the parameters beside them.
+const KEPT: u64 = 24;
+/// The same where the largest block has the row.
+const MOST_KEPT: u64 = 32;
+
+pub(super) fn add(call: &mut Call<'_>) -> Result<(), DeviceError> {
+    let (a, b, y) = (call.input(0)?, call.input(1)?, call.output(0)?);
+    let kernel = Kernel::new(File::Elementwise, "add", y.dtype);
+    call.kernel(&kernel, flat(&y, wide(y.dtype)), &[a.pointer(), b.pointer(), y.pointer(), elements(&y)])
+}
+
+pub(super) fn gelu(call: &mut Call<'_>) -> Result<(), DeviceError> {
+    let (x, y) = (call.input(0)?, call.output(0)?);
+    unary(call, "gelu", x, y)
+}
+
+/// `x = gelu(x)`: behind a product.
+#[allow(dead_code)] // until products call it
+pub(super) fn gelu_in_place(call: &mut Call<'_>, x: Tensor) -> Result<(), DeviceError> {
+    unary(call, "gelu", x, x)
+}
+
+pub(super) fn relu(call: &mut Call<'_>) -> Result<(), DeviceError> {
+    let (x, y) = (call.input(0)?, call.output(0)?);
+    unary(call, "relu", x, y)
+}
+
+fn unary(call: &mut Call<'_>, entry: &'static str, x: Tensor, y: Tensor) -> Result<(), DeviceError> {
+    let kernel = Kernel::new(File::Elementwise, entry, y.dtype);
+    call.kernel(&kernel, flat(&y, wide(y.dtype)), &[x.pointer(), y.pointer(), elements(&y)])
+}
+
+pub(super) fn cast(call: &mut Call<'_>) -> Result<(), DeviceError> {
+    let (x, y) = (call.input(0)?, call.output(0)?);
+    let width = wide(x.dtype).min(wide(y.dtype));
+    call.kernel(&cast_kernel(x.dtype, y.dtype), flat(&y, width), &[x.pointer(), y.pointer(), elements(&y)])
+}
+
+fn cast_kernel(from: DType, to: DType) -> Kernel {
+    Kernel::new(File::Elementwise, "cast", from).with("INTO", code(to))
+}
+
+pub(super) fn glu(call: &mut Call<'_>, op: &Glu) -> Result<(), DeviceError> {
+    let (x, y) = (call.input(0)?, call.output(0)?);
+    let accesses = y.elements() / row_width(y.dtype, y.columns);
+    let shape = Shape::of(accesses.div_ceil(STEPS * u64::from(THREADS)), THREADS);
+    let kernel = glu_kernel(y.dtype, y.columns, op.activation);
+    call.kernel(&kernel, shape, &[x.pointer(), y.pointer(), Arg::long(accesses)])
+}
+
+fn glu_kernel(dtype: DType, columns: u64, activation: Activation) -> Kernel {
+    let silu = match activation {
+        Activation::Gelu => 0,
+        Activation::Silu => 1,
+    };
+    Kernel::new(File::Elementwise, "glu", dtype).with("COLUMNS", columns as i64).with("SILU", silu)
+}
+
+pub(super) fn concat(call: &mut Call<'_>) -> Result<(), DeviceError> {
+    let y = call.output(0)?;
+    let kernel = Kernel::new(File::Elementwise, "concat", y.dtype);
+    let mut first = 0;
+    for i in 0..call.launch.ins.len() {
+        let x = call.input(i)?;
+        let args = [x.pointer(), y.pointer(), Arg::int(x.columns), Arg::int(first), Arg::int(y.columns)];
+        call.kernel(&kernel, Shape::of(y.rows, THREADS), &args)?;
+        first += x.columns;
+    }
+    Ok(())
+}
+
+pub(super) fn layer_norm(call: &mut Call<'_>, op: &LayerNorm) -> Result<(), DeviceError> {
+    let (x, gamma, beta) = (call.input(0)?, call.input(1)?, call.input(2)?);
+    let outs = [call.output_if(0)?, call.output_if(1)?, call.output_if(2)?];
+    if gamma.dtype != beta.dtype {
+        return Err(call.refused(format!("gamma is {:?} and beta is {:?}", gamma.dtype, beta.dtype)));
+    }
+    let [Some(y), mean, rstd] = outs else {
+        return Err(call.refused("nobody reads its rows".to_owned()));
+    };
+    let Some(group) = group(x.dtype, x.columns) else {
+        return Err(call.refused(format!("rows of {} columns are too wide for a block", x.columns)));
+    };
+    // Several rows share what a group reads of gamma and beta, once there are enough rows for all groups.
+    let each = if x.rows * group >= 1 << 20 { 4 } else { 1 };
+    let threads = group.max(128);
+    let shape = Shape::of(x.rows.div_ceil(each * (threads / group)), threads as u32);
+    let statistic = |of: Option<Tensor>| Arg::pointer(of.map_or(0, |t| t.address));
+    let (mean, rstd) = (statistic(mean), statistic(rstd));
+    let rows = [mean, rstd, Arg::long(x.rows), Arg::int(each), Arg::float(op.eps)];
+    let args = [&[x.pointer(), gamma.pointer(), beta.pointer(), y.pointer()], &rows[..]].concat();
+    call.kernel(&layer_norm_kernel(x.dtype, gamma.dtype, x.columns, group), shape, &args)
+}
+
+fn layer_norm_kernel(dtype: DType, params: DType, columns: u64, group: u64) -> Kernel {
+    let kernel = Kernel::new(File::Norm, "layer_norm", dtype).with("PARAM", code(params));
+    kernel.with("COLUMNS", columns as i64).with("GROUP", group as i64)
+}
+
+/// Threads that share a row in their registers: the fewest that keep the parameters too, or else all of the largest
+/// block; `None` where even those cannot.
+fn group(dtype: DType, columns: u64) -> Option<u64> {
+    let width = row_width(dtype, columns);
+    let kept = |group: u64| (columns / width).div_ceil(group) * width;
+    let few = [32, 64, 128, 256, 512].into_iter().find(|&group| kept(group) <= KEPT);
+    few.or_else(|| (kept(1024) <= MOST_KEPT).then_some(1024))
+}
+
+pub(super) fn batch_norm(call: &mut Call<'_>, op: &BatchNorm) -> Result<(), DeviceError> {
+    let (x, y, gamma) = (call.input(0)?, call.output(0)?, call.input(1)?);
+    let mut args = vec![x.pointer()];
+    for i in 1..5 {
+        let param = call.input(i)?;
+        if param.dtype != gamma.dtype {
+            return Err(call.refused(format!("gamma is {:?} and input {i} is {:?}", gamma.dtype, param.dtype)));
+        }
+        args.push(param.pointer());
+    }
+    args.extend([y.pointer(), Arg::int(x.columns), Arg::float(op.eps)]);
+    call.kernel(&batch_norm_kernel(x.dtype, gamma.dtype), Shape::of(x.rows, THREADS), &args)
+}
+
+fn batch_norm_kernel(dtype: DType, params: DType) -> Kernel {
+    Kernel::new(File::Norm, "batch_norm", dtype).with("PARAM", code(params))
+}
+
+pub(super) fn softmax(call: &mut Call<'_>) -> Result<(), DeviceError> {
+    let (x, y) = (call.input(0)?, call.output(0)?);
+    let args = [x.pointer(), y.pointer(), Arg::long(x.rows), Arg::int(x.columns)];
+    call.kernel(&Kernel::new(File::Norm, "softmax", x.dtype), Shape::of(x.rows.div_ceil(4), 128), &args)
+}
+
+/// Elements of 16 bytes.
+fn wide(dtype: DType) -> u64 {
+    if dtype == DType::F32 { 4 } else { 8 }
+}
+
+/// Elements of an access to rows of `columns`: 16 bytes where all rows are aligned to them.
+pub(super) fn row_width(dtype: DType, columns: u64) -> u64 {
+    if columns.is_multiple_of(wide(dtype)) { wide(dtype) } else { 1 }
+}
+
+/// Blocks for all elements of `y` in accesses of `width`.
+fn flat(y: &Tensor, width: u64) -> Shape {
+    Shape::of(y.elements().div_ceil(width * STEPS * u64::from(THREADS)), THREADS)
+}
+
+fn elements(y: &Tensor) -> Arg {
+    Arg::long(y.elements())
+}
+
 pub(super) fn every_kernel() -> Vec<Kernel> {
-    vec![]
+    let types = [DType::F32, DType::Bf16, DType::F16];
+    let mut kernels = vec![];
+    for dtype in types {
+        kernels.extend(["add", "gelu", "relu", "concat"].map(|e| Kernel::new(File::Elementwise, e, dtype)));
+        kernels.extend(types.map(|to| cast_kernel(dtype, to)));
+        // DNABERT-S, and rows that are not aligned.
+        kernels.extend([3072, 33].map(|columns| glu_kernel(dtype, columns, Activation::Gelu)));
+        kernels.push(glu_kernel(dtype, 3072, Activation::Silu));
+        kernels.extend([DType::F32, dtype].map(|params| batch_norm_kernel(dtype, params)));
+        kernels.push(Kernel::new(File::Norm, "softmax", dtype));
+        for columns in [320, 480, 640, 768, 1280, 2560, 33, 16384] {
+            let group = group(dtype, columns).unwrap_or_default();
+            kernels.extend([DType::F32, dtype].map(|params| layer_norm_kernel(dtype, params, columns, group)));
+        }
+    }
+    kernels.dedup();
+    kernels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_go_to_the_fewest_threads_that_keep_them() {
+        let groups = [(320, 32), (768, 32), (1280, 64), (2560, 128), (24_576, 1024), (32_768, 1024)];
+        for (columns, threads) in groups {
+            assert_eq!(group(DType::Bf16, columns), Some(threads), "{columns} columns");
+        }
+        assert_eq!((group(DType::F32, 33), group(DType::F32, 32_769)), (Some(32), None));
+    }
 }

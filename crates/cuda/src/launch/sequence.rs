@@ -1,12 +1,95 @@
-//! Ops that know about sequences and positions: embedding, rotary tables, means over sequences, chosen rows.
+//! Ops that know about sequences and positions: embedding, rotary tables, means over sequences, chosen rows. Invariant: ids,
+//! rows and spans are on the card, so their kernels check them and write what they refuse to the status.
 
-use super::Call;
-use crate::kernel::Kernel;
+use super::rows::row_width;
+use super::{Call, Tensor};
+use crate::kernel::{Arg, File, Kernel, Shape, code};
 use exec::DeviceError;
-use graph::ops::{Embed, SegmentMean};
+use graph::DType;
+use graph::ops::{Embed, SegmentMean, TokenDropout};
 
-macro_rules! todo_op { ($($n:ident($($t:ty)?);)*) => { $(pub(super) fn $n(call: &mut Call<'_>, $(_: &$t)?) -> Result<(), DeviceError> { Err(call.refused("unwritten".into())) })* } }
-todo_op! { embed(Embed); rotary_table(); segment_mean(SegmentMean); select_rows(); }
+/// Warps of a block; a warp has a row.
+const WARPS: u64 = 8;
+/// Threads of a block.
+const THREADS: u32 = 32 * WARPS as u32;
+
+pub(super) fn embed(call: &mut Call<'_>, op: &Embed) -> Result<(), DeviceError> {
+    let (ids, table, x) = (call.input(0)?, call.input(1)?, call.output(0)?);
+    let row = if op.row { Some(call.input(2)?) } else { None };
+    let entry = if op.token_dropout.is_some() { "embed_dropout" } else { "embed" };
+    let kernel = embed_kernel(entry, x.dtype, row.map_or(x.dtype, |row| row.dtype), x.columns);
+    let row = Arg::pointer(row.map_or(0, |row| row.address));
+    let (status, tokens) = (call.status(), Arg::long(x.rows));
+    let (vocabulary, columns) = (Arg::int(table.rows), Arg::int(x.columns));
+    let Some(TokenDropout { mask_id, keep }) = op.token_dropout else {
+        let args = [ids.pointer(), table.pointer(), row, x.pointer(), status, tokens, vocabulary, columns];
+        return call.kernel(&kernel, Shape::of(x.rows.div_ceil(WARPS), THREADS), &args);
+    };
+    let spans = call.input(2 + usize::from(op.row))?;
+    let (sequences, mask) = (Arg::int(spans.rows), Arg::int(mask_id));
+    let from = [ids.pointer(), table.pointer(), row, spans.pointer()];
+    let to = [x.pointer(), status, tokens, sequences, vocabulary, columns, mask, Arg::float(keep)];
+    call.kernel(&kernel, by_sequence(&x, spans.rows), &[&from[..], &to].concat())
+}
+
+/// One row of blocks for each sequence, and one for what is behind the last; about four rows a warp.
+fn by_sequence(x: &Tensor, sequences: u64) -> Shape {
+    let blocks = x.rows.div_ceil((sequences + 1) * WARPS * 4).clamp(1, 1024);
+    Shape { blocks: (sequences as u32 + 1, blocks as u32, 1), threads: THREADS, shared: 0 }
+}
+
+fn embed_kernel(entry: &'static str, dtype: DType, row: DType, columns: u64) -> Kernel {
+    rows_kernel(entry, dtype, columns).with("ROW", code(row))
+}
+
+/// A kernel on rows of `columns`, by the widest access.
+fn rows_kernel(entry: &'static str, dtype: DType, columns: u64) -> Kernel {
+    Kernel::new(File::Sequence, entry, dtype).with("WIDTH", row_width(dtype, columns) as i64)
+}
+
+pub(super) fn rotary_table(call: &mut Call<'_>) -> Result<(), DeviceError> {
+    let frequencies = call.input(0)?;
+    let tables = [call.output_if(0)?, call.output_if(1)?];
+    let Some(table) = tables[0].or(tables[1]) else {
+        return Err(call.refused("nobody reads its tables".to_owned()));
+    };
+    let [cos, sin] = tables.map(|table| Arg::pointer(table.map_or(0, |t| t.address)));
+    let args = [frequencies.pointer(), cos, sin, Arg::int(table.rows), Arg::int(table.columns)];
+    let shape = Shape::of(table.elements().div_ceil(u64::from(THREADS)), THREADS);
+    call.kernel(&Kernel::new(File::Sequence, "rotary_table", frequencies.dtype), shape, &args)
+}
+
+pub(super) fn segment_mean(call: &mut Call<'_>, op: &SegmentMean) -> Result<(), DeviceError> {
+    let (x, spans, y) = (call.input(0)?, call.input(1)?, call.output(0)?);
+    let kernel = rows_kernel("segment_mean", x.dtype, x.columns);
+    let blocks = x.columns.div_ceil(32 * row_width(x.dtype, x.columns));
+    let shape = Shape { blocks: (spans.rows as u32, blocks as u32, 1), threads: THREADS, shared: 0 };
+    let skips = [op.skip_first, op.skip_last].map(|skip| Arg::long(u64::from(skip)));
+    let places = [x.pointer(), spans.pointer(), y.pointer(), call.status()];
+    let args = [&places[..], &[Arg::long(x.rows), Arg::int(x.columns)], &skips].concat();
+    call.kernel(&kernel, shape, &args)
+}
+
+pub(super) fn select_rows(call: &mut Call<'_>) -> Result<(), DeviceError> {
+    let (x, rows, y) = (call.input(0)?, call.input(1)?, call.output(0)?);
+    let counts = [Arg::long(y.rows), Arg::long(x.rows), Arg::int(y.columns)];
+    let args = [&[x.pointer(), rows.pointer(), y.pointer(), call.status()], &counts[..]].concat();
+    let kernel = rows_kernel("select_rows", x.dtype, x.columns);
+    call.kernel(&kernel, Shape::of(y.rows.div_ceil(WARPS), THREADS), &args)
+}
+
 pub(super) fn every_kernel() -> Vec<Kernel> {
-    vec![]
+    let mut kernels = vec![];
+    for dtype in [DType::F32, DType::Bf16, DType::F16] {
+        kernels.push(Kernel::new(File::Sequence, "rotary_table", dtype));
+        // Aligned rows, and others.
+        for columns in [2560, 33] {
+            kernels.extend(["embed", "embed_dropout"].map(|entry| embed_kernel(entry, dtype, dtype, columns)));
+            kernels.extend(["select_rows", "segment_mean"].map(|entry| rows_kernel(entry, dtype, columns)));
+        }
+        if dtype != DType::F32 {
+            kernels.push(embed_kernel("embed", dtype, DType::F32, 768));
+        }
+    }
+    kernels
 }
