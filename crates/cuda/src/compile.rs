@@ -139,14 +139,15 @@ fn read(size: impl FnOnce(*mut usize) -> c_int, get: impl FnOnce(*mut c_char) ->
     if code == 0 { bytes } else { vec![] }
 }
 
-/// The folder of kept kernels: `plimsoll/cuda` in the user's cache folder.
-fn cache() -> Option<PathBuf> {
+/// The folder of what is kept: `plimsoll/cuda` in the user's cache folder.
+pub(crate) fn cache() -> Option<PathBuf> {
     let absolute = |variable| env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
     Some(cache.join("plimsoll").join("cuda"))
 }
 
-fn keep(file: &Path, code: &[u8]) -> std::io::Result<()> {
+/// Writes a file that appears whole or not at all.
+pub(crate) fn keep(file: &Path, code: &[u8]) -> std::io::Result<()> {
     let Some(folder) = file.parent() else { return Ok(()) };
     fs::create_dir_all(folder)?;
     let temporary = file.with_extension(format!("{}.tmp", process::id()));

@@ -23,11 +23,21 @@ pub struct CudaDevice {
 impl CudaDevice {
     /// Takes a card: its context is made, nothing else is allocated.
     pub fn new(ordinal: usize) -> Result<Self, CudaError> {
+        Self::open(ordinal, true)
+    }
+
+    /// The same, where products are computed by the library's first choice instead of the one that was timed to be the
+    /// fastest: nothing is read from the disk or kept there.
+    pub fn without_timing(ordinal: usize) -> Result<Self, CudaError> {
+        Self::open(ordinal, false)
+    }
+
+    fn open(ordinal: usize, timed: bool) -> Result<Self, CudaError> {
         if let Some(error) = Libraries::get().missing().first() {
             return Err((*error).clone());
         }
         let context = Context::new(ordinal)?;
-        Ok(Self { arena: None, gemm: Gemm::new(&context)?, kernels: Kernels::new(&context)?, context })
+        Ok(Self { arena: None, gemm: Gemm::new(&context, timed)?, kernels: Kernels::new(&context)?, context })
     }
 
     /// What it is.
@@ -39,6 +49,18 @@ impl CudaDevice {
     pub fn memory(&self) -> Result<(Bytes, Bytes), CudaError> {
         self.context.enter()?;
         self.context.memory()
+    }
+
+    /// What computes each product that was prepared, as lines: columns of the output and of the input, element type,
+    /// bias, residual, and `own` for our kernel or else the library's algorithm.
+    pub fn products(&self) -> Vec<String> {
+        self.gemm.choices()
+    }
+
+    /// A digest of [`Self::products`] and the library's version, for the run record: equal ones on one kind of card give
+    /// equal bits.
+    pub fn calibration(&self) -> String {
+        self.gemm.digest()
     }
 
     fn arena(&self) -> Result<&Arena, DeviceError> {

@@ -17,6 +17,8 @@ pub enum File {
     Attention,
     /// `elementwise.cu`
     Elementwise,
+    /// `matmul.cu`
+    Matmul,
     /// `norm.cu`
     Norm,
     /// `sequence.cu`
@@ -29,6 +31,7 @@ impl File {
         match self {
             Self::Attention => "attention.cu",
             Self::Elementwise => "elementwise.cu",
+            Self::Matmul => "matmul.cu",
             Self::Norm => "norm.cu",
             Self::Sequence => "sequence.cu",
         }
@@ -38,6 +41,7 @@ impl File {
         match self {
             Self::Attention => include_str!("kernels/attention.cu"),
             Self::Elementwise => include_str!("kernels/elementwise.cu"),
+            Self::Matmul => include_str!("kernels/matmul.cu"),
             Self::Norm => include_str!("kernels/norm.cu"),
             Self::Sequence => include_str!("kernels/sequence.cu"),
         }

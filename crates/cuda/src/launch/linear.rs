@@ -1,9 +1,59 @@
-//! Linear maps.
+//! Linear maps: a product with its bias and residual, and what comes behind it. Invariant: operands are of one float
+//! type, which is what the product's sums are rounded to once.
 
-use super::Call;
+use super::{Call, Tensor, rows};
+use crate::gemm::{self, Form, Operands};
 use exec::DeviceError;
-use graph::ops::Linear;
+use graph::ops::{Epilogue, Linear};
+use graph::{DType, Layout};
 
-pub(super) fn linear(call: &mut Call<'_>, _: &Linear) -> Result<(), DeviceError> {
-    Err(call.refused("unwritten".into()))
+pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError> {
+    let (x, w, y) = (call.input(0)?, call.input(1)?, call.output(0)?);
+    let bias = op.bias.then(|| call.input(2)).transpose()?;
+    let residual = match op.epilogue {
+        Epilogue::Residual => Some(call.input(2 + usize::from(op.bias))?),
+        Epilogue::None | Epilogue::Gelu => None,
+    };
+    accepted(call, &[Some(x), Some(w), bias, residual, Some(y)])?;
+    let address = |tensor: Option<Tensor>| tensor.map_or(0, |tensor| tensor.address);
+    let (scratch, bytes) = call.workspace()?;
+    let form =
+        Form { n: y.columns, k: x.columns, dtype: x.dtype, bias: bias.is_some(), residual: residual.is_some() };
+    let (x, w, bias, residual) = (x.address, w.address, address(bias), address(residual));
+    let operands = Operands { x, w, bias, residual, y: y.address, rows: y.rows, workspace: (scratch, bytes.0) };
+    product(call, form, &operands)?;
+    match op.epilogue {
+        // The library's gelu is the one by tanh, ours by erf.
+        Epilogue::Gelu => rows::gelu_in_place(call, y),
+        Epilogue::None | Epilogue::Residual => Ok(()),
+    }
+}
+
+fn product(call: &mut Call<'_>, form: Form, operands: &Operands) -> Result<(), DeviceError> {
+    if operands.rows == 0 {
+        return Ok(());
+    }
+    let by_library = match call.preparing {
+        true => call.gemm.prepare(call.context, call.kernels, form, operands)?,
+        false => call.gemm.run(call.context, form, operands)?,
+    };
+    if by_library {
+        return Ok(());
+    }
+    let (kernel, shape, args) = gemm::own(form, operands);
+    call.kernel(&kernel, shape, &args)
+}
+
+/// An error unless all are rows of one float type.
+fn accepted(call: &Call<'_>, operands: &[Option<Tensor>]) -> Result<(), DeviceError> {
+    let dtypes: Vec<DType> = operands.iter().flatten().map(|operand| operand.dtype).collect();
+    if !dtypes[0].is_float() || dtypes.iter().any(|dtype| *dtype != dtypes[0]) {
+        let names: Vec<&str> = dtypes.iter().map(|dtype| dtype.name()).collect();
+        return Err(call.refused(format!("operands must have one float type, not {}", names.join(", "))));
+    }
+    let layouts = call.launch.ins.iter().map(|operand| operand.spec.layout);
+    match layouts.into_iter().all(|layout| layout == Layout::RowMajor) {
+        true => Ok(()),
+        false => Err(call.refused("operands must be row-major".to_owned())),
+    }
 }

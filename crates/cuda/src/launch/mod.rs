@@ -8,7 +8,7 @@ mod sequence;
 
 use crate::arena::Arena;
 use crate::context::Context;
-use crate::gemm::Gemm;
+use crate::gemm::{self, Gemm};
 use crate::kernel::{Arg, Kernel, Kernels, Shape};
 use exec::{DeviceError, Launch, Operand};
 use graph::{Bytes, DType, Op};
@@ -164,5 +164,5 @@ pub(crate) fn run(call: &mut Call<'_>) -> Result<(), DeviceError> {
 
 /// A sample of every kernel in every form that models use.
 pub(crate) fn every_kernel() -> Vec<Kernel> {
-    [rows::every_kernel(), sequence::every_kernel(), attention::every_kernel()].concat()
+    [rows::every_kernel(), sequence::every_kernel(), attention::every_kernel(), gemm::every_kernel()].concat()
 }

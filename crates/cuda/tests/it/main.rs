@@ -1,3 +1,4 @@
 //! The tests of the crate, in one binary. What needs a card says `skipped: no CUDA device` where there is none.
 
 mod compile;
+mod products;

@@ -1,0 +1,132 @@
+//! TFLOP/s of products on the first card: the algorithm that cuBLASLt's heuristic puts first, and the one that timing
+//! chooses. `cargo run --release -p plimsoll-cuda --example gemm`
+
+use exec::{Device, DeviceError, Launch, Operand};
+use graph::ops::{Epilogue, Linear};
+use graph::{Bytes, Counts, DType, Dim, Op, TensorSpec};
+use plimsoll_cuda::CudaDevice;
+use std::error::Error;
+use std::time::Instant;
+
+/// (K, N) of ESM-2 3B and 650M.
+const SHAPES: [(u64, u64); 7] =
+    [(2560, 7680), (2560, 2560), (2560, 10240), (10240, 2560), (1280, 3840), (1280, 5120), (5120, 1280)];
+/// Launches of a batch that is timed, and batches.
+const LAUNCHES: u32 = 10;
+const BATCHES: usize = 5;
+const WORKSPACE: u64 = 32 << 20;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("dtype      rows      K ->      N   residual   first TF/s    best TF/s   prepared in");
+    for (dtype, rows) in
+        [(DType::Bf16, 16_384), (DType::Bf16, 65_536), (DType::F16, 16_384), (DType::F32, 16_384)]
+    {
+        for (k, n) in SHAPES {
+            // In the models, what gives the width of the stream is added to it.
+            let epilogue = if n == 2560 || n == 1280 { Epilogue::Residual } else { Epilogue::None };
+            let product = Product::new(rows, k, n, dtype, Linear { bias: true, epilogue });
+            let (first, _, _) = product.measure(CudaDevice::without_timing(0)?)?;
+            let (best, seconds, choice) = product.measure(CudaDevice::new(0)?)?;
+            let added = epilogue == Epilogue::Residual;
+            println!(
+                "{:5} {rows:9} {k:6} -> {n:6} {added:10} {first:12.1} {best:12.1} {seconds:10.2} s   {choice}",
+                dtype.name()
+            );
+        }
+    }
+    Ok(())
+}
+
+struct Product {
+    op: Op,
+    ins: Vec<Operand>,
+    out: Operand,
+    workspace: (u64, Bytes),
+    counts: Counts,
+    operations: f64,
+}
+
+impl Product {
+    fn new(rows: u64, k: u64, n: u64, dtype: DType, linear: Linear) -> Self {
+        let counts = Counts { tokens: rows, sequences: 1 };
+        let (t, n_, k_) = (Dim::Tokens(1), Dim::Fixed(n), Dim::Fixed(k));
+        let mut shapes = vec![vec![t, k_], vec![n_, k_], vec![n_], vec![t, n_]];
+        if linear.epilogue == Epilogue::Residual {
+            shapes.push(vec![t, n_]);
+        }
+        let mut end = 0;
+        let mut ins: Vec<Operand> = shapes
+            .into_iter()
+            .map(|shape| {
+                let spec = TensorSpec::activation(shape, dtype);
+                let at = end;
+                end += spec.bytes_at(counts).align_up(256).0;
+                Operand { at, spec }
+            })
+            .collect();
+        let out = ins.pop().expect("the output");
+        let (workspace, operations) = ((end, Bytes(WORKSPACE)), 2.0 * (rows * k * n) as f64);
+        Self { op: Op::Linear(linear), ins, out, workspace, counts, operations }
+    }
+
+    /// TFLOP/s by the median batch, seconds of preparing, and what was chosen.
+    fn measure(&self, mut device: CudaDevice) -> Result<(f64, f64, String), DeviceError> {
+        let outs = [Some(self.out.clone())];
+        let (op, ins, workspace, counts) = (&self.op, &self.ins[..], Some(self.workspace), self.counts);
+        let launch = Launch { op, ins, outs: &outs, workspace, counts };
+        device.alloc_arena(Bytes(self.workspace.0 + WORKSPACE))?;
+        let start = Instant::now();
+        device.prepare(&launch)?;
+        let prepared = start.elapsed().as_secs_f64();
+        self.fill(&mut device)?;
+        let mut seconds = vec![];
+        for _ in 0..=BATCHES {
+            let start = Instant::now();
+            (0..LAUNCHES).try_for_each(|_| device.launch(&launch))?;
+            device.wait()?;
+            seconds.push(start.elapsed().as_secs_f64() / f64::from(LAUNCHES));
+        }
+        // The first batch warms up.
+        let seconds = &mut seconds[1..];
+        seconds.sort_by(f64::total_cmp);
+        Ok((self.operations / seconds[BATCHES / 2] / 1e12, prepared, device.products().join("; ")))
+    }
+
+    /// Noise in all operands: a block from here, doubled on the card.
+    fn fill(&self, device: &mut CudaDevice) -> Result<(), DeviceError> {
+        let size = self.out.spec.dtype.size() as usize;
+        let mut state = 0x9e37_79b9_u32;
+        let numbers = (0..(1 << 20) / size).map(|_| {
+            // xorshift32 (Marsaglia 2003); its bits as sign and fraction of a number in [0.5, 1): whole mantissas, since
+            // those with zeros draw less power.
+            state ^= state << 13;
+            state ^= state >> 17;
+            state ^= state << 5;
+            f32::from_bits(state & 0x807f_ffff | 0x3f00_0000)
+        });
+        let block: Vec<u8> = numbers.flat_map(|number| encode(number, self.out.spec.dtype)).collect();
+        let (mut filled, end) = (block.len() as u64, self.workspace.0);
+        device.upload(0, &block[..end.min(filled) as usize])?;
+        while filled < end {
+            let more = filled.min(end - filled);
+            device.copy(0, filled, Bytes(more))?;
+            filled += more;
+        }
+        Ok(())
+    }
+}
+
+/// A number that is normal in every type, cut.
+fn encode(number: f32, dtype: DType) -> Vec<u8> {
+    let bits = number.to_bits();
+    match dtype {
+        DType::F32 => bits.to_le_bytes().to_vec(),
+        DType::Bf16 => ((bits >> 16) as u16).to_le_bytes().to_vec(),
+        DType::F16 => {
+            // The exponent's bias is 15 instead of 127.
+            let magnitude = ((bits >> 23 & 0xff) - 112) << 10 | bits >> 13 & 0x3ff;
+            ((bits >> 16 & 0x8000 | magnitude) as u16).to_le_bytes().to_vec()
+        }
+        DType::I32 | DType::U8 => panic!("no product"),
+    }
+}

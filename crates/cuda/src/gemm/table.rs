@@ -1,0 +1,148 @@
+//! The choices for a card, in memory and on disk. Invariant: all devices of a process on one kind of card see one table; a
+//! file is used only if it is whole and made with this card, driver and library.
+
+use super::{Choice, Form, hex};
+use crate::compile::{cache, keep};
+use crate::context::Card;
+use cudarc::cublaslt::sys as lt;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// One table, shared.
+pub(super) struct Table(Arc<Mutex<Entries>>);
+
+impl Table {
+    /// Of a kind of card, with a version of the library; in the user's cache folder.
+    pub(super) fn of(card: &Card, library: usize) -> Self {
+        type Tables = Mutex<BTreeMap<String, Arc<Mutex<Entries>>>>;
+        static TABLES: OnceLock<Tables> = OnceLock::new();
+        let identity =
+            format!("plimsoll products 1, {}, driver {}, cuBLASLt {library}", card.name, card.driver);
+        let mut tables = TABLES.get_or_init(Tables::default).lock().unwrap_or_else(PoisonError::into_inner);
+        let file = || {
+            cache()
+                .map(|folder| folder.join(format!("products-{}.txt", &hex(&Sha256::digest(&identity))[..16])))
+        };
+        let entries = tables
+            .entry(identity.clone())
+            .or_insert_with(|| Arc::new(Mutex::new(Entries::open(identity.clone(), file()))));
+        Self(Arc::clone(entries))
+    }
+
+    /// For one user at a time.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Entries> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What was chosen for each form at a number of rows.
+pub(super) struct Entries {
+    identity: String,
+    file: Option<PathBuf>,
+    choices: BTreeMap<String, Choice>,
+}
+
+impl Entries {
+    fn open(identity: String, file: Option<PathBuf>) -> Self {
+        let choices = file.as_deref().and_then(|file| read(file, &identity)).unwrap_or_default();
+        Self { identity, file, choices }
+    }
+
+    /// What is known for a form, near a number of rows.
+    pub(super) fn get(&self, form: &Form, rows: u64) -> Option<Choice> {
+        self.choices.get(&key(form, rows)).copied()
+    }
+
+    /// Keeps a choice. A table that cannot be written costs time only.
+    pub(super) fn insert(&mut self, form: &Form, rows: u64, choice: Choice) {
+        self.choices.insert(key(form, rows), choice);
+        let Some(file) = &self.file else { return };
+        // What other processes have added since; on what both have timed, ours stays.
+        for (key, choice) in read(file, &self.identity).unwrap_or_default() {
+            self.choices.entry(key).or_insert(choice);
+        }
+        let _ = keep(file, write(&self.choices, &self.identity).as_bytes());
+    }
+}
+
+/// The speed of algorithms differs little within a factor of two of the rows.
+fn key(form: &Form, rows: u64) -> String {
+    format!("{form} {}", rows.next_power_of_two())
+}
+
+/// A choice as words: our own kernel, or the library's opaque numbers.
+pub(super) fn text(choice: &Choice) -> String {
+    match choice {
+        None => "own".to_owned(),
+        Some(algorithm) => algorithm.data.map(|word| format!("{word:016x}")).join("."),
+    }
+}
+
+fn parse(text: &str) -> Option<Choice> {
+    if text == "own" {
+        return Some(None);
+    }
+    let words: Option<Vec<u64>> = text.split('.').map(|word| u64::from_str_radix(word, 16).ok()).collect();
+    Some(Some(lt::cublasLtMatmulAlgo_t { data: words?.try_into().ok()? }))
+}
+
+/// The identity, a line for each choice, and a digest of all that.
+fn write(choices: &BTreeMap<String, Choice>, identity: &str) -> String {
+    let lines = choices.iter().map(|(key, choice)| format!("{key}\t{}\n", text(choice)));
+    let body = format!("{identity}\n{}", lines.collect::<String>());
+    format!("{body}sha256 {}\n", hex(&Sha256::digest(&body)))
+}
+
+fn read(file: &Path, identity: &str) -> Option<BTreeMap<String, Choice>> {
+    let all = fs::read_to_string(file).ok()?;
+    let (body, digest) = all.split_at(all.rfind("sha256 ")?);
+    if digest != format!("sha256 {}\n", hex(&Sha256::digest(body))) {
+        return None;
+    }
+    let lines = body.strip_prefix(identity)?.strip_prefix('\n')?.lines();
+    lines
+        .map(|line| line.split_once('\t').and_then(|(key, choice)| Some((key.to_owned(), parse(choice)?))))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use graph::DType;
+
+    const FORM: Form = Form { n: 10240, k: 2560, dtype: DType::Bf16, bias: true, residual: false };
+    const OTHER: Form = Form { residual: true, ..FORM };
+
+    fn words(choice: Option<Choice>) -> Option<Option<[u64; 8]>> {
+        choice.map(|choice| choice.map(|algorithm| algorithm.data))
+    }
+
+    #[test]
+    fn choices_survive_on_disk_and_damage_does_not() {
+        let folder = std::env::temp_dir().join(format!("plimsoll-products-{}", std::process::id()));
+        let file = folder.join("table.txt");
+        let algorithm = lt::cublasLtMatmulAlgo_t { data: [1, u64::MAX, 3, 4, 5, 6, 7, 0] };
+        let open = |identity: &str| Entries::open(identity.to_owned(), Some(file.clone()));
+        let (mut one, mut two) = (open("card"), open("card"));
+        one.insert(&FORM, 16_384, Some(algorithm));
+        two.insert(&OTHER, 1, None);
+
+        let again = open("card");
+        assert_eq!(words(again.get(&FORM, 10_000)), Some(Some(algorithm.data)), "the same power of two");
+        assert_eq!(words(again.get(&OTHER, 1)), Some(None), "our own kernel");
+        assert_eq!(words(again.get(&FORM, 16_385)), None, "other rows");
+        assert_eq!(words(open("other card").get(&FORM, 16_384)), None, "another card");
+
+        let text = fs::read_to_string(&file).expect("it was written");
+        for damaged in
+            [text.replacen("ffffffff", "fffffffe", 1), text[..text.len() - 1].to_owned(), String::new()]
+        {
+            fs::write(&file, damaged).expect("writable");
+            assert_eq!(words(open("card").get(&FORM, 16_384)), None);
+        }
+        fs::remove_dir_all(folder).expect("ours");
+    }
+}

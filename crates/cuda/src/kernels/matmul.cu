@@ -1,0 +1,73 @@
+// Products that the library has no algorithm for, and the noise on which its algorithms are timed.
+// Invariant: an element is summed by one thread over k in order, so its bits depend on its row and column only.
+
+#define TILE 64   // rows of x and rows of w of a block
+#define DEPTH 16  // of k at a time
+#define PART 4    // rows and columns of a thread
+#define THREADS 256
+
+// y (R, N) = x (R, K) w (N, K)^T + b (N) + r (R, N); b and r may be null, r may be y.
+// Blocks: (tiles of R, tiles of N). Threads: 256, as 16 of rows by 16 of columns.
+extern "C" __global__ void __launch_bounds__(THREADS)
+product(const T *__restrict__ x, const T *__restrict__ w, const T *__restrict__ b, const T *r, T *y, long long rows,
+        int n, int k) {
+  // Four more in a row keep float4 reads aligned and spread the writes over banks.
+  __shared__ __align__(16) float xs[DEPTH][TILE + 4];
+  __shared__ __align__(16) float ws[DEPTH][TILE + 4];
+  const long long row0 = (long long)blockIdx.x * TILE;
+  const int column0 = blockIdx.y * TILE;
+  const int lane_row = threadIdx.x / 16 * PART, lane_column = threadIdx.x % 16 * PART;
+  float sums[PART][PART] = {};
+  for (int k0 = 0; k0 < k; k0 += DEPTH) {
+    // What lies outside counts as zero, which changes no sum.
+#pragma unroll
+    for (int i = 0; i < TILE * DEPTH / THREADS; i++) {
+      const int at = i * THREADS + threadIdx.x, line = at / DEPTH, depth = at % DEPTH;
+      const bool inside = k0 + depth < k;
+      const long long row = row0 + line;
+      const int column = column0 + line;
+      xs[depth][line] = inside && row < rows ? load(x[row * k + k0 + depth]) : 0.0f;
+      ws[depth][line] = inside && column < n ? load(w[(long long)column * k + k0 + depth]) : 0.0f;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int depth = 0; depth < DEPTH; depth++) {
+      const float4 a = *(const float4 *)&xs[depth][lane_row];
+      const float4 c = *(const float4 *)&ws[depth][lane_column];
+      const float as[PART] = {a.x, a.y, a.z, a.w}, cs[PART] = {c.x, c.y, c.z, c.w};
+#pragma unroll
+      for (int i = 0; i < PART; i++)
+#pragma unroll
+        for (int j = 0; j < PART; j++) sums[i][j] = fmaf(as[i], cs[j], sums[i][j]);
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < PART; i++)
+#pragma unroll
+    for (int j = 0; j < PART; j++) {
+      const long long row = row0 + lane_row + i;
+      const int column = column0 + lane_column + j;
+      if (row < rows && column < n) {
+        float s = sums[i][j];
+        if (b) s += load(b[column]);
+        if (r) s += load(r[row * n + column]);
+        y[row * n + column] = store(s);
+      }
+    }
+}
+
+// out (count): numbers in [-1, 1) that depend on their place and the seed only. Blocks: any number, strided.
+extern "C" __global__ void __launch_bounds__(THREADS) noise(T *out, long long count, int seed) {
+  const long long stride = (long long)gridDim.x * THREADS;
+  for (long long i = (long long)blockIdx.x * THREADS + threadIdx.x; i < count; i += stride) {
+    // The finaliser of MurmurHash3 (Appleby 2011).
+    u32 h = (u32)i * 2654435761u ^ (u32)(i >> 32) ^ (u32)seed * 0x9e3779b9u;
+    h ^= h >> 16;
+    h *= 0x85ebca6bu;
+    h ^= h >> 13;
+    h *= 0xc2b2ae35u;
+    h ^= h >> 16;
+    out[i] = store((float)(h >> 8) * 0x1p-23f - 1.0f);
+  }
+}

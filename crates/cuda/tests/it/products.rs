@@ -1,0 +1,291 @@
+//! Linear maps on a card against plain loops in f64: every form, odd shapes, and the same bits for a row in any batch.
+
+use exec::{Device, Launch, Operand};
+use graph::ops::{Epilogue, Linear};
+use graph::{Bytes, Counts, DType, Dim, Op, TensorSpec};
+use plimsoll_cuda::{CudaDevice, cards};
+
+/// Tokens of a full step.
+const FULL: u64 = 1000;
+const DTYPES: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
+
+/// Whether there is a card.
+fn found() -> bool {
+    let found = cards().is_ok_and(|cards| !cards.is_empty());
+    if !found {
+        println!("skipped: no CUDA device");
+    }
+    found
+}
+
+/// A linear map whose operands lie in a device's arena.
+struct Case {
+    device: CudaDevice,
+    op: Op,
+    ins: Vec<Operand>,
+    out: Operand,
+    workspace: (u64, Bytes),
+    values: Vec<Vec<f64>>,
+}
+
+impl Case {
+    /// Prepared, with random operands; `in_place` gives the residual the output's place.
+    fn new(n: u64, k: u64, dtype: DType, linear: Linear, in_place: bool) -> Self {
+        let t = Dim::Tokens(1);
+        let mut shapes = vec![vec![t, Dim::Fixed(k)], vec![Dim::Fixed(n), Dim::Fixed(k)]];
+        shapes.extend(linear.bias.then(|| vec![Dim::Fixed(n)]));
+        let residual = linear.epilogue == Epilogue::Residual;
+        shapes.extend(residual.then(|| vec![t, Dim::Fixed(n)]));
+        shapes.push(vec![t, Dim::Fixed(n)]);
+        let mut end = 0;
+        let mut operands: Vec<Operand> = shapes
+            .into_iter()
+            .map(|shape| {
+                let spec = TensorSpec::activation(shape, dtype);
+                let at = end;
+                end += spec.bytes_at(full()).align_up(256).0;
+                Operand { at, spec }
+            })
+            .collect();
+        let mut out = operands.pop().expect("the output");
+        if residual && in_place {
+            out.at = operands.last().expect("the residual").at;
+        }
+        let mut device = CudaDevice::without_timing(0).expect("a card");
+        let scratch = Bytes(32 << 20);
+        device.alloc_arena(Bytes(end + scratch.0)).expect("memory");
+        device.fill(0, Bytes(end), 0xFF).expect("fill");
+        let (op, workspace) = (Op::Linear(linear), (end, scratch));
+        let mut case = Self { device, op, ins: operands, out, workspace, values: vec![] };
+        case.launch(FULL, true);
+        case.values = case.ins.iter().enumerate().map(|(i, operand)| random(operand, i as u64)).collect();
+        case
+    }
+
+    fn launch(&mut self, rows: u64, preparing: bool) {
+        let (counts, outs) = (Counts { tokens: rows, sequences: 1 }, [Some(self.out.clone())]);
+        let (op, ins, workspace) = (&self.op, &self.ins[..], Some(self.workspace));
+        let launch = Launch { op, ins, outs: &outs, workspace, counts };
+        let result = if preparing { self.device.prepare(&launch) } else { self.device.launch(&launch) };
+        result.unwrap_or_else(|error| panic!("{}: {error}: {error:?}", self.name()));
+    }
+
+    /// The bytes of the whole output after a step of some rows, whose first is row `shift` of the operands.
+    fn run(&mut self, rows: u64, shift: usize) -> Vec<u8> {
+        let mut bytes = vec![0; self.out.bytes(full()).0 as usize];
+        self.device.fill(self.out.at, Bytes(bytes.len() as u64), 0xFF).expect("fill");
+        for (operand, values) in self.ins.iter().zip(&self.values) {
+            let by_token = operand.spec.shape[0] == Dim::Tokens(1);
+            let mut values = values.clone();
+            if by_token {
+                values.rotate_left(shift * operand.spec.row_elements() as usize);
+            }
+            let fed = if by_token { rows * operand.spec.row_elements() } else { values.len() as u64 };
+            let data = encode(&values[..fed as usize], operand.spec.dtype);
+            self.device.upload(operand.at, &data).expect("upload");
+        }
+        self.launch(rows, false);
+        self.device.download(self.out.at, &mut bytes).expect("download");
+        bytes
+    }
+
+    fn row(&self) -> usize {
+        (self.out.spec.row_elements() * self.out.spec.dtype.size()) as usize
+    }
+
+    fn name(&self) -> String {
+        format!("{:?} {} x {}, {:?}", self.op, self.ins[1].spec, self.ins[0].spec, self.device.products())
+    }
+
+    /// (value, allowed error) of an element: sums in f32 err with the root of their length, and 16-bit results are
+    /// rounded, twice where a gelu follows.
+    fn expected(&self, linear: Linear, row: usize, column: usize) -> (f64, f64) {
+        let k = self.ins[0].spec.row_elements() as usize;
+        let (x, w) = (&self.values[0][row * k..][..k], &self.values[1][column * k..][..k]);
+        let products = x.iter().zip(w).map(|(x, w)| x * w);
+        let squares: f64 = products.clone().map(|p| p * p).sum();
+        let n = self.out.spec.row_elements() as usize;
+        let mut s: f64 = products.sum();
+        s += if linear.bias { self.values[2][column] } else { 0.0 };
+        let rounding = match self.out.spec.dtype {
+            DType::F32 => 2f64.powi(-23),
+            DType::Bf16 => 2f64.powi(-8),
+            DType::F16 => 2f64.powi(-11),
+            DType::I32 | DType::U8 => panic!("no product"),
+        };
+        let summing = 2f64.powi(-22) * (k as f64 * squares).sqrt().max(s.abs()) + 1e-7;
+        match linear.epilogue {
+            Epilogue::None => (s, summing + rounding * s.abs()),
+            Epilogue::Residual => {
+                let s = s + self.values[2 + usize::from(linear.bias)][row * n + column];
+                (s, summing + rounding * s.abs())
+            }
+            Epilogue::Gelu => (gelu(s), 1.2 * (summing + rounding * s.abs()) + rounding * gelu(s).abs()),
+        }
+    }
+
+    /// Some rows of the full step.
+    fn check(&mut self, linear: Linear) -> Vec<u8> {
+        let (full, n) = (self.run(FULL, 0), self.out.spec.row_elements() as usize);
+        let values = decode(&full, self.out.spec.dtype);
+        for row in [0, 1, 31, 32, 127, 128, 500, FULL as usize - 1] {
+            for column in 0..n {
+                let (value, (expected, allowed)) =
+                    (values[row * n + column], self.expected(linear, row, column));
+                let error = (value - expected).abs();
+                assert!(error <= allowed, "{}: ({row}, {column}): {value}, not {expected}", self.name());
+            }
+        }
+        full
+    }
+
+    /// The same bits among fewer rows and in another place; what lies behind them stays.
+    fn check_batches(&mut self, full: &[u8]) {
+        let row = self.row();
+        for rows in [1, 2, 31, 32, 33, 999] {
+            let few = self.run(rows as u64, 0);
+            let (given, rest) = few.split_at(rows * row);
+            assert!(given == &full[..rows * row], "{}: {rows} rows have other bits", self.name());
+            // Where the residual has the output's place, what lies behind was written by the run before.
+            assert!(rest.iter().all(|byte| *byte == 0xFF), "{}: wrote behind {rows} rows", self.name());
+        }
+        let shifted = self.run(FULL, 777);
+        let (there, here) = (&full[777 * row..], &shifted[..(FULL as usize - 777) * row]);
+        assert!(there == here, "{}: other bits in another place", self.name());
+    }
+}
+
+fn full() -> Counts {
+    Counts { tokens: FULL, sequences: 1 }
+}
+
+/// Numbers in [-1, 1) that the element type has.
+fn random(operand: &Operand, seed: u64) -> Vec<f64> {
+    let mut state = 0x9e37_79b9_7f4a_7c15 ^ (seed + 1);
+    let mut next = || {
+        // xorshift64 (Marsaglia 2003).
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f64 / f64::from(1 << 23) - 1.0
+    };
+    let values: Vec<f64> = (0..operand.spec.elements_at(full())).map(|_| next()).collect();
+    decode(&encode(&values, operand.spec.dtype), operand.spec.dtype)
+}
+
+/// Cut to the element type, which is exact for what it has.
+fn encode(values: &[f64], dtype: DType) -> Vec<u8> {
+    let half = |value: f64| {
+        let bits = (value as f32).to_bits();
+        let exponent = (bits >> 23 & 0xff) as i32 - 127 + 15;
+        let magnitude = if exponent <= 0 { 0 } else { (exponent as u32) << 10 | bits >> 13 & 0x3ff };
+        (bits >> 16 & 0x8000 | magnitude) as u16
+    };
+    match dtype {
+        DType::F32 => values.iter().flat_map(|v| (*v as f32).to_le_bytes()).collect(),
+        DType::Bf16 => {
+            values.iter().flat_map(|v| (((*v as f32).to_bits() >> 16) as u16).to_le_bytes()).collect()
+        }
+        DType::F16 => values.iter().flat_map(|v| half(*v).to_le_bytes()).collect(),
+        DType::I32 | DType::U8 => panic!("no product"),
+    }
+}
+
+fn decode(bytes: &[u8], dtype: DType) -> Vec<f64> {
+    let words = || bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
+    let half = |bits: u16| {
+        let (exponent, mantissa) = (i32::from(bits >> 10 & 31), f64::from(bits & 0x3ff));
+        let magnitude = match exponent {
+            0 => mantissa * 2f64.powi(-24),
+            31 => f64::NAN,
+            normal => (1.0 + mantissa / 1024.0) * 2f64.powi(normal - 15),
+        };
+        if bits >> 15 == 1 { -magnitude } else { magnitude }
+    };
+    match dtype {
+        DType::F32 => {
+            bytes.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect()
+        }
+        DType::Bf16 => words().map(|bits| f64::from(f32::from_bits(u32::from(bits) << 16))).collect(),
+        DType::F16 => words().map(half).collect(),
+        DType::I32 | DType::U8 => panic!("no product"),
+    }
+}
+
+/// `s * Phi(s)`, with erf by its series (Abramowitz and Stegun 7.1.6), which converges wherever sums lie here.
+fn gelu(s: f64) -> f64 {
+    let x = s.abs() / 2f64.sqrt();
+    if x > 5.0 {
+        return s.max(0.0);
+    }
+    let (mut term, mut sum) = (x, x);
+    for i in 1..200 {
+        term *= 2.0 * x * x / f64::from(2 * i + 1);
+        sum += term;
+    }
+    let erf = sum * (-x * x).exp() * 2.0 / std::f64::consts::PI.sqrt();
+    0.5 * s * (1.0 + erf.copysign(s))
+}
+
+#[test]
+fn every_form_is_the_sum_in_f64() {
+    if !found() {
+        return;
+    }
+    for dtype in DTYPES {
+        for (n, k) in [(640, 320), (7, 5)] {
+            for bias in [false, true] {
+                let forms = [
+                    (Epilogue::None, false),
+                    (Epilogue::Gelu, false),
+                    (Epilogue::Residual, false),
+                    (Epilogue::Residual, true),
+                ];
+                for (epilogue, in_place) in forms {
+                    let linear = Linear { bias, epilogue };
+                    Case::new(n, k, dtype, linear, in_place).check(linear);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_have_the_same_bits_in_any_batch() {
+    if !found() {
+        return;
+    }
+    let linear = Linear { bias: true, epilogue: Epilogue::None };
+    for dtype in DTYPES {
+        for (n, k) in [(1920, 640), (640, 2560), (512, 1152), (2, 512), (33, 2), (33, 1), (1, 33), (65, 130)] {
+            let mut case = Case::new(n, k, dtype, linear, false);
+            let full = case.check(linear);
+            case.check_batches(&full);
+        }
+    }
+}
+
+#[test]
+fn what_is_chosen_is_told_and_has_a_digest() {
+    if !found() {
+        return;
+    }
+    let linear = Linear { bias: true, epilogue: Epilogue::None };
+    let [one, same, other] = [640, 640, 320].map(|n| Case::new(n, 320, DType::Bf16, linear, false).device);
+    assert!(one.products()[0].starts_with("640 320 bf16 bias -: "), "{:?}", one.products());
+    assert_eq!((one.products(), one.calibration()), (same.products(), same.calibration()));
+    assert_ne!(one.calibration(), other.calibration());
+}
+
+#[test]
+fn mixed_types_are_refused() {
+    if !found() {
+        return;
+    }
+    let mut case = Case::new(64, 64, DType::F32, Linear { bias: false, epilogue: Epilogue::None }, false);
+    case.ins[1].spec.dtype = DType::Bf16;
+    let (op, ins, outs) = (&case.op, &case.ins[..], [Some(case.out.clone())]);
+    let launch = Launch { op, ins, outs: &outs, workspace: Some(case.workspace), counts: full() };
+    let error = case.device.prepare(&launch).expect_err("mixed types").to_string();
+    assert!(error.contains("one float type, not f32, bf16, f32"), "{error}");
+}
