@@ -1,13 +1,14 @@
-// Ops that treat every element alike, and columns put side by side. Invariant: an element is read before the same thread
-// writes it, so y may be x; nothing past the last element is touched. Matrices are row-major and start at multiples of
-// 256 bytes.
+// Ops that treat every element alike, and columns put side by side. Invariant: an element is read before the
+// same thread writes it, so y may be x; nothing past the last element is touched. Matrices are row-major and
+// start at multiples of 256 bytes.
 
 #define THREADS 256
 
-// x Phi(x), Phi the normal distribution (Hendrycks and Gimpel 2016, the exact form). f32: CUDA's normcdff, which keeps
-// its digits in the left tail. 16 bits: max(x, 0) - |x| Q(|x|), with log2 Q as a polynomial of degree 8 on 0..10, fitted
-// by weighted minimax (Lawson's iteration): relative error of Q below 9e-6 to 4, below 2e-5 to 6, where f16 ends; that is
-// a hundredth of an element's half unit, and takes half the instructions of erf, which memory then hides.
+// x Phi(x), Phi the normal distribution (Hendrycks and Gimpel 2016, the exact form). f32: CUDA's normcdff,
+// which keeps its digits in the left tail. 16 bits: max(x, 0) - |x| Q(|x|), with log2 Q as a polynomial of
+// degree 8 on 0..10, fitted by weighted minimax (Lawson's iteration): relative error of Q below 9e-6 to 4,
+// below 2e-5 to 6, where f16 ends; that is a hundredth of an element's half unit, and takes half the
+// instructions of erf, which memory then hides.
 __device__ __forceinline__ float x_phi(float x) {
 #if TYPE == 0
   return x * normcdff(x);
@@ -63,7 +64,8 @@ __device__ __forceinline__ void store_some(typename Element<CODE>::type *y, long
   }
 }
 
-// The element from which a thread goes on in steps of THREADS accesses, STEPS of them, so that several are in flight.
+// The element from which a thread goes on in steps of THREADS accesses, STEPS of them, so that several are in
+// flight.
 #define STEPS 4
 template <int MANY> __device__ __forceinline__ long long first_element() {
   return ((long long)blockIdx.x * (STEPS * THREADS) + threadIdx.x) * MANY;
@@ -98,9 +100,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) cast(const void *x, void *
 
 #elif defined(COLUMNS)
 
-// y[r, j] = f(x[r, j]) x[r, COLUMNS + j], f SiLU or else GELU. x: (R, 2 COLUMNS), y: (R, COLUMNS). A thread takes STEPS
-// accesses of y; `accesses` is their number in all rows.
-extern "C" __global__ void __launch_bounds__(THREADS) glu(const T *__restrict__ x, T *__restrict__ y, long long accesses) {
+// y[r, j] = f(x[r, j]) x[r, COLUMNS + j], f SiLU or else GELU. x: (R, 2 COLUMNS), y: (R, COLUMNS). A thread
+// takes STEPS accesses of y; `accesses` is their number in all rows.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    glu(const T *__restrict__ x, T *__restrict__ y, long long accesses) {
   constexpr int WIDTH = COLUMNS % WIDE == 0 ? WIDE : 1;
   constexpr u32 PER_ROW = COLUMNS / WIDTH;
   const long long first = first_element<1>();
@@ -151,8 +154,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) add(const T *a, const T *b
 }
 
 // Columns `first`.. of y: (R, total) = x: (R, columns). One block a row.
-extern "C" __global__ void __launch_bounds__(THREADS) concat(const T *__restrict__ x, T *__restrict__ y, int columns,
-                                                             int first, int total) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    concat(const T *__restrict__ x, T *__restrict__ y, int columns, int first, int total) {
   const T *from = x + (u64)blockIdx.x * columns;
   T *to = y + ((u64)blockIdx.x * total + first);
   for (int c = threadIdx.x; c < columns; c += THREADS) to[c] = from[c];

@@ -1,5 +1,5 @@
-// Norms and softmax. Invariant: the order of a row's sums depends on the number of its columns only; a row is read whole
-// before it is written, so y may be x.
+// Norms and softmax. Invariant: the order of a row's sums depends on the number of its columns only; a row is
+// read whole before it is written, so y may be x.
 
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
@@ -10,8 +10,8 @@ __device__ __forceinline__ float warp_sum(float x) {
 
 #if defined(COLUMNS)
 
-// GROUP threads have a row in registers, VECTORS accesses of WIDTH elements each; a block is as many whole groups as 128
-// threads hold, or one.
+// GROUP threads have a row in registers, VECTORS accesses of WIDTH elements each; a block is as many whole
+// groups as 128 threads hold, or one.
 constexpr int BLOCK = GROUP < 128 ? 128 / GROUP * GROUP : GROUP;
 constexpr int WIDTH = COLUMNS * (int)sizeof(T) % 16 == 0 ? 16 / (int)sizeof(T) : 1;
 constexpr int ACCESSES = COLUMNS / WIDTH;
@@ -24,7 +24,9 @@ template <> struct Chunk<1> { typedef T type; };
 typedef Chunk<WIDTH>::type Raw;
 typedef typename Element<PARAM>::type P;
 
-__device__ __forceinline__ void widen_raw(const Raw &raw, float (&x)[WIDTH]) { load_many<TYPE, WIDTH>((const T *)&raw, x); }
+__device__ __forceinline__ void widen_raw(const Raw &raw, float (&x)[WIDTH]) {
+  load_many<TYPE, WIDTH>((const T *)&raw, x);
+}
 
 // The sum of x over the group; `buffer` alternates, so that one barrier is enough.
 __device__ __forceinline__ float group_sum(float x, int buffer) {
@@ -41,7 +43,8 @@ __device__ __forceinline__ float group_sum(float x, int buffer) {
   return x;
 }
 
-__device__ __forceinline__ void load_raw(const T *x, long long row, long long rows, int lane, Raw (&raw)[VECTORS]) {
+__device__ __forceinline__ void load_raw(const T *x, long long row, long long rows, int lane,
+                                         Raw (&raw)[VECTORS]) {
   const T *from = x + row * COLUMNS;
 #pragma unroll
   for (int v = 0; v < VECTORS; v++) {
@@ -50,12 +53,12 @@ __device__ __forceinline__ void load_raw(const T *x, long long row, long long ro
   }
 }
 
-// Per row (Ba, Kiros and Hinton 2016): mean = sum x / D; rstd = 1 / sqrt(sum (x - mean)^2 / D + eps);
-// y = (x - mean) rstd gamma + beta. x, y: (R, COLUMNS), gamma, beta: (COLUMNS) of type PARAM, means, rstds: (R) or null.
+// Per row (Ba, Kiros and Hinton 2016): mean = sum x / D; rstd = 1 / sqrt(sum (x - mean)^2 / D + eps); y = (x -
+// mean) rstd gamma + beta. x, y: (R, COLUMNS), gamma, beta: (COLUMNS) of type PARAM, means, rstds: (R) or null.
 // A group does `each` neighbouring rows.
 extern "C" __global__ void __launch_bounds__(BLOCK)
-    layer_norm(const T *x, const P *__restrict__ gamma, const P *__restrict__ beta, T *y, float *means, float *rstds,
-               long long rows, int each, float eps) {
+    layer_norm(const T *x, const P *__restrict__ gamma, const P *__restrict__ beta, T *y, float *means,
+               float *rstds, long long rows, int each, float eps) {
   const int lane = threadIdx.x % GROUP;
   const long long first = ((long long)blockIdx.x * (BLOCK / GROUP) + threadIdx.x / GROUP) * each;
   Raw raw[VECTORS], next[VECTORS];
@@ -65,7 +68,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
       const int at = v * GROUP + lane;
-      if (at < ACCESSES) load_many<PARAM, WIDTH>(gamma + at * WIDTH, g[v]), load_many<PARAM, WIDTH>(beta + at * WIDTH, b[v]);
+      if (at >= ACCESSES) continue;
+      load_many<PARAM, WIDTH>(gamma + at * WIDTH, g[v]);
+      load_many<PARAM, WIDTH>(beta + at * WIDTH, b[v]);
     }
   }
   // The number of rounds is the same for all groups of a block: they meet at barriers.
@@ -102,7 +107,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
       for (int v = 0; v < VECTORS; v++) {
         const int at = v * GROUP + lane;
         if (at >= ACCESSES) continue;
-        if constexpr (!KEPT) load_many<PARAM, WIDTH>(gamma + at * WIDTH, g[0]), load_many<PARAM, WIDTH>(beta + at * WIDTH, b[0]);
+        if constexpr (!KEPT) {
+          load_many<PARAM, WIDTH>(gamma + at * WIDTH, g[0]);
+          load_many<PARAM, WIDTH>(beta + at * WIDTH, b[0]);
+        }
 #pragma unroll
         for (int k = 0; k < WIDTH; k++) f[v][k] = fmaf(f[v][k] * rstd, g[KEPT ? v : 0][k], b[KEPT ? v : 0][k]);
         store_many<TYPE, WIDTH>(y + row * COLUMNS + at * WIDTH, f[v]);
@@ -117,8 +125,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 
 typedef Element<PARAM>::type P;
 
-// y = (x - mean) / sqrt(var + eps) gamma + beta (Ioffe and Szegedy 2015, at inference). x, y: (R, C), the others: (C) of
-// type PARAM. One block a row.
+// y = (x - mean) / sqrt(var + eps) gamma + beta (Ioffe and Szegedy 2015, at inference). x, y: (R, C), the
+// others: (C) of type PARAM. One block a row.
 extern "C" __global__ void __launch_bounds__(256)
     batch_norm(const T *x, const P *__restrict__ gamma, const P *__restrict__ beta, const P *__restrict__ mean,
                const P *__restrict__ var, T *y, int columns, float eps) {
@@ -132,8 +140,8 @@ extern "C" __global__ void __launch_bounds__(256)
 
 #else
 
-// y[r, c] = exp(x[r, c] - max) / sum exp(x[r, c] - max). x, y: (R, C). One warp a row, four rows a block; a lane has
-// every 32nd column.
+// y[r, c] = exp(x[r, c] - max) / sum exp(x[r, c] - max). x, y: (R, C). One warp a row, four rows a block; a
+// lane has every 32nd column.
 extern "C" __global__ void __launch_bounds__(128) softmax(const T *x, T *y, long long rows, int columns) {
   const int lane = threadIdx.x % 32;
   const long long row = (long long)blockIdx.x * 4 + threadIdx.x / 32;

@@ -1,6 +1,6 @@
-// Ops that know about tokens, positions and sequences. Invariant: a row's bits depend on its own token or sequence only;
-// sums over a sequence are in an order that is counted from its first row. Ids, rows and spans are checked before
-// anything is read by them.
+// Ops that know about tokens, positions and sequences. Invariant: a row's bits depend on its own token or
+// sequence only; sums over a sequence are in an order that is counted from its first row. Ids, rows and spans
+// are checked before anything is read by them.
 
 #define WARPS 8
 
@@ -13,8 +13,8 @@
 typedef Element<ROW>::type R;
 
 // x[t] = (table[id] + row) scale; `row` may be null. `status` learns of an id outside of the table.
-__device__ __forceinline__ void embed_row(int id, const T *table, const R *row, T *x, u64 t, int vocabulary, int columns,
-                                          float scale, u32 *status) {
+__device__ __forceinline__ void embed_row(int id, const T *table, const R *row, T *x, u64 t, int vocabulary,
+                                          int columns, float scale, u32 *status) {
   const int lane = threadIdx.x % 32;
   if (id < 0 || id >= vocabulary) {
     if (lane == 0) refuse(status, BAD_TOKEN);
@@ -40,7 +40,8 @@ __device__ __forceinline__ void embed_row(int id, const T *table, const R *row, 
 
 __device__ __forceinline__ void zero_row(T *x, u64 t, int columns) {
   float zero[WIDTH] = {};
-  for (int c = threadIdx.x % 32 * WIDTH; c < columns; c += 32 * WIDTH) store_many<TYPE, WIDTH>(x + t * columns + c, zero);
+  T *to = x + t * columns;
+  for (int c = threadIdx.x % 32 * WIDTH; c < columns; c += 32 * WIDTH) store_many<TYPE, WIDTH>(to + c, zero);
 }
 
 // ids: (T), table: (V, columns), row: (1, columns) or null, x: (T, columns).
@@ -51,16 +52,18 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
   if (t < tokens) embed_row(ids[t], table, row, x, t, vocabulary, columns, 1.0f, status);
 }
 
-// The same with ESM's token dropout (fair-esm 2.0.0, esm2.py): rows of `mask` are zero, all others of a sequence are
-// multiplied by keep / (1 - masked / tokens), in f32. Rows of no sequence are zero. spans: (S, 2), ascending.
-// Block (s, .) has sequence s and the rows between it and the one before; s = S only the rows behind the last.
+// The same with ESM's token dropout (fair-esm 2.0.0, esm2.py): rows of `mask` are zero, all others of a
+// sequence are multiplied by keep / (1 - masked / tokens), in f32. Rows of no sequence are zero. spans: (S, 2),
+// ascending. Block (s, .) has sequence s and the rows between it and the one before; s = S only the rows behind
+// the last.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     embed_dropout(const int *__restrict__ ids, const T *__restrict__ table, const R *__restrict__ row,
                   const int *__restrict__ spans, T *__restrict__ x, u32 *status, long long tokens, int sequences,
                   int vocabulary, int columns, int mask, float keep) {
   const int s = blockIdx.x, warp = threadIdx.x / 32;
   const long long before = s > 0 ? spans[2 * s - 1] : 0;
-  const long long start = s < sequences ? spans[2 * s] : tokens, end = s < sequences ? spans[2 * s + 1] : tokens;
+  const long long start = s < sequences ? spans[2 * s] : tokens;
+  const long long end = s < sequences ? spans[2 * s + 1] : tokens;
   if (before < 0 || before > start || start > end || end > tokens) {
     if (threadIdx.x == 0) refuse(status, BAD_SPAN);
     return;
@@ -106,9 +109,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
   }
 }
 
-// y[s] = mean of x[start + skip_first .. end - skip_last], zero where that is empty. x: (T, columns), spans: (S, 2),
-// y: (S, columns) in f32. Block (s, j) has columns from 32 WIDTH j on; warp w adds up every eighth row from the w-th
-// on, then the warps' sums are added in their order.
+// y[s] = mean of x[start + skip_first .. end - skip_last], zero where that is empty. x: (T, columns), spans:
+// (S, 2), y: (S, columns) in f32. Block (s, j) has columns from 32 WIDTH j on; warp w adds up every eighth row
+// from the w-th on, then the warps' sums are added in their order.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     segment_mean(const T *__restrict__ x, const int *__restrict__ spans, float *__restrict__ y, u32 *status,
                  long long tokens, int columns, long long skip_first, long long skip_last) {
@@ -148,9 +151,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 
 #else
 
-// cos[p, j] = cos(p freq[j]), sin likewise; the angle is one f32 product, its cosine and sine are those of that f32:
-// reduced by pi/2 in two parts and evaluated in f64 (polynomials of fdlibm's __kernel_sin and __kernel_cos), since
-// CUDA's f32 functions need local memory. freq: (half), cos, sin: (rows, half) in f32, or null.
+// cos[p, j] = cos(p freq[j]), sin likewise; the angle is one f32 product, its cosine and sine are those of that
+// f32: reduced by pi/2 in two parts and evaluated in f64 (polynomials of fdlibm's __kernel_sin and
+// __kernel_cos), since CUDA's f32 functions need local memory. freq: (half), cos, sin: (rows, half) in f32, or
+// null.
 extern "C" __global__ void __launch_bounds__(256)
     rotary_table(const T *__restrict__ freq, float *__restrict__ cos, float *__restrict__ sin, int rows, int half) {
   const u64 i = (u64)blockIdx.x * 256 + threadIdx.x;

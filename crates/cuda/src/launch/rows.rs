@@ -28,7 +28,6 @@ pub(super) fn gelu(call: &mut Call<'_>) -> Result<(), DeviceError> {
 }
 
 /// `x = gelu(x)`: behind a product.
-#[allow(dead_code)] // until products call it
 pub(super) fn gelu_in_place(call: &mut Call<'_>, x: Tensor) -> Result<(), DeviceError> {
     unary(call, "gelu", x, x)
 }
