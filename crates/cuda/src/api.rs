@@ -72,7 +72,6 @@ functions! {
         cuEventCreate(*mut cu::CUevent, c_uint) -> c_int;
         cuEventDestroy_v2(cu::CUevent) -> c_int;
         cuEventRecord(cu::CUevent, cu::CUstream) -> c_int;
-        cuEventSynchronize(cu::CUevent) -> c_int;
         cuEventElapsedTime(*mut f32, cu::CUevent, cu::CUevent) -> c_int;
         cuModuleLoadData(*mut cu::CUmodule, *const c_void) -> c_int;
         cuModuleUnload(cu::CUmodule) -> c_int;
@@ -114,7 +113,6 @@ functions! {
         cublasLtMatmulPreferenceSetAttribute(lt::cublasLtMatmulPreference_t, lt::cublasLtMatmulPreferenceAttributes_t, *const c_void, usize) -> c_int;
         cublasLtMatmulAlgoGetHeuristic(lt::cublasLtHandle_t, lt::cublasLtMatmulDesc_t, lt::cublasLtMatrixLayout_t, lt::cublasLtMatrixLayout_t, lt::cublasLtMatrixLayout_t, lt::cublasLtMatrixLayout_t, lt::cublasLtMatmulPreference_t, c_int, *mut lt::cublasLtMatmulHeuristicResult_t, *mut c_int) -> c_int;
         cublasLtMatmulAlgoConfigGetAttribute(*const lt::cublasLtMatmulAlgo_t, lt::cublasLtMatmulAlgoConfigAttributes_t, *mut c_void, usize, *mut usize) -> c_int;
-        cublasLtMatmulAlgoConfigSetAttribute(*mut lt::cublasLtMatmulAlgo_t, lt::cublasLtMatmulAlgoConfigAttributes_t, *const c_void, usize) -> c_int;
         cublasLtMatmulAlgoCheck(lt::cublasLtHandle_t, lt::cublasLtMatmulDesc_t, lt::cublasLtMatrixLayout_t, lt::cublasLtMatrixLayout_t, lt::cublasLtMatrixLayout_t, lt::cublasLtMatrixLayout_t, *const lt::cublasLtMatmulAlgo_t, *mut lt::cublasLtMatmulHeuristicResult_t) -> c_int;
         cublasLtMatmul(lt::cublasLtHandle_t, lt::cublasLtMatmulDesc_t, *const c_void, *const c_void, lt::cublasLtMatrixLayout_t, *const c_void, lt::cublasLtMatrixLayout_t, *const c_void, *const c_void, lt::cublasLtMatrixLayout_t, *mut c_void, lt::cublasLtMatrixLayout_t, *const lt::cublasLtMatmulAlgo_t, *mut c_void, usize, cu::CUstream) -> c_int;
     }

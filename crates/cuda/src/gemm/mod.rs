@@ -112,7 +112,8 @@ impl Gemm {
 
     /// Runs a product by the library; `false` where that is for [`own`].
     pub(crate) fn run(&self, context: &Context, form: Form, operands: &Operands) -> Result<bool, CudaError> {
-        let unprepared = || CudaError::Compile { kernel: form.to_string(), log: "it was not prepared".to_owned() };
+        let unprepared =
+            || CudaError::Compile { kernel: form.to_string(), log: "it was not prepared".to_owned() };
         let (description, choice) = self.products.get(&form).ok_or_else(unprepared)?;
         match choice {
             Some(algorithm) => description.run(algorithm, operands, context.stream).map(|()| true),
@@ -122,8 +123,11 @@ impl Gemm {
 
     /// What was chosen, a line for each product, sorted.
     pub(crate) fn choices(&self) -> Vec<String> {
-        let mut lines: Vec<String> =
-            self.products.iter().map(|(form, (_, choice))| format!("{form}: {}", table::text(choice))).collect();
+        let mut lines: Vec<String> = self
+            .products
+            .iter()
+            .map(|(form, (_, choice))| format!("{form}: {}", table::text(choice)))
+            .collect();
         lines.sort();
         lines
     }
