@@ -15,6 +15,8 @@ use std::{fmt, ptr};
 pub enum File {
     /// `attention.cu`
     Attention,
+    /// `attention_f32.cu`
+    AttentionF32,
     /// `elementwise.cu`
     Elementwise,
     /// `matmul.cu`
@@ -30,6 +32,7 @@ impl File {
     pub fn name(self) -> &'static str {
         match self {
             Self::Attention => "attention.cu",
+            Self::AttentionF32 => "attention_f32.cu",
             Self::Elementwise => "elementwise.cu",
             Self::Matmul => "matmul.cu",
             Self::Norm => "norm.cu",
@@ -39,7 +42,12 @@ impl File {
 
     fn text(self) -> &'static str {
         match self {
-            Self::Attention => include_str!("kernels/attention.cu"),
+            Self::Attention => {
+                concat!(include_str!("kernels/attention.cuh"), include_str!("kernels/attention.cu"))
+            }
+            Self::AttentionF32 => {
+                concat!(include_str!("kernels/attention.cuh"), include_str!("kernels/attention_f32.cu"))
+            }
             Self::Elementwise => include_str!("kernels/elementwise.cu"),
             Self::Matmul => include_str!("kernels/matmul.cu"),
             Self::Norm => include_str!("kernels/norm.cu"),
@@ -161,7 +169,7 @@ impl Arg {
 }
 
 /// The most arguments that a kernel has.
-const ARGUMENTS: usize = 16;
+const ARGUMENTS: usize = 20;
 
 /// Compiled kernels of a card.
 pub(crate) struct Kernels {

@@ -1,13 +1,164 @@
-//! Attention.
+//! Attention. Invariant: which form of the kernel runs depends on counts, for speed alone: all forms of an element type
+//! give the same bits.
 
-use super::Call;
-use crate::kernel::Kernel;
+use super::{Call, Tensor};
+use crate::kernel::{Arg, File, Kernel, Shape};
 use exec::DeviceError;
-use graph::ops::Attention;
+use graph::ops::{Attention, Bias, Mask, Qkv};
+use graph::{Counts, DType};
 
-pub(super) fn attention(call: &mut Call<'_>, _: &Attention) -> Result<(), DeviceError> {
-    Err(call.refused("unwritten".into()))
+/// The widest head.
+const MAX_HEAD_DIM: u32 = 128;
+/// The forms of the kernel of 16 bits, by the warps of a block.
+const WARPS: [u32; 3] = [2, 4, 6];
+
+pub(super) fn attention(call: &mut Call<'_>, op: &Attention) -> Result<(), DeviceError> {
+    let [q, k, v] = check(call, op)?;
+    let args = arguments(call, op, [q, k, v])?;
+    let (preparing, counts) = (call.preparing, call.launch.counts);
+    let mut call_form = |form: Form| {
+        let numbers = counts.tokens / form.rows + counts.sequences;
+        let shape = Shape { shared: form.shared, ..Shape::of(numbers * u64::from(op.heads), form.threads) };
+        call.kernel(&form.kernel(op, q.dtype), shape, &args)
+    };
+    match q.dtype {
+        // Prepared is what any step may call.
+        DType::Bf16 | DType::F16 if preparing => {
+            WARPS.iter().try_for_each(|&warps| call_form(Form::of_warps(op, warps)))
+        }
+        DType::Bf16 | DType::F16 => call_form(Form::for_counts(op, counts)),
+        DType::F32 | DType::I32 | DType::U8 => call_form(Form::f32(op)),
+    }
 }
+
+/// A kernel with what it takes; the constants are those of its file.
+struct Form {
+    /// None for the kernel of f32.
+    warps: Option<u32>,
+    /// Queries of a block.
+    rows: u64,
+    threads: u32,
+    shared: u32,
+}
+
+impl Form {
+    /// `attention_f32.cu`: queries, keys or values, weights.
+    fn f32(op: &Attention) -> Self {
+        let words = op.head_dim.div_ceil(4) | 1; // of 16 bytes, of a row
+        Self { warps: None, rows: 64, threads: 256, shared: 2 * 64 * words * 16 + 64 * 68 * 4 }
+    }
+
+    /// `attention.cu`: queries, and the stages of keys and values.
+    fn of_warps(op: &Attention, warps: u32) -> Self {
+        let columns = op.head_dim.next_multiple_of(16);
+        let (tiles, stages) = if columns > 64 { (1, 2) } else { (2, 3) };
+        let rows = warps * tiles * 16;
+        let shared = (rows + stages * 2 * 64) * (columns + 8) * 2;
+        Self { warps: Some(warps), rows: u64::from(rows), threads: warps * 32, shared }
+    }
+
+    /// The smallest block that takes an average sequence whole; of long ones, the middle size.
+    fn for_counts(op: &Attention, counts: Counts) -> Self {
+        let average = counts.tokens / counts.sequences.max(1);
+        let whole = WARPS.iter().map(|&warps| Self::of_warps(op, warps)).find(|form| average <= form.rows);
+        whole.unwrap_or_else(|| Self::of_warps(op, WARPS[1]))
+    }
+
+    fn kernel(&self, op: &Attention, dtype: DType) -> Kernel {
+        let file = if self.warps.is_some() { File::Attention } else { File::AttentionF32 };
+        let kernel = Kernel::new(file, "attention", dtype)
+            .with("HEAD_DIM", i64::from(op.head_dim))
+            .with("ROTARY", i64::from(op.rotary))
+            .with("ALIBI", i64::from(op.bias == Bias::Alibi))
+            .with("CAUSAL", i64::from(op.mask == Mask::Causal));
+        self.warps.map_or(kernel, |warps| kernel.with("WARPS", i64::from(warps)))
+    }
+}
+
+/// What the kernels rely on; gives the matrices of q, k and v.
+fn check(call: &Call<'_>, op: &Attention) -> Result<[Tensor; 3], DeviceError> {
+    match op.mask {
+        Mask::Full | Mask::Causal => {}
+        Mask::Window(_) => return Err(call.refused("the CUDA kernel has no sliding windows".to_owned())),
+        Mask::BlockSparse { .. } => {
+            return Err(call.refused("the CUDA kernel has no block-sparse masks".to_owned()));
+        }
+    }
+    if op.head_dim > MAX_HEAD_DIM {
+        let dim = op.head_dim;
+        return Err(call.refused(format!("a head of {dim} columns is wider than {MAX_HEAD_DIM}")));
+    }
+    if !(op.scale.is_finite() && op.scale > 0.0) {
+        return Err(call.refused(format!("the scale {} of the scores is not a positive number", op.scale)));
+    }
+    let qkv = match op.qkv {
+        Qkv::Separate => [call.input(0)?, call.input(1)?, call.input(2)?],
+        Qkv::Fused => [call.input(0)?; 3],
+    };
+    let dtype = call.output(0)?.dtype;
+    if qkv.iter().any(|x| x.dtype != dtype) {
+        return Err(call.refused("q, k, v and o must be of one element type".to_owned()));
+    }
+    if op.rotary {
+        for table in 1..3 {
+            if call.input(op.operands() + table)?.dtype != DType::F32 {
+                return Err(call.refused("rotary tables must be of f32".to_owned()));
+            }
+        }
+    }
+    Ok(qkv)
+}
+
+/// The arguments of every form.
+fn arguments(call: &Call<'_>, op: &Attention, [q, k, v]: [Tensor; 3]) -> Result<[Arg; 17], DeviceError> {
+    let size = if q.dtype == DType::F32 { 4 } else { 2 };
+    let (at_k, at_v) = match op.qkv {
+        Qkv::Separate => (0, 0),
+        Qkv::Fused => (op.width() * size, (op.width() + op.kv_width()) * size),
+    };
+    let spans = call.input(op.operands())?;
+    let none = Tensor { address: 0, rows: 0, columns: 0, dtype: DType::F32 };
+    let (cosines, sines) = match op.rotary {
+        true => (call.input(op.operands() + 1)?, call.input(op.operands() + 2)?),
+        false => (none, none),
+    };
+    Ok([
+        q.pointer(),
+        Arg::pointer(k.address + at_k),
+        Arg::pointer(v.address + at_v),
+        Arg::long(q.columns),
+        Arg::long(k.columns),
+        spans.pointer(),
+        Arg::int(spans.rows),
+        Arg::int(q.rows),
+        cosines.pointer(),
+        sines.pointer(),
+        Arg::int(cosines.rows),
+        call.output(0)?.pointer(),
+        call.output_if(1)?.unwrap_or(none).pointer(),
+        Arg::int(op.heads),
+        Arg::int(op.heads / op.kv_heads),
+        Arg::float(op.scale),
+        call.status(),
+    ])
+}
+
+/// Every head dim of the model families with what they add to scores.
 pub(super) fn every_kernel() -> Vec<Kernel> {
-    vec![]
+    let op = |head_dim, mask, bias, rotary| {
+        let (heads, kv_heads, scale, qkv) = (12, 12, 1.0, Qkv::Fused);
+        Attention { heads, kv_heads, head_dim, scale, mask, bias, rotary, qkv }
+    };
+    let mut ops: Vec<Attention> =
+        [16, 20, 24, 32, 64, 128].map(|head_dim| op(head_dim, Mask::Full, Bias::None, true)).into();
+    ops.push(op(64, Mask::Full, Bias::Alibi, false));
+    ops.push(op(20, Mask::Full, Bias::None, false));
+    ops.push(op(128, Mask::Causal, Bias::Alibi, true));
+    let sixteen = |op: &Attention, warps, dtype| Form::of_warps(op, warps).kernel(op, dtype);
+    let of = |op: &Attention| {
+        let mut kernels = vec![Form::f32(op).kernel(op, DType::F32), sixteen(op, WARPS[1], DType::F16)];
+        kernels.extend(WARPS.map(|warps| sixteen(op, warps, DType::Bf16)));
+        kernels
+    };
+    ops.iter().flat_map(of).collect()
 }

@@ -1,0 +1,164 @@
+// Packed attention in f32, with exact exponentials: the form that others are measured by. No tensor cores.
+//
+// Invariant: a row of o is a function of its own sequence: keys are visited in tiles of TILE from the sequence's start
+// with a running maximum and sum (Milakov and Gimelshein 2018; Dao et al. 2022), and each sum has one order. Only rows of
+// sequences are written.
+//
+// Constants: HEAD_DIM (d), ROTARY, ALIBI, CAUSAL. A block of 16 x 16 threads takes ROWS queries of one head of one
+// sequence; thread (y, x) has queries y + 16 i, keys x + 16 j of a tile and columns x + 16 j of o. Rows in shared memory
+// are LD words apart, an odd number of 16-byte words; columns d .. there are zeros.
+
+#define ROWS 64
+#define TILE 64
+#define THREADS 256
+#define DP ((HEAD_DIM + 3) / 4 * 4)
+#define LD (DP / 4 % 2 ? DP : DP + 4)
+#define WIDTH ((HEAD_DIM + 15) / 16) // columns of o of a thread
+#define HALF (HEAD_DIM / 2)
+
+// Rows of one head to shared memory, times `scale`, then rotated (Su et al. 2021, half-split): those from `position` on,
+// of which `rows` are there; the others are zeros. (64, d) -> (64, LD)
+__device__ __forceinline__ void fetch(float *to, const float *from, long long stride, int rows, float scale, bool rotated,
+                                      const float *cosines, const float *sines, int position) {
+  for (int i = threadIdx.x; i < ROWS * DP; i += THREADS) {
+    int r = i / DP, c = i % DP;
+    float x = 0.0f;
+    if (r < rows && c < HEAD_DIM) {
+      const float *row = from + r * stride;
+      x = __fmul_rn(row[c], scale);
+#if ROTARY
+      if (rotated) {
+        int j = c < HALF ? c : c - HALF;
+        long long entry = (long long)(position + r) * HALF + j;
+        float other = __fmul_rn(row[c < HALF ? c + HALF : j], scale), sine = sines[entry];
+        x = fmaf(x, cosines[entry], __fmul_rn(other, c < HALF ? -sine : sine));
+      }
+#endif
+    }
+    to[r * LD + c] = x;
+  }
+}
+
+// q k^T of a thread's queries and keys. (ROWS, d) (TILE, d) -> (ROWS, TILE)
+__device__ __forceinline__ void scores(float (&s)[4][4], const float *q, const float *k, int y, int x) {
+#pragma unroll
+  for (int i = 0; i < 16; i++) s[i / 4][i % 4] = 0.0f;
+#pragma unroll 2
+  for (int c = 0; c < DP; c += 4) {
+    float4 a[4], b[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      a[i] = *(const float4 *)(q + (y + 16 * i) * LD + c);
+      b[i] = *(const float4 *)(k + (x + 16 * i) * LD + c);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        s[i][j] = fmaf(a[i].x, b[j].x, s[i][j]);
+        s[i][j] = fmaf(a[i].y, b[j].y, s[i][j]);
+        s[i][j] = fmaf(a[i].z, b[j].z, s[i][j]);
+        s[i][j] = fmaf(a[i].w, b[j].w, s[i][j]);
+      }
+  }
+}
+
+// Over the 16 lanes of a row; the order is the same in every lane.
+__device__ __forceinline__ float most_of_row(float x) {
+#pragma unroll
+  for (int lane = 1; lane < 16; lane *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lane));
+  return x;
+}
+
+__device__ __forceinline__ float sum_of_row(float x) {
+#pragma unroll
+  for (int lane = 1; lane < 16; lane *= 2) x += __shfl_xor_sync(~0u, x, lane);
+  return x;
+}
+
+// q: (T, H d), k, v: (T, G d), each with its stride; spans: (S, 2); cos, sin: (longest, d/2); o: (T, H d); lse: (T, H).
+// A block for each head and each number below T / ROWS + S: see block_of.
+extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 64 ? 1 : 2)
+attention(const float *q, const float *k, const float *v, long long q_stride, long long kv_stride, const int *spans,
+          int sequences, int tokens, const float *cosines, const float *sines, int longest, float *o, float *lse,
+          int heads, int group, float scale, u32 *status) {
+  extern __shared__ __align__(16) float memory[]; // q (ROWS, LD); k, then v (TILE, LD); weights (ROWS, TILE + 4)
+  float *queries = memory, *keys = memory + ROWS * LD, *weights = keys + TILE * LD;
+  int number = blockIdx.x / heads, head = blockIdx.x % heads;
+  if (head == 0 && threadIdx.x == 0) check_span(spans, sequences, tokens, ROTARY ? longest : tokens, number, status);
+  Block block = block_of<ROWS>(spans, sequences, number);
+  int length = block.end - block.start;
+  if (block.first >= length || block.first < 0 || block.start < 0 || block.end > tokens) return;
+  if (ROTARY && length > longest) return;
+
+  int x = threadIdx.x % 16, y = threadIdx.x / 16, here = length - block.first; // queries from the block's first on
+  float slope = ALIBI ? alibi_slope(head, heads) : 0.0f;
+  q += (long long)(block.start + block.first) * q_stride + head * HEAD_DIM;
+  k += (long long)block.start * kv_stride + head / group * HEAD_DIM;
+  v += (long long)block.start * kv_stride + head / group * HEAD_DIM;
+  fetch(queries, q, q_stride, here, scale, true, cosines, sines, block.first);
+  float sums[4][WIDTH] = {}, top[4], sum[4] = {};
+#pragma unroll
+  for (int i = 0; i < 4; i++) top[i] = -INFINITY;
+
+  int end = CAUSAL ? min(length, block.first + ROWS) : length;
+  for (int key = 0; key < end; key += TILE) {
+    int there = length - key;
+    fetch(keys, k + key * kv_stride, kv_stride, there, 1.0f, true, cosines, sines, key);
+    __syncthreads();
+    float s[4][4];
+    scores(s, queries, keys, y, x);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      int row = block.first + y + 16 * i;
+      float most = top[i];
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        int at = key + x + 16 * j;
+        if (ALIBI) s[i][j] = fmaf(-slope, fabsf((float)(row - at)), s[i][j]);
+        if (at >= length || (CAUSAL && at > row)) s[i][j] = -INFINITY;
+        most = fmaxf(most, s[i][j]);
+      }
+      // Every row sees key 0, so that the maximum is finite from the first tile on.
+      most = most_of_row(most);
+      float shrink = expf(top[i] - most);
+      top[i] = most;
+      sum[i] = __fmul_rn(sum[i], shrink);
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        float p = expf(s[i][j] - most);
+        sum[i] += p;
+        weights[(y + 16 * i) * (TILE + 4) + x + 16 * j] = p;
+      }
+#pragma unroll
+      for (int j = 0; j < WIDTH; j++) sums[i][j] = __fmul_rn(sums[i][j], shrink);
+    }
+    __syncthreads(); // k is read, the weights are written
+    fetch(keys, v + key * kv_stride, kv_stride, there, 1.0f, false, cosines, sines, key);
+    __syncthreads();
+#pragma unroll 4
+    for (int t = 0; t < TILE; t++) {
+      float values[WIDTH];
+#pragma unroll
+      for (int j = 0; j < WIDTH; j++) values[j] = x + 16 * j < HEAD_DIM ? keys[t * LD + x + 16 * j] : 0.0f;
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        float p = weights[(y + 16 * i) * (TILE + 4) + t];
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++) sums[i][j] = fmaf(p, values[j], sums[i][j]);
+      }
+    }
+    __syncthreads(); // v and the weights are read
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    float total = sum_of_row(sum[i]);
+    int r = y + 16 * i;
+    if (r >= here) continue;
+    long long row = block.start + block.first + r;
+    if (lse && x == 0) lse[row * heads + head] = top[i] + logf(total);
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++)
+      if (x + 16 * j < HEAD_DIM) o[(row * heads + head) * HEAD_DIM + x + 16 * j] = sums[i][j] / total;
+  }
+}
