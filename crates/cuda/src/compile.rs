@@ -70,12 +70,16 @@ impl Compiler {
         Ok(code)
     }
 
-    /// What each entry of a kernel's file takes, compiled anew.
+    /// What a kernel takes, compiled anew.
     pub fn resources(&self, kernel: &Kernel) -> Result<Resources, CudaError> {
+        Ok(resources(&self.log(kernel)?, kernel.entry))
+    }
+
+    /// What compiler and assembler say of a kernel's file, compiled anew.
+    pub fn log(&self, kernel: &Kernel) -> Result<String, CudaError> {
         let mut options = self.options(kernel);
         options.push("--ptxas-options=-v".to_owned());
-        let (_, log) = self.compile(kernel, &kernel.source(), &options)?;
-        Ok(resources(&log, kernel.entry))
+        Ok(self.compile(kernel, &kernel.source(), &options)?.1)
     }
 
     fn options(&self, kernel: &Kernel) -> Vec<String> {

@@ -94,13 +94,14 @@ pub(super) fn layer_norm(call: &mut Call<'_>, op: &LayerNorm) -> Result<(), Devi
         return Err(call.refused(format!("rows of {} columns are too wide for a block", x.columns)));
     };
     // Several rows share what a group reads of gamma and beta, once there are enough rows for all groups.
-    let each = if x.rows * group >= 1 << 20 { 4 } else { 1 };
+    let each = if x.rows * group >= 1 << 20 { 8 } else { 1 };
     let threads = group.max(128);
     let shape = Shape::of(x.rows.div_ceil(each * (threads / group)), threads as u32);
     let statistic = |of: Option<Tensor>| Arg::pointer(of.map_or(0, |t| t.address));
     let (mean, rstd) = (statistic(mean), statistic(rstd));
-    let rows = [mean, rstd, Arg::long(x.rows), Arg::int(each), Arg::float(op.eps)];
-    let args = [&[x.pointer(), gamma.pointer(), beta.pointer(), y.pointer()], &rows[..]].concat();
+    let [x_at, gamma_at, beta_at, y_at] = [x, gamma, beta, y].map(|t| t.pointer());
+    let rows = [Arg::long(x.rows), Arg::int(each), Arg::float(op.eps)];
+    let args = [x_at, gamma_at, beta_at, y_at, mean, rstd, rows[0], rows[1], rows[2]];
     call.kernel(&layer_norm_kernel(x.dtype, gamma.dtype, x.columns, group), shape, &args)
 }
 
@@ -120,15 +121,12 @@ fn group(dtype: DType, columns: u64) -> Option<u64> {
 
 pub(super) fn batch_norm(call: &mut Call<'_>, op: &BatchNorm) -> Result<(), DeviceError> {
     let (x, y, gamma) = (call.input(0)?, call.output(0)?, call.input(1)?);
-    let mut args = vec![x.pointer()];
-    for i in 1..5 {
-        let param = call.input(i)?;
-        if param.dtype != gamma.dtype {
-            return Err(call.refused(format!("gamma is {:?} and input {i} is {:?}", gamma.dtype, param.dtype)));
-        }
-        args.push(param.pointer());
+    let params = [gamma, call.input(2)?, call.input(3)?, call.input(4)?];
+    if let Some(other) = params.iter().find(|param| param.dtype != gamma.dtype) {
+        return Err(call.refused(format!("gamma is {:?} and another is {:?}", gamma.dtype, other.dtype)));
     }
-    args.extend([y.pointer(), Arg::int(x.columns), Arg::float(op.eps)]);
+    let [a, b, c, d] = params.map(|param| param.pointer());
+    let args = [x.pointer(), a, b, c, d, y.pointer(), Arg::int(x.columns), Arg::float(op.eps)];
     call.kernel(&batch_norm_kernel(x.dtype, gamma.dtype), Shape::of(x.rows, THREADS), &args)
 }
 

@@ -27,9 +27,10 @@ pub(super) fn embed(call: &mut Call<'_>, op: &Embed) -> Result<(), DeviceError> 
     };
     let spans = call.input(2 + usize::from(op.row))?;
     let (sequences, mask) = (Arg::int(spans.rows), Arg::int(mask_id));
-    let from = [ids.pointer(), table.pointer(), row, spans.pointer()];
-    let to = [x.pointer(), status, tokens, sequences, vocabulary, columns, mask, Arg::float(keep)];
-    call.kernel(&kernel, by_sequence(&x, spans.rows), &[&from[..], &to].concat())
+    let [ids, table, spans_at, x_at] = [ids, table, spans, x].map(|t| t.pointer());
+    let args =
+        [ids, table, row, spans_at, x_at, status, tokens, sequences, vocabulary, columns, mask, Arg::float(keep)];
+    call.kernel(&kernel, by_sequence(&x, spans.rows), &args)
 }
 
 /// One row of blocks for each sequence, and one for what is behind the last; about four rows a warp.
@@ -64,16 +65,16 @@ pub(super) fn segment_mean(call: &mut Call<'_>, op: &SegmentMean) -> Result<(), 
     let kernel = rows_kernel("segment_mean", x.dtype, x.columns);
     let blocks = x.columns.div_ceil(32 * row_width(x.dtype, x.columns));
     let shape = Shape { blocks: (spans.rows as u32, blocks as u32, 1), threads: THREADS, shared: 0 };
-    let skips = [op.skip_first, op.skip_last].map(|skip| Arg::long(u64::from(skip)));
-    let places = [x.pointer(), spans.pointer(), y.pointer(), call.status()];
-    let args = [&places[..], &[Arg::long(x.rows), Arg::int(x.columns)], &skips].concat();
+    let [first, last] = [op.skip_first, op.skip_last].map(|skip| Arg::long(u64::from(skip)));
+    let [x_at, spans_at, y_at] = [x, spans, y].map(|t| t.pointer());
+    let args = [x_at, spans_at, y_at, call.status(), Arg::long(x.rows), Arg::int(x.columns), first, last];
     call.kernel(&kernel, shape, &args)
 }
 
 pub(super) fn select_rows(call: &mut Call<'_>) -> Result<(), DeviceError> {
     let (x, rows, y) = (call.input(0)?, call.input(1)?, call.output(0)?);
-    let counts = [Arg::long(y.rows), Arg::long(x.rows), Arg::int(y.columns)];
-    let args = [&[x.pointer(), rows.pointer(), y.pointer(), call.status()], &counts[..]].concat();
+    let [x_at, rows_at, y_at] = [x, rows, y].map(|t| t.pointer());
+    let args = [x_at, rows_at, y_at, call.status(), Arg::long(y.rows), Arg::long(x.rows), Arg::int(y.columns)];
     let kernel = rows_kernel("select_rows", x.dtype, x.columns);
     call.kernel(&kernel, Shape::of(y.rows.div_ceil(WARPS), THREADS), &args)
 }

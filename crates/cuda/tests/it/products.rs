@@ -117,8 +117,9 @@ impl Case {
         match linear.epilogue {
             Epilogue::None => (s, summing + rounding * s.abs()),
             Epilogue::Residual => {
-                let s = s + self.values[2 + usize::from(linear.bias)][row * n + column];
-                (s, summing + rounding * s.abs())
+                // The library may round the product before it adds what is there.
+                let sum = s + self.values[2 + usize::from(linear.bias)][row * n + column];
+                (sum, summing + rounding * (s.abs() + sum.abs()))
             }
             Epilogue::Gelu => (gelu(s), 1.2 * (summing + rounding * s.abs()) + rounding * gelu(s).abs()),
         }

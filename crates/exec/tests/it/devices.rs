@@ -3,8 +3,9 @@
 
 use crate::op_cases::{Case, attention, cases, experts, optimizer};
 use crate::rig::{On, load_as, output, output_i32, output_u8, run};
+use graph::ops::Mask;
 use graph::{DType, Op, Role, TensorSpec};
-use plan::{PlanError, Precision, Weights};
+use plan::{PlanError, Precision, Target, Weights};
 use plimsoll_exec::Executor;
 use plimsoll_exec::cpu::Isa;
 use plimsoll_exec::reference::Data;
@@ -149,11 +150,16 @@ fn cuda_runs_every_case_of_inference() {
     assert!(ops.len() >= 15, "only {ops:?}");
 }
 
-/// As [`compare`], where the target has a kernel.
+/// As [`compare`], where there is a CUDA kernel.
 fn supported(on: On, case: &Case) -> Option<Vec<Data>> {
-    let target = on.target().expect("read");
-    let mut rows = target.kernels.iter();
-    rows.any(|row| row.op == case.op.name()).then(|| compare(on, case, Weights::Resident)).flatten()
+    has_cuda(&case.op).then(|| compare(on, case, Weights::Resident)).flatten()
+}
+
+/// Whether an op has a CUDA kernel. Attention has none for windows and blocks, which only trained models have.
+pub fn has_cuda(op: &Op) -> bool {
+    let target = Target::named("cuda").expect("read");
+    let sparse = matches!(op, Op::Attention(a) if !matches!(a.mask, Mask::Full | Mask::Causal));
+    target.kernels.iter().any(|row| row.op == op.name()) && !sparse
 }
 
 #[test]
