@@ -10,8 +10,11 @@ pub use largest::{Largest, Size, largest};
 
 use super::config::{ModelKind, OptimizerKind, TrainConfig};
 use super::feed::{self, Feed};
+use super::tokenizer::TOKENIZER;
 use super::trainable::{Applied, Evaluated, Found, Part, Stored, Taken, Trainable};
+use crate::hub::{CONFIG, Need, local};
 use crate::{Observer, RunError, Settings, machine, price};
+use data::weights::HubEnv;
 use exec::cpu::CpuDevice;
 use exec::{Executor, ParamSource, Survivor};
 use graph::{Bounds, Bytes, Counts, StateKind};
@@ -46,7 +49,7 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
         sequences: bounds.sequences as usize,
         longest: bounds.longest as usize,
     };
-    let feed = Feed::open(config, most, tokenizer(config).as_deref())?;
+    let feed = Feed::open(config, most, tokenizer(config, observer)?.as_deref())?;
     let plan::Found { program, candidate, .. } = found;
     let mut executor = Executor::new(Box::new(CpuDevice::new(threads)), program)?;
     start(&mut executor, subject.source(config.run.seed))?;
@@ -85,7 +88,12 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
 /// What a configuration trains. Of a head's data the widths are read.
 fn subject(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Subject, RunError> {
     if config.model.kind != ModelKind::Head {
-        return Subject::open(config, feed::vocabulary(config, tokenizer(config).as_deref())?, &[], observer);
+        return Subject::open(
+            config,
+            feed::vocabulary(config, tokenizer(config, observer)?.as_deref())?,
+            &[],
+            observer,
+        );
     }
     let rows = data::train::rows::RowSet::open(feed::row_settings(config, 2)?)?;
     let widths: Vec<u64> = rows.widths().iter().map(|&w| w as u64).collect();
@@ -93,9 +101,15 @@ fn subject(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Subject,
 }
 
 /// The tokenizer that came with the weights to start from, if one did.
-fn tokenizer(config: &TrainConfig) -> Option<PathBuf> {
-    let path = Path::new(config.model.from.as_ref()?).join("tokenizer.json");
-    path.is_file().then_some(path)
+fn tokenizer(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Option<PathBuf>, RunError> {
+    let Some(from) = &config.model.from else { return Ok(None) };
+    let encoder = matches!(config.model.kind, ModelKind::Esm2 | ModelKind::DnabertS);
+    let folder = match encoder && !Path::new(from).exists() {
+        // Of the hub.
+        true => local(from, Need::Model, &HubEnv::from_process(), observer)?.config(),
+        false => Path::new(from).join(CONFIG),
+    };
+    Ok(Some(folder.with_file_name(TOKENIZER)).filter(|path| path.is_file()))
 }
 
 /// Parameters at their start, states at theirs, masters equal to their parameters.
@@ -311,6 +325,10 @@ impl Trainable for Engine {
         self.store.tensors(part)
     }
 
+    fn file(&self, part: Part) -> &'static str {
+        self.subject.file(part)
+    }
+
     fn read(
         &mut self,
         part: Part,
@@ -326,7 +344,7 @@ impl Trainable for Engine {
     }
 
     fn beside(&self) -> Result<Vec<(String, Vec<u8>)>, RunError> {
-        Ok(self.subject.beside())
+        Ok(self.subject.beside(&self.store.tensors(Part::Model)))
     }
 }
 
