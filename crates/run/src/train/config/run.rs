@@ -2,6 +2,7 @@
 //! data; keys that cannot change a result say so in the schema (`changes`), and may differ on resume.
 
 use super::Auto;
+use crate::{Device, Settings, machine};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -101,16 +102,6 @@ pub struct Run {
     pub device: Device,
 }
 
-/// Where to compute.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Device {
-    /// The fastest that is there: today the CPU.
-    Auto,
-    /// The CPU.
-    Cpu,
-}
-
 impl Default for Memory {
     fn default() -> Self {
         Self { budget: "80%".to_owned(), remat: Remat::Auto, remat_every: 2, loss_chunk: Auto(None) }
@@ -141,5 +132,13 @@ impl Default for Run {
             threads: Auto(None),
             device: Device::Auto,
         }
+    }
+}
+
+impl Run {
+    /// The machine that the run computes on.
+    pub fn machine(&self) -> Settings {
+        let threads = self.threads.0.map_or_else(machine::cores, |n| n as usize);
+        Settings { device: self.device, threads, ..Settings::default() }
     }
 }

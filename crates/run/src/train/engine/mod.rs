@@ -13,9 +13,9 @@ use super::feed::{self, Feed};
 use super::tokenizer::TOKENIZER;
 use super::trainable::{Applied, Evaluated, Found, Part, Stored, Taken, Trainable};
 use crate::hub::{CONFIG, Need, local};
-use crate::{Observer, RunError, Settings, machine, price};
+use crate::machine::{available, parse_budget};
+use crate::{Device, Observer, RunError, price};
 use data::weights::HubEnv;
-use exec::cpu::CpuDevice;
 use exec::{Executor, ParamSource, Survivor};
 use graph::{Bounds, Bytes, Counts, StateKind};
 use plan::training::plans;
@@ -38,9 +38,9 @@ pub fn plan_of(
 
 /// The model of a configuration with its data, ready for its first step.
 pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn Trainable>, RunError> {
-    let threads = config.run.threads.0.map_or_else(machine::cores, |n| n as usize);
-    let target = Settings { threads, ..Settings::default() }.target()?;
-    let budget = machine::parse_budget(&config.memory.budget, machine::available().free)?;
+    let machine = config.run.machine();
+    let target = machine.target()?;
+    let budget = parse_budget(&config.memory.budget, available().free)?;
     let subject = subject(config, observer)?;
     let found = program::search(config, &subject, &target, budget)?;
     let bounds = program::bounds(config, found.candidate.tokens);
@@ -51,7 +51,7 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
     };
     let feed = Feed::open(config, most, tokenizer(config, observer)?.as_deref())?;
     let plan::Found { program, candidate, .. } = found;
-    let mut executor = Executor::new(Box::new(CpuDevice::new(threads)), program)?;
+    let mut executor = machine.start(program)?;
     start(&mut executor, subject.source(config.run.seed))?;
     let store = Store::of(&executor, &subject, config.run.seed);
     let asked = |auto: bool, key: &str, value: Value| auto.then(|| (key.to_owned(), value));
@@ -61,6 +61,8 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
         asked(config.batch.sequences.0.is_none(), "batch.sequences", json!(bounds.sequences)),
         asked(config.memory.loss_chunk.0.is_none(), "memory.loss_chunk", json!(candidate.chunk)),
         asked(config.optimizer.kind == OptimizerKind::Auto, "optimizer.kind", json!(kind)),
+        asked(config.run.device == Device::Auto, "run.device", json!(Device::Cpu)),
+        asked(config.run.threads.0.is_none(), "run.threads", json!(machine.threads)),
     ];
     let index = |name: &str| executor.program().index(name);
     let indices = Indices {
@@ -68,6 +70,9 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
         apply: index(plans::APPLY),
         evaluate: index(plans::EVALUATE).unwrap_or(0),
     };
+    let outputs =
+        executor.program().plans()[indices.micro].1.graph.outputs.iter().map(|(name, _)| name.clone());
+    let counters = outputs.filter(|name| name.starts_with("dropped.")).collect();
     Ok(Box::new(Engine {
         choices: choices.into_iter().flatten().collect(),
         seed: config.run.seed,
@@ -77,6 +82,7 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
         micro_steps: 0,
         at_once: None,
         hyper: vec![],
+        counters,
         indices,
         subject,
         store,
@@ -165,6 +171,8 @@ struct Engine {
     taken: Option<Taken>,
     /// Of this run, for dropout: never the same twice.
     micro_steps: u64,
+    /// Outputs of a micro-step that count rows which experts dropped.
+    counters: Vec<String>,
     /// Where a micro-step is a whole step: how it went.
     at_once: Option<Applied>,
     /// What the optimizer is told in the step that begins.
@@ -209,14 +217,11 @@ impl Engine {
     }
 
     /// Rows that experts dropped, over all layers.
-    fn dropped(&mut self, plan: usize) -> Result<u64, RunError> {
-        let graph = &self.executor.program().plans()[plan].1.graph;
-        let names: Vec<String> =
-            graph.outputs.iter().map(|(n, _)| n.clone()).filter(|n| n.starts_with("dropped.")).collect();
+    fn dropped(&mut self) -> Result<u64, RunError> {
         let mut dropped = 0;
-        for name in names {
+        for name in &self.counters {
             let mut value = [0];
-            self.executor.output_i32(plan, &name, &mut value)?;
+            self.executor.output_i32(self.indices.micro, name, &mut value)?;
             dropped += value[0].max(0) as u64;
         }
         Ok(dropped)
@@ -261,7 +266,7 @@ impl Trainable for Engine {
         if self.indices.apply.is_none() {
             self.at_once = Some(Applied { norm: f64::NAN, ok: loss.is_finite() });
         }
-        Ok(Found { loss, aux: self.scalar(plan, "aux")?, dropped: self.dropped(plan)? })
+        Ok(Found { loss, aux: self.scalar(plan, "aux")?, dropped: self.dropped()? })
     }
 
     fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, RunError> {
