@@ -174,7 +174,7 @@ impl<'a> Merging<'a> {
             (_, _) => own,
         };
         for (name, bytes) in std::iter::once((CONFIG.to_owned(), text)).chain(beside) {
-            let mut file = AtomicFile::create(&folder.join(name))?;
+            let mut file = AtomicFile::create(folder.join(name))?;
             file.write_all(&bytes).map_err(|e| file.error(e))?;
             file.commit()?;
         }

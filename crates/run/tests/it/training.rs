@@ -235,7 +235,7 @@ pub fn esm(flags: &str) -> String {
     format!("model.from={model} data.train=[{proteins}] {flags}")
 }
 
-/// Names of tensors whose values are not those of the golden ESM-2.
+/// Names of tensors whose values are not those of the golden ESM-2, which has no head for contacts.
 fn moved(report: &Report) -> Vec<String> {
     let before = values(&fixture("goldens/esm2"));
     let same = |name: &str, now: &[f32]| {
@@ -245,7 +245,8 @@ fn moved(report: &Report) -> Vec<String> {
     };
     let now = values(&report.checkpoint);
     assert!(now.len() > 10);
-    now.into_iter().filter(|(name, now)| !same(name, now)).map(|(name, _)| name).collect()
+    let contacts = |name: &str| name.starts_with("esm.contact_head.");
+    now.into_iter().filter(|(name, now)| !contacts(name) && !same(name, now)).map(|(name, _)| name).collect()
 }
 
 #[test]
