@@ -183,7 +183,7 @@ impl Engine {
         }
         if !buffer.iter().all(|x| x.is_finite()) {
             let text = format!(
-                "'{}': its result has a value that is no finite number; check the weights",
+                "'{}': its embedding has a value that is no finite number; check the weights",
                 waiting.sequence.id
             );
             return Err(RunError::Refused(text));
