@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// The machine of a name or a target file; the CPU with as many threads as the run would have.
 pub fn target(config: &TrainConfig, word: &str) -> Result<Target, RunError> {
     match word {
-        "cpu" => config.run.machine().target(),
+        "cpu" => config.run.target(),
         _ => price::target(word),
     }
 }

@@ -44,7 +44,7 @@ pub trait Trainable {
     /// The plan, for the run record.
     fn plan(&self) -> Result<Value, RunError>;
 
-    /// The most memory that it takes.
+    /// The most memory that the process takes: its plans, what is reserved for it, and its data.
     fn peak(&self) -> Bytes;
 
     /// The tensors of a file of the checkpoint, in the order in which they are written. Those of the model have the

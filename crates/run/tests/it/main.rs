@@ -9,5 +9,7 @@ mod rig;
 mod streaming;
 mod train;
 mod train_keys;
+mod train_planned;
+mod train_quiet;
 mod training;
 mod verify;

@@ -15,11 +15,12 @@ use super::trainable::{Applied, Evaluated, Found, Part, Stored, Taken, Trainable
 use crate::hub::{CONFIG, Need, local};
 use crate::machine::{available, parse_budget};
 use crate::{Device, Observer, RunError, price};
+use data::train::Held;
 use data::weights::HubEnv;
 use exec::{Executor, ParamSource, Survivor};
 use graph::{Bounds, Bytes, Counts, StateKind};
 use plan::training::plans;
-use plan::{Program, Target};
+use plan::{PlanError, Program, Target};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use store::Store;
@@ -38,19 +39,19 @@ pub fn plan_of(
 
 /// The model of a configuration with its data, ready for its first step.
 pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn Trainable>, RunError> {
-    let machine = config.run.machine();
-    let target = machine.target()?;
+    let target = config.run.target()?;
     let budget = parse_budget(&config.memory.budget, available().free)?;
     let subject = subject(config, observer)?;
-    let found = program::search(config, &subject, &target, budget)?;
+    let most = of_data(program::largest(config));
+    let mut feed = Feed::open(config, most, tokenizer(config, observer)?.as_deref())?;
+    let held = feed.host_bytes(config.run.evaluate_every.is_some());
+    let data = held.iter().map(|h| Bytes(h.bytes)).sum();
+    let found = program::search(config, &subject, &target, budget.saturating_sub(data))
+        .map_err(|error| with_data(error, budget, &held))?;
     let bounds = program::bounds(config, found.candidate.tokens);
-    let most = data::train::Bounds {
-        tokens: bounds.tokens as usize,
-        sequences: bounds.sequences as usize,
-        longest: bounds.longest as usize,
-    };
-    let feed = Feed::open(config, most, tokenizer(config, observer)?.as_deref())?;
+    feed.bound(of_data(bounds))?;
     let plan::Found { program, candidate, .. } = found;
+    let machine = config.run.machine();
     let mut executor = machine.start(program)?;
     start(&mut executor, subject.source(config.run.seed))?;
     let store = Store::of(&executor, &subject, config.run.seed);
@@ -76,6 +77,7 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
     Ok(Box::new(Engine {
         choices: choices.into_iter().flatten().collect(),
         seed: config.run.seed,
+        held,
         kind,
         bounds,
         taken: None,
@@ -89,6 +91,20 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
         feed,
         executor,
     }))
+}
+
+/// Bounds as data knows them.
+fn of_data(bounds: Bounds) -> data::train::Bounds {
+    let Bounds { tokens, sequences, longest } = bounds;
+    data::train::Bounds { tokens: tokens as usize, sequences: sequences as usize, longest: longest as usize }
+}
+
+/// A refusal of the plans as one of the whole: what the data holds beside them has its lines in the bill.
+fn with_data(error: RunError, budget: Bytes, held: &[Held]) -> RunError {
+    let RunError::Plan(PlanError::OverBudget(mut bill)) = error else { return error };
+    bill.budget = budget;
+    held.iter().for_each(|h| bill.ledger.add(&format!("data: {}", h.what), Bytes(h.bytes)));
+    RunError::Plan(PlanError::OverBudget(bill))
 }
 
 /// What a configuration trains. Of a head's data the widths are read.
@@ -168,6 +184,8 @@ struct Engine {
     kind: OptimizerKind,
     choices: Vec<(String, Value)>,
     seed: u64,
+    /// What the data holds beside the arena.
+    held: Vec<Held>,
     taken: Option<Taken>,
     /// Of this run, for dropout: never the same twice.
     micro_steps: u64,
@@ -315,7 +333,7 @@ impl Trainable for Engine {
 
     fn plan(&self) -> Result<Value, RunError> {
         let mut plan = price::to_json(self.program())?;
-        let held = self.feed.host_bytes().into_iter();
+        let held = self.held.iter();
         plan["host"] =
             held.map(|h| (h.what.to_owned(), json!(h.bytes))).collect::<serde_json::Map<_, _>>().into();
         plan["sequences"] = json!(self.bounds.sequences);
@@ -323,7 +341,7 @@ impl Trainable for Engine {
     }
 
     fn peak(&self) -> Bytes {
-        self.program().peak()
+        self.program().peak() + self.held.iter().map(|h| Bytes(h.bytes)).sum()
     }
 
     fn tensors(&self, part: Part) -> Vec<Stored> {
