@@ -58,7 +58,9 @@ impl CudaError {
     /// Whether this machine has no NVIDIA GPU at all, rather than one that cannot be used.
     pub fn is_absent(&self) -> bool {
         match self {
-            Self::Library { name, tried, .. } => *name == crate::library::DRIVER_NAME && !tried.iter().any(|t| t.starts_with("it has")),
+            Self::Library { name, tried, .. } => {
+                *name == crate::library::DRIVER_NAME && !tried.iter().any(|t| t.starts_with("it has"))
+            }
             Self::NoDevice { found, .. } => *found == 0,
             // CUDA's code for a driver without a device.
             Self::Call { function, code, .. } => *function == "cuInit" && *code == 100,

@@ -14,6 +14,7 @@ mod gemm;
 mod kernel;
 mod launch;
 mod library;
+mod machine;
 
 pub use compile::{Compiler, Resources};
 pub use context::{Card, cards};
@@ -21,3 +22,4 @@ pub use device::CudaDevice;
 pub use error::CudaError;
 pub use kernel::{File, Kernel, every_kernel};
 pub use library::{Found, Libraries};
+pub use machine::CudaMachine;

@@ -54,8 +54,10 @@ impl Machine for CudaMachine {
     }
 
     fn target(&self) -> Result<Target, DeviceError> {
-        let name = KNOWN.iter().find(|(part, _)| self.card.name.contains(part)).map_or("cuda", |(_, target)| target);
-        let mut target = Target::named(name).map_err(|error| DeviceError::Machine { source: Box::new(error) })?;
+        let name =
+            KNOWN.iter().find(|(part, _)| self.card.name.contains(part)).map_or("cuda", |(_, target)| target);
+        let mut target =
+            Target::named(name).map_err(|error| DeviceError::Machine { source: Box::new(error) })?;
         target.memory = self.card.memory;
         if target.reserved.is_empty() {
             target.reserved.push(Reserved { label: "CUDA context".to_owned(), bytes: CONTEXT });

@@ -84,9 +84,7 @@ impl Weight {
         let fail = |source| DeviceError::Load { param: self.param.name.clone(), source };
         let mut read = |range: Range<u64>, out: &mut [f32]| read(&self.param, range, out).map_err(fail);
         match self.shape {
-            Shape::Rows { elements, dtype } => {
-                load_rows(device, self.at, elements, dtype, buffers, &mut read)
-            }
+            Shape::Rows { elements, dtype } => load_rows(device, self.at, elements, dtype, buffers, &mut read),
             Shape::Panels { width, n, k } => {
                 for first in (0..n).step_by(width as usize) {
                     let rows = &mut buffers.rows[..(width * k) as usize];

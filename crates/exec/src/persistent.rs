@@ -114,7 +114,8 @@ mod tests {
     /// Both ways to round agree on numbers of every exponent, on ties, infinities and NaN.
     #[test]
     fn numbers_are_rounded_alike() {
-        let near = (0..=0xFFFFu32).flat_map(|high| [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF].map(|low| high << 16 | low));
+        let near =
+            (0..=0xFFFFu32).flat_map(|high| [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF].map(|low| high << 16 | low));
         let numbers: Vec<f32> = near.map(f32::from_bits).collect();
         for dtype in [DType::Bf16, DType::F16] {
             let mut narrow = vec![0; numbers.len()];

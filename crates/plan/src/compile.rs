@@ -6,8 +6,8 @@ use crate::pack::{Item, Problem, solve};
 use crate::schedule::schedule;
 use crate::updates::Updates;
 use crate::{
-    Instr, MemoryPlan, Persistent, PlanError, Policy, Precision, Region, Remat, Schedule, Slice, Target, Weights, check,
-    check_target, passes,
+    Instr, MemoryPlan, Persistent, PlanError, Policy, Precision, Region, Remat, Schedule, Slice, Target,
+    Weights, check, check_target, passes,
 };
 use graph::{Bytes, Def, Graph, ValueId};
 use serde::{Deserialize, Serialize};

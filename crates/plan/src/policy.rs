@@ -39,6 +39,12 @@ pub struct AutodiffPolicy {
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { precision: Precision::F32, autodiff: None, remat: Remat::None, fuse: true, weights: Weights::Resident }
+        Self {
+            precision: Precision::F32,
+            autodiff: None,
+            remat: Remat::None,
+            fuse: true,
+            weights: Weights::Resident,
+        }
     }
 }

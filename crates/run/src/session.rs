@@ -99,7 +99,9 @@ impl Settings {
     pub(crate) fn arithmetic(&self) -> Result<Value, RunError> {
         let precision = self.precision()?.name();
         Ok(match &self.device {
-            Device::Cpu => json!({"device": "cpu", "instructions": Isa::detect().name(), "precision": precision}),
+            Device::Cpu => {
+                json!({"device": "cpu", "instructions": Isa::detect().name(), "precision": precision})
+            }
             Device::Machine(machine) => {
                 json!({"device": machine.name(), "instructions": machine.arithmetic(), "precision": precision})
             }

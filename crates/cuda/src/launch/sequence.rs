@@ -28,8 +28,20 @@ pub(super) fn embed(call: &mut Call<'_>, op: &Embed) -> Result<(), DeviceError> 
     let spans = call.input(2 + usize::from(op.row))?;
     let (sequences, mask) = (Arg::int(spans.rows), Arg::int(mask_id));
     let [ids, table, spans_at, x_at] = [ids, table, spans, x].map(|t| t.pointer());
-    let args =
-        [ids, table, row, spans_at, x_at, status, tokens, sequences, vocabulary, columns, mask, Arg::float(keep)];
+    let args = [
+        ids,
+        table,
+        row,
+        spans_at,
+        x_at,
+        status,
+        tokens,
+        sequences,
+        vocabulary,
+        columns,
+        mask,
+        Arg::float(keep),
+    ];
     call.kernel(&kernel, by_sequence(&x, spans.rows), &args)
 }
 

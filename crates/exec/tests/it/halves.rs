@@ -131,7 +131,13 @@ fn near(on: On, case: &Case, dtype: DType) {
         let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
         let error = norm(&mut found.iter().zip(wanted).map(|(f, w)| f - w));
         let all = norm(&mut wanted.iter().copied()).max(1e-3);
-        assert!(error <= limit * all, "{} in {}: output {i} is off by {}", case.name, dtype.name(), error / all);
+        assert!(
+            error <= limit * all,
+            "{} in {}: output {i} is off by {}",
+            case.name,
+            dtype.name(),
+            error / all
+        );
     }
 }
 

@@ -30,7 +30,8 @@ impl On {
     /// The first GPU; where there is none, the test says so and has nothing to do.
     pub fn cuda(precision: Precision) -> Option<Self> {
         // One device stays open, so that the context is made once.
-        static OPEN: LazyLock<Mutex<Result<CudaDevice, CudaError>>> = LazyLock::new(|| Mutex::new(CudaDevice::new(0)));
+        static OPEN: LazyLock<Mutex<Result<CudaDevice, CudaError>>> =
+            LazyLock::new(|| Mutex::new(CudaDevice::new(0)));
         match &*OPEN.lock().unwrap_or_else(PoisonError::into_inner) {
             Ok(_) => Some(Self::Cuda(precision)),
             Err(error) if error.is_absent() => {

@@ -28,14 +28,20 @@ fn outputs_and_the_last_norm_are_f32_and_the_rest_is_narrow() {
             let last = g.nodes.iter().rev().find(|node| matches!(node.op, Op::LayerNorm(_))).expect("a norm");
             assert_eq!(g.spec(last.inputs[0]).dtype, DType::F32, "{id}");
             for node in &g.nodes {
-                let narrow = matches!(node.op, Op::Linear(_) | Op::Embed(_) | Op::Add(_) | Op::Gelu(_) | Op::Glu(_));
+                let narrow =
+                    matches!(node.op, Op::Linear(_) | Op::Embed(_) | Op::Add(_) | Op::Gelu(_) | Op::Glu(_));
                 let out = node.outputs[0].expect("an output");
                 assert!(!narrow || g.spec(out).dtype == dtype, "{id}: {}", node.op.name());
                 // A norm's own parameters and positions are f32 whatever they meet.
                 let params = node.inputs.iter().filter(|&&v| matches!(g.spec(v).role, Role::Param(_)));
                 for &v in params {
                     let products = matches!(node.op, Op::Linear(_) | Op::Embed(_));
-                    assert_eq!(g.spec(v).dtype, if products { dtype } else { DType::F32 }, "{id}: {}", node.op.name());
+                    assert_eq!(
+                        g.spec(v).dtype,
+                        if products { dtype } else { DType::F32 },
+                        "{id}: {}",
+                        node.op.name()
+                    );
                 }
             }
         }

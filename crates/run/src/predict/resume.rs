@@ -32,7 +32,12 @@ pub(crate) struct Opening {
 
 impl Keys {
     /// Those of a run on `inputs`, whose `watch` began before they were looked at.
-    pub(crate) fn new(options: &Options, opened: &Opened, inputs: &[Input], watch: Watch) -> Result<Self, RunError> {
+    pub(crate) fn new(
+        options: &Options,
+        opened: &Opened,
+        inputs: &[Input],
+        watch: Watch,
+    ) -> Result<Self, RunError> {
         let shard = options.shard.map(|p| format!("{}/{}", p.number, p.of));
         let key = json!({
             "plimsoll": env!("CARGO_PKG_VERSION"),

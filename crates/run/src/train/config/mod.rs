@@ -26,7 +26,7 @@ use ::data::bounded;
 use ::data::printable::Place;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use yaml::Node;
 
 /// A training run.
@@ -92,6 +92,12 @@ impl TrainConfig {
             tree.set(&path.split('.').collect::<Vec<_>>(), Node::of(value)?);
         }
         serde_json::from_value(tree.to_json()).map_err(|e| RunError::Refused(format!("the configuration: {e}")))
+    }
+
+    /// The run's folder, where the command names none: run.output, or the name of the configuration in `path` with _run.
+    pub fn folder(&self, path: &Path) -> PathBuf {
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        self.run.output.as_ref().map_or_else(|| PathBuf::from(format!("{stem}_run")), PathBuf::from)
     }
 
     /// As YAML with every key, in the order of the schema.
