@@ -238,7 +238,8 @@ fn task(config: &TrainConfig) -> Task {
     }
 }
 
-fn format(config: &TrainConfig) -> Result<data::train::Format, RunError> {
+/// How files are read.
+pub fn format(config: &TrainConfig) -> Result<data::train::Format, RunError> {
     use data::train::Format as Read;
     let d = &config.data;
     let kind = match d.format {
@@ -284,7 +285,12 @@ fn by_name(train: &[String]) -> Result<Format, RunError> {
     }
 }
 
-fn tokens(config: &TrainConfig, format: &data::train::Format, own: Option<&Path>) -> Result<Tokens, RunError> {
+/// How text becomes tokens; `own` is the tokenizer that came with the model.
+pub fn tokens(
+    config: &TrainConfig,
+    format: &data::train::Format,
+    own: Option<&Path>,
+) -> Result<Tokens, RunError> {
     let d = &config.data;
     if matches!(format, data::train::Format::Ids { .. }) {
         let text = "data.format bin: the ids have no tokenizer; give model.vocabulary";

@@ -1,6 +1,7 @@
 //! The integration tests of `run`. Invariant: hermetic; every test works in a folder of its own.
 #![forbid(unsafe_code)]
 
+mod interop;
 mod plot;
 mod predict;
 mod resume;

@@ -115,11 +115,13 @@ fn encoder_of(draw: &mut Draw, kind: &str) -> String {
         "esm2" => ("goldens/pipeline/expected_500/protein.faa", draw.number(20, 64)),
         _ => ("goldens/pipeline/reads.fa", draw.number(20, 64)),
     };
+    // Adapters of a language model need one that has its head: of the goldens that is ESM-2.
+    let adapters = if kind == "esm2" { "model.lora.rank=2" } else { "" };
     let what = draw.of(&[
         "",
         "model.classes=3 data.truncate=true data.labels=LABELS",
         "model.classes=2 model.freeze_encoder=true data.truncate=true data.labels=LABELS",
-        "model.lora.rank=2",
+        adapters,
         "model.lora.rank=3 model.classes=2 data.truncate=true data.labels=LABELS",
     ]);
     let dropout = draw.of(&["0", "0.2"]);

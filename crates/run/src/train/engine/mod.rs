@@ -10,10 +10,13 @@ pub use largest::{Largest, Size, largest};
 
 use super::config::{ModelKind, OptimizerKind, TrainConfig};
 use super::feed::{self, Feed};
+use super::tokenizer::TOKENIZER;
 use super::trainable::{Applied, Evaluated, Found, Part, Stored, Taken, Trainable};
+use crate::hub::{CONFIG, Need, local};
 use crate::machine::{available, parse_budget};
 use crate::{Device, Observer, RunError, price};
 use data::train::Held;
+use data::weights::HubEnv;
 use exec::{Executor, ParamSource, Survivor};
 use graph::{Bounds, Bytes, Counts, StateKind};
 use plan::training::plans;
@@ -40,7 +43,7 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
     let budget = parse_budget(&config.memory.budget, available().free)?;
     let subject = subject(config, observer)?;
     let most = of_data(program::largest(config));
-    let mut feed = Feed::open(config, most, tokenizer(config).as_deref())?;
+    let mut feed = Feed::open(config, most, tokenizer(config, observer)?.as_deref())?;
     let held = feed.host_bytes(config.run.evaluate_every.is_some());
     let data = held.iter().map(|h| Bytes(h.bytes)).sum();
     let found = program::search(config, &subject, &target, budget.saturating_sub(data))
@@ -107,7 +110,12 @@ fn with_data(error: RunError, budget: Bytes, held: &[Held]) -> RunError {
 /// What a configuration trains. Of a head's data the widths are read.
 fn subject(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Subject, RunError> {
     if config.model.kind != ModelKind::Head {
-        return Subject::open(config, feed::vocabulary(config, tokenizer(config).as_deref())?, &[], observer);
+        return Subject::open(
+            config,
+            feed::vocabulary(config, tokenizer(config, observer)?.as_deref())?,
+            &[],
+            observer,
+        );
     }
     let rows = data::train::rows::RowSet::open(feed::row_settings(config, 2)?)?;
     let widths: Vec<u64> = rows.widths().iter().map(|&w| w as u64).collect();
@@ -115,9 +123,15 @@ fn subject(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Subject,
 }
 
 /// The tokenizer that came with the weights to start from, if one did.
-fn tokenizer(config: &TrainConfig) -> Option<PathBuf> {
-    let path = Path::new(config.model.from.as_ref()?).join("tokenizer.json");
-    path.is_file().then_some(path)
+fn tokenizer(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Option<PathBuf>, RunError> {
+    let Some(from) = &config.model.from else { return Ok(None) };
+    let encoder = matches!(config.model.kind, ModelKind::Esm2 | ModelKind::DnabertS);
+    let folder = match encoder && !Path::new(from).exists() {
+        // Of the hub.
+        true => local(from, Need::Model, &HubEnv::from_process(), observer)?.config(),
+        false => Path::new(from).join(CONFIG),
+    };
+    Ok(Some(folder.with_file_name(TOKENIZER)).filter(|path| path.is_file()))
 }
 
 /// Parameters at their start, states at theirs, masters equal to their parameters.
@@ -334,6 +348,10 @@ impl Trainable for Engine {
         self.store.tensors(part)
     }
 
+    fn file(&self, part: Part) -> &'static str {
+        self.subject.file(part)
+    }
+
     fn read(
         &mut self,
         part: Part,
@@ -349,7 +367,7 @@ impl Trainable for Engine {
     }
 
     fn beside(&self) -> Result<Vec<(String, Vec<u8>)>, RunError> {
-        Ok(self.subject.beside())
+        Ok(self.subject.beside(&self.store.tensors(Part::Model)))
     }
 }
 
