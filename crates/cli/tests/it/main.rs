@@ -20,5 +20,6 @@ mod streaming;
 mod survival;
 mod training;
 mod training_killed;
+mod training_long;
 mod training_memory;
 mod verify;
