@@ -4,7 +4,7 @@
 
 use super::{After, Frontier, Optimizer, Solver, Training};
 use crate::compile::Checks;
-use crate::{Persistent, PlanError, Program, Remat, Target, passes, step_seconds};
+use crate::{Bill, Persistent, PlanError, Program, Remat, Target, passes, step_seconds};
 use graph::{Bytes, Def, Graph, Node, Phase};
 use std::cell::OnceCell;
 use std::collections::btree_map::Entry;
@@ -148,8 +148,7 @@ impl TrainingSearch<'_> {
         }
         let best = tried.iter().map(Tried::rate).fold(0.0, f64::max);
         let Some(k) = tried.iter().position(|t| t.rate() >= best) else {
-            let bill = look.smallest(&open)?.bill(self.budget, vec![]);
-            return Err(PlanError::OverBudget(Box::new(bill)));
+            return Err(PlanError::OverBudget(Box::new(look.bill(&open)?)));
         };
         let best = tried.swap_remove(k);
         let rejected = look.rejected(&open, &best, tried)?;
@@ -297,8 +296,8 @@ impl Look<'_> {
         Ok(others.iter().map(|t| t.rejected(budget)).collect())
     }
 
-    /// The program that takes least of all that a search would look at before it gave up: one byte less is refused.
-    fn smallest(&self, open: &[Open]) -> Result<Program, PlanError> {
+    /// The bill of what takes least of all that a search looks at before it gives up: one byte less is refused.
+    fn bill(&self, open: &[Open]) -> Result<Bill, PlanError> {
         let mut ways: Vec<(Bytes, &Open, usize)> = vec![];
         for open in open {
             let halved = std::iter::successors(Some(open.last()), |k| (*k > 0).then_some(k / 2));
@@ -313,7 +312,9 @@ impl Look<'_> {
             }
         }
         let nothing = || PlanError::BadPolicy { field: "batch", why: "nothing to choose from".to_owned() };
-        self.whole(open, &least.ok_or_else(nothing)?)
+        let least = least.ok_or_else(nothing)?;
+        let bill = self.whole(open, &least)?.bill(self.search.budget, vec![]);
+        Ok(Bill { seconds_per_token: 1.0 / least.rate(), budget_flag: "--budget", ..bill })
     }
 
     /// What choice `k` of a candidate would take.

@@ -94,6 +94,11 @@ impl TrainConfig {
         serde_json::from_value(tree.to_json()).map_err(|e| RunError::Refused(format!("the configuration: {e}")))
     }
 
+    /// Whether its keys go together.
+    pub fn is_sound(&self) -> bool {
+        rules::broken(self).is_empty()
+    }
+
     /// As YAML with every key, in the order of the schema.
     pub fn to_yaml(&self) -> Result<String, RunError> {
         Ok(Node::of(self)?.to_yaml())

@@ -57,6 +57,18 @@ impl Subject {
         Ok(Self { kind, loss, from: from.map(Arc::new) })
     }
 
+    /// The same, with the adapters of another configuration: what a plan may change of a model.
+    pub fn like(&self, model: &Model) -> Self {
+        let kind = match self.kind.clone() {
+            Kind::Encoder { encoder, task, .. } => {
+                let lora = model.lora.as_ref().map(|l| adapters(l, &encoder));
+                Kind::Encoder { encoder, task, lora }
+            }
+            kind @ (Kind::Decoder(_) | Kind::Head(_)) => kind,
+        };
+        Self { kind, loss: self.loss, from: self.from.clone() }
+    }
+
     /// The graph of a micro-batch, and that of an evaluation batch.
     pub fn graphs(&self, bounds: Bounds, chunk: u32) -> Result<(Graph, Graph), PlanError> {
         let training = Training { chunk, ..self.loss };
