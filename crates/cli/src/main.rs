@@ -33,6 +33,7 @@ Exit codes: 0 success; 1 failure, bad usage or bad input; 2 some sequences faile
 enum Command {
     Predict(Box<flags::predict::Predict>),
     Embed(flags::embed::Embed),
+    Classify(flags::classify::Classify),
     Train(flags::train::Train),
     Plan(flags::plan::Plan),
     Plot(flags::plot::Plot),
@@ -40,6 +41,7 @@ enum Command {
     Doctor(flags::doctor::Doctor),
     List(flags::list::List),
     Convert(flags::convert::Convert),
+    Merge(flags::merge::Merge),
     Verify(Box<flags::verify::Verify>),
     Completions(flags::completions::Completions),
     Man(flags::man::Man),
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Predict(command) => command.run(),
         Command::Embed(command) => command.run(),
+        Command::Classify(command) => command.run(),
         Command::Train(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Plot(command) => command.run(),
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Command::Doctor(command) => command.run(),
         Command::List(command) => command.run(),
         Command::Convert(command) => command.run(),
+        Command::Merge(command) => command.run(),
         Command::Verify(command) => command.run(),
         Command::Completions(command) => command.run(),
         Command::Man(command) => command.run(),

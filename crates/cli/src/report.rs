@@ -40,10 +40,9 @@ pub fn predicted(report: &predict::Report) -> String {
     table(&rows) + &format!("results in {}", Place(&report.output_dir))
 }
 
-/// The summary of an embedding.
-pub fn embedded(report: &embed::Report) -> String {
-    let mut rows =
-        vec![("sequences", report.sequences.to_string()), ("values of a row", report.width.to_string())];
+/// The summary of an embedding or a classification; `values` is what a row holds.
+pub fn embedded(report: &embed::Report, values: &'static str) -> String {
+    let mut rows = vec![("sequences", report.sequences.to_string()), (values, report.width.to_string())];
     if report.empty > 0 {
         rows.push(("skipped, empty", report.empty.to_string()));
     }

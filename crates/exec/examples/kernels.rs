@@ -170,7 +170,7 @@ fn stream(cpu: &Cpu) {
     let [norm_s, gelu_s] = by_turns([
         &mut || {
             let (x, y) = (Rows::new(&x, m, n, n), RowsMut::new(&mut y, m, n, n));
-            norm::layer_norm(cpu, x, &g, &g, 1e-5, y, None, None);
+            norm::layer_norm(cpu, x, &g, &g, 1e-5, Some(y), None, None);
         },
         &mut || elementwise::gelu(cpu, Rows::new(&x, m, n, n), RowsMut::new(&mut z, m, n, n)),
     ]);

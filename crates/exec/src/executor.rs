@@ -206,7 +206,8 @@ impl Step {
 
 fn address(program: &Program, plan: usize, v: ValueId) -> Result<u64, DeviceError> {
     let slice = program.plans()[plan].1.memory.slice(v);
-    let slice = slice.ok_or(DeviceError::Kernel { op: "address", why: format!("{v} has no storage") })?;
+    let none = || DeviceError::Kernel { op: "address", why: format!("{v} has no storage") };
+    let slice = slice.ok_or_else(none)?;
     Ok(program.address(plan, slice))
 }
 

@@ -110,44 +110,6 @@ impl Encoder {
         }
     }
 
-    /// The config.json of this model with a masked-language-model head, as the hub has it.
-    pub fn to_json(&self) -> String {
-        let value = match self {
-            Self::Esm2(c) => json!({
-                "model_type": "esm",
-                "architectures": ["EsmForMaskedLM"],
-                "vocab_size": c.vocab_size,
-                "hidden_size": c.hidden_size,
-                "num_hidden_layers": c.layers,
-                "num_attention_heads": c.heads,
-                "intermediate_size": c.intermediate_size,
-                "layer_norm_eps": decimal(c.eps),
-                "token_dropout": c.token_dropout,
-                "mask_token_id": c.mask_token_id,
-                "pad_token_id": 1,
-                "hidden_act": "gelu",
-                "position_embedding_type": "rotary",
-                "emb_layer_norm_before": false,
-                "hidden_dropout_prob": 0.0,
-                "attention_probs_dropout_prob": 0.0,
-            }),
-            Self::DnabertS(c) => json!({
-                "model_type": "bert",
-                "architectures": ["BertForMaskedLM"],
-                "alibi_starting_size": 512,
-                "vocab_size": c.vocab_size,
-                "type_vocab_size": c.type_vocab_size,
-                "hidden_size": c.hidden_size,
-                "num_hidden_layers": c.layers,
-                "num_attention_heads": c.heads,
-                "intermediate_size": c.intermediate_size,
-                "layer_norm_eps": decimal(c.eps),
-                "hidden_act": "gelu",
-            }),
-        };
-        format!("{value:#}\n")
-    }
-
     /// The graph for at most `bounds`. Inputs: `ids`: i32 (T), `spans`: i32 (S, 2).
     pub fn graph(&self, bounds: Bounds, outputs: &[Output]) -> Result<Graph, VerifyError> {
         match self {

@@ -2,12 +2,13 @@
 //! graph of inference, built by the same function.
 
 use crate::config::Encoder;
+use crate::hub::CONTACTS;
 use crate::init::{Init, usual};
 use crate::layers::{Batch, Wanted};
 use crate::lora::{Adapted, adapt};
 use crate::{Lora, Training, TrainingError, derived, dnabert_s, esm2};
-use graph::ops::SegmentMean;
-use graph::{Bounds, Builder, DType, Dim, Graph, Op, Piece, ValueId};
+use graph::ops::{SegmentMean, Softmax};
+use graph::{Bounds, Builder, DType, Dim, Graph, Op, Piece, ValueId, VerifyError};
 
 /// What an encoder is trained for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,10 +32,7 @@ impl Encoder {
         let mut plain = Builder::new(bounds);
         let batch = &mut Batch::inputs(&mut plain);
         let wanted = Wanted { outputs: &[], mean: self.mean() };
-        let (x, table) = match self {
-            Self::Esm2(c) => esm2::encode(&mut plain, c, batch, &wanted),
-            Self::DnabertS(c) => dnabert_s::encode(&mut plain, c, batch, &wanted),
-        };
+        let (x, table) = self.encode(&mut plain, batch, &wanted);
         let adding = ["output.dense", "mlp.wo"];
         let Adapted { builder: mut g, mut dropping, values } = adapt(plain.graph(), training, lora, &adding)?;
         let [x, table, spans] = [x, table, batch.spans].map(|v| values[v.index()]);
@@ -55,8 +53,33 @@ impl Encoder {
         g.finish().map_err(TrainingError::Graph)
     }
 
+    /// A classifier as it is used. Inputs `ids`: i32 (T), `spans`: i32 (S, 2); output `scores`: (S, C), which sum to 1.
+    pub fn classifier_graph(&self, bounds: Bounds, classes: u64) -> Result<Graph, VerifyError> {
+        let g = &mut Builder::new(bounds);
+        let batch = &mut Batch::inputs(g);
+        let wanted = Wanted { outputs: &[], mean: self.mean() };
+        let (x, _) = self.encode(g, batch, &wanted);
+        let x = g.one(Op::SegmentMean(self.mean()), &[x, batch.spans]); // (S, D)
+        g.scope("", None);
+        let x = g.linear(x, "classifier", classes, true);
+        let scores = g.one(Op::Softmax(Softmax {}), &[x]);
+        g.output("scores", scores);
+        std::mem::replace(g, Builder::new(bounds)).finish()
+    }
+
+    /// The last hidden state (T, D) and the embedding (V, D).
+    fn encode(&self, g: &mut Builder, batch: &mut Batch, wanted: &Wanted<'_>) -> (ValueId, ValueId) {
+        match self {
+            Self::Esm2(c) => esm2::encode(g, c, batch, wanted),
+            Self::DnabertS(c) => dnabert_s::encode(g, c, batch, wanted),
+        }
+    }
+
     /// How a tensor starts where no file has it.
     pub fn init(&self, piece: &Piece) -> Init {
+        if CONTACTS.contains(&piece.tensor.as_str()) {
+            return Init::Zeros;
+        }
         let given = derived(self, &piece.tensor).map(Init::Values);
         given.or_else(|| Lora::init(piece)).unwrap_or_else(|| usual(piece))
     }

@@ -23,8 +23,13 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod adapter;
 pub mod bench;
 mod bundle;
+pub mod classify {
+    //! `plimsoll classify`.
+    pub use crate::embed::classify::{Options, classify};
+}
 pub mod convert;
 pub mod doctor;
 pub mod embed;
@@ -32,6 +37,7 @@ mod error;
 mod hub;
 pub mod list;
 pub mod machine;
+pub mod merge;
 mod model;
 mod observer;
 pub mod plot;

@@ -2,7 +2,7 @@
 //! reads was found with its shape before the first byte is allocated.
 
 use crate::hub::{self, CONFIG, Need, TOKENIZER};
-use crate::{Observer, RunError, bundle};
+use crate::{Observer, RunError, adapter, bundle};
 use data::bounded;
 use data::hex::hex;
 use data::tokenize::{bpe, bpe::Bpe, esm};
@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// An encoder with its weights.
@@ -27,6 +27,8 @@ pub struct EncoderModel {
     pub weights: Arc<Weights>,
     /// How it reads sequences.
     pub tokenizer: Tokenizer,
+    /// Where its files are; `None` where it is compiled in.
+    pub folder: Option<PathBuf>,
     /// The files beside the weights that results depend on: name and SHA-256 in hexadecimal.
     pub described_by: Vec<(&'static str, String)>,
 }
@@ -58,6 +60,7 @@ impl EncoderModel {
     pub fn open(name: &str, env: &HubEnv, observer: &mut dyn Observer) -> Result<Self, RunError> {
         let place = hub::local(name, Need::Model, env, observer)?;
         let config = place.config();
+        adapter::refuse(config.parent().unwrap_or(Path::new(".")))?;
         let text = read_config(&config)?;
         let encoder =
             Encoder::from_json(&text).map_err(|source| RunError::Config { path: config.clone(), source })?;
@@ -78,7 +81,8 @@ impl EncoderModel {
                 Tokenizer::Bpe(Arc::new(Bpe::from_bytes(&bytes, &path)?))
             }
         };
-        Self::new(name, encoder, weights, tokenizer, described_by)
+        let model = Self::new(name, encoder, weights, tokenizer, described_by)?;
+        Ok(Self { folder: Some(folder.to_owned()), ..model })
     }
 
     /// The nucleotide encoder that is compiled in.
@@ -125,7 +129,7 @@ impl EncoderModel {
             )));
         }
         let weights = Arc::new(weights);
-        let model = Self { name: name.to_owned(), encoder, weights, tokenizer, described_by };
+        let model = Self { name: name.to_owned(), encoder, weights, tokenizer, folder: None, described_by };
         model.check()?;
         Ok(model)
     }

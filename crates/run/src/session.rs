@@ -6,11 +6,14 @@ use exec::cpu::{CpuDevice, Isa};
 use exec::{Executor, Param};
 use graph::{Bounds, Bytes};
 use plan::{Build, PlanError, Program, Search, Stream, Target};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::ops::Range;
 
-/// Where to run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Where to compute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Device {
     /// The fastest that is there: today the CPU.
     #[default]

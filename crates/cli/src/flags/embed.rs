@@ -99,12 +99,14 @@ fn layer(text: &str) -> Result<i64, String> {
     number.ok_or_else(|| "give numbers of layers with commas between them, such as 0,6,-1".to_owned())
 }
 
-fn letters(text: &str) -> Result<u64, String> {
+/// Letters of a sequence.
+pub(super) fn letters(text: &str) -> Result<u64, String> {
     let number = at_least_one(text).ok().filter(|&n| n <= 1 << 30);
     number.ok_or_else(|| "give the letters of the longest sequence, from 1 on".to_owned())
 }
 
-fn prefetch(text: &str) -> Result<u64, String> {
+/// Batches ahead.
+pub(super) fn prefetch(text: &str) -> Result<u64, String> {
     let number = at_least_one(text).ok().filter(|&n| n <= 1024);
     number.ok_or_else(|| "give a number of batches from 1 to 1024".to_owned())
 }
@@ -121,7 +123,7 @@ impl Embed {
         if self.voice.json() {
             print(&format!("{:#}", report.to_json()))?;
         } else if !self.voice.quiet() {
-            print(&report::embedded(&report))?;
+            print(&report::embedded(&report, "values of a row"))?;
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -2,6 +2,7 @@
 //! file, with its default and its help.
 
 pub mod bench;
+pub mod classify;
 pub mod completions;
 pub mod convert;
 pub mod doctor;
@@ -9,6 +10,7 @@ pub mod embed;
 pub mod list;
 pub mod machine;
 pub mod man;
+pub mod merge;
 pub mod plan;
 pub mod plot;
 pub mod predict;

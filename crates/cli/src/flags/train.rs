@@ -64,7 +64,8 @@ impl Train {
         }
         let mut terminal = self.voice.terminal()?;
         terminal.listen()?;
-        let request = Request { output: self.folder(path, &config), resume: self.resume(), config };
+        let output = self.output.clone().unwrap_or_else(|| config.folder(path));
+        let request = Request { output, resume: self.resume(), config };
         let done =
             train::train_with(&request, &mut |config, observer| train::open(config, observer), &mut terminal);
         terminal.finish();
@@ -75,13 +76,6 @@ impl Train {
             (false, false) => print(&summary(&report))?,
         }
         Ok(ExitCode::SUCCESS)
-    }
-
-    /// The run's folder.
-    fn folder(&self, path: &Path, config: &TrainConfig) -> PathBuf {
-        let named = self.output.clone().or_else(|| config.run.output.as_ref().map(PathBuf::from));
-        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-        named.unwrap_or_else(|| PathBuf::from(format!("{stem}_run")))
     }
 
     fn resume(&self) -> Resume {

@@ -21,4 +21,5 @@ mod streaming;
 mod survival;
 mod training;
 mod training_killed;
+mod training_memory;
 mod verify;

@@ -3,7 +3,7 @@
 use crate::harness::Folder;
 use std::process::Command;
 
-const COMMANDS: [&str; 5] = ["predict", "embed", "plan", "bench", "doctor"];
+const COMMANDS: [&str; 7] = ["predict", "embed", "classify", "merge", "plan", "bench", "doctor"];
 
 #[test]
 fn completions_know_every_command() {

@@ -40,6 +40,14 @@ pub fn letter(token: i32) -> Option<u8> {
     LETTERS.get(place).copied()
 }
 
+/// The names of all tokens, a line each: the models' `vocab.txt`.
+pub fn vocabulary() -> String {
+    let letters = LETTERS.iter().map(|&letter| char::from(letter).to_string());
+    let starts = ["<cls>", "<pad>", "<eos>", "<unk>"].map(str::to_owned);
+    let ends = ["<null_1>", "<mask>"].map(str::to_owned);
+    starts.into_iter().chain(letters).chain(ends).map(|name| name + "\n").collect()
+}
+
 /// The residues of a protein as files give it: without one `*` at the end, which marks the stop.
 pub fn residues(protein: &[u8]) -> &[u8] {
     protein.strip_suffix(b"*").unwrap_or(protein)

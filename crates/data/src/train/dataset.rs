@@ -12,7 +12,7 @@ use super::files;
 use super::labels::{Labels, LabelsFrom};
 use super::ledger::{self, Held, Known};
 use super::position::{Position, Window};
-use super::settings::{Format, Settings, Task, Tokens, Validation};
+use super::settings::{Bounds, Format, Settings, Task, Tokens, Validation};
 use super::source::{Document, Documents};
 use super::split::{Split, Splitter};
 use super::stream::Stream;
@@ -105,6 +105,22 @@ impl Dataset {
             digest,
         };
         Ok(Dataset { inner: Arc::new(inner) })
+    }
+
+    /// Gives its batches other bounds. What a data set holds is known before they are: a plan has to leave room for it.
+    ///
+    /// # Errors
+    /// Bounds in which no sequence fits; a stream that is open.
+    pub fn bound(&mut self, bounds: Bounds) -> Result<(), DataError> {
+        let Some(inner) = Arc::get_mut(&mut self.inner) else {
+            let why = "the bounds of batches are given before the first one is taken".to_owned();
+            return Err(DataError::new(DataErrorKind::Malformed(why)));
+        };
+        let settings = Settings { bounds, ..inner.settings.clone() };
+        settings.check()?;
+        check_task(&settings, &inner.vocabulary)?;
+        inner.settings = settings;
+        Ok(())
     }
 
     /// What it was opened with.

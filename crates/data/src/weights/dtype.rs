@@ -130,6 +130,15 @@ fn each<const N: usize, T>(bytes: &[u8], out: &mut [T], convert: impl Fn([u8; N]
     }
 }
 
+/// To nearest, ties to even: half of the last place less one bit, and one more where that place is odd, carry into it.
+pub fn f32_to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    if x.is_nan() {
+        return (bits >> 16) as u16 | 0x40;
+    }
+    ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) as u16
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-pub use dtype::{DType, f16_to_f32, f32_to_f16};
+pub use dtype::{DType, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use error::WeightsError;
 pub use hub::{
     HubEnv, HubError, HubErrorKind, ModelPath, Patience, Repository, Step, Token, Told, find_in_hub, is_hub_id,

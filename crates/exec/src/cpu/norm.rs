@@ -10,8 +10,8 @@ use super::view::{Rows, RowsMut};
 use core::ops::Range;
 
 /// y = (x - mean) * rstd * gamma + beta for each row, rstd = 1 / sqrt(var + eps) with the
-/// biased variance (Ba et al., 2016; PyTorch's LayerNorm). `y` may be exactly `x`. `mean` and
-/// `rstd`, one value per row, are written where given.
+/// biased variance (Ba et al., 2016; PyTorch's LayerNorm). `y` may be exactly `x`. `y`, `mean` and
+/// `rstd`, the latter one value per row, are written where given: recomputation may want a row's statistics alone.
 #[allow(clippy::too_many_arguments)] // the op's inputs and outputs, each once
 pub fn layer_norm(
     cpu: &Cpu,
@@ -19,12 +19,12 @@ pub fn layer_norm(
     gamma: &[f32],
     beta: &[f32],
     eps: f32,
-    y: RowsMut<'_>,
+    y: Option<RowsMut<'_>>,
     mean: Option<&mut [f32]>,
     rstd: Option<&mut [f32]>,
 ) {
     let (rows, cols) = (x.rows(), x.cols());
-    assert!(y.rows() == rows && y.cols() == cols, "y is ({rows}, {cols})");
+    assert!(y.as_ref().is_none_or(|y| y.rows() == rows && y.cols() == cols), "y is ({rows}, {cols})");
     assert!(gamma.len() == cols && beta.len() == cols, "gamma and beta of {cols}");
     let column = |v: Option<&mut [f32]>| {
         assert!(v.as_ref().is_none_or(|v| v.len() == rows), "one statistic per row");
@@ -33,20 +33,27 @@ pub fn layer_norm(
     let (mean, rstd) = (column(mean), column(rstd));
     cpu.by_rows(rows, cols, &|range| {
         let (mean, rstd) = (mean as *mut f32, rstd as *mut f32);
-        cpu.isa().run(LayerNorm { x, gamma, beta, eps, y: &y, mean, rstd, range });
+        cpu.isa().run(LayerNorm { x, gamma, beta, eps, y: y.as_ref(), mean, rstd, range });
     });
 }
 
 /// y = x * rstd * gamma for each row, rstd = 1 / sqrt(mean(x^2) + eps) (Zhang and Sennrich, 2019).
-/// `y` may be exactly `x`. `rstd`, one value per row, is written where given.
-pub fn rms_norm(cpu: &Cpu, x: Rows<'_>, gamma: &[f32], eps: f32, y: RowsMut<'_>, rstd: Option<&mut [f32]>) {
+/// `y` may be exactly `x`. `y` and `rstd`, one value per row, are written where given.
+pub fn rms_norm(
+    cpu: &Cpu,
+    x: Rows<'_>,
+    gamma: &[f32],
+    eps: f32,
+    y: Option<RowsMut<'_>>,
+    rstd: Option<&mut [f32]>,
+) {
     let (rows, cols) = (x.rows(), x.cols());
-    assert!(y.rows() == rows && y.cols() == cols, "y is ({rows}, {cols})");
+    assert!(y.as_ref().is_none_or(|y| y.rows() == rows && y.cols() == cols), "y is ({rows}, {cols})");
     assert!(gamma.len() == cols, "gamma of {cols}");
     assert!(rstd.as_ref().is_none_or(|v| v.len() == rows), "one statistic per row");
     let rstd = rstd.map_or(0, |v| v.as_mut_ptr() as usize);
     cpu.by_rows(rows, cols, &|range| {
-        cpu.isa().run(RmsNorm { x, gamma, eps, y: &y, rstd: rstd as *mut f32, range });
+        cpu.isa().run(RmsNorm { x, gamma, eps, y: y.as_ref(), rstd: rstd as *mut f32, range });
     });
 }
 
@@ -80,7 +87,7 @@ struct LayerNorm<'a> {
     gamma: &'a [f32],
     beta: &'a [f32],
     eps: f32,
-    y: &'a RowsMut<'a>,
+    y: Option<&'a RowsMut<'a>>,
     mean: *mut f32,
     rstd: *mut f32,
     range: Range<usize>,
@@ -95,14 +102,16 @@ impl Kernel for LayerNorm<'_> {
             // SAFETY: row r of x holds `cols` f32.
             let (mean, rstd) = unsafe { statistics(s, x, cols, self.eps) };
             let (m, k) = (s.splat(mean), s.splat(rstd));
-            for j in (0..cols).step_by(LANES) {
-                let n = LANES.min(cols - j);
-                // SAFETY: j + n <= cols, the length of row r of x and y, gamma and beta.
-                unsafe {
-                    let v = s.mul(s.sub(s.load_n(x.add(j), n), m), k);
-                    let gamma = s.load_n(self.gamma.as_ptr().add(j), n);
-                    let beta = s.load_n(self.beta.as_ptr().add(j), n);
-                    s.store_n(self.y.row(r).add(j), s.fma(v, gamma, beta), n);
+            if let Some(y) = self.y {
+                for j in (0..cols).step_by(LANES) {
+                    let n = LANES.min(cols - j);
+                    // SAFETY: j + n <= cols, the length of row r of x and y, gamma and beta.
+                    unsafe {
+                        let v = s.mul(s.sub(s.load_n(x.add(j), n), m), k);
+                        let gamma = s.load_n(self.gamma.as_ptr().add(j), n);
+                        let beta = s.load_n(self.beta.as_ptr().add(j), n);
+                        s.store_n(y.row(r).add(j), s.fma(v, gamma, beta), n);
+                    }
                 }
             }
             for (column, value) in [(self.mean, mean), (self.rstd, rstd)] {
@@ -143,7 +152,7 @@ struct RmsNorm<'a> {
     x: Rows<'a>,
     gamma: &'a [f32],
     eps: f32,
-    y: &'a RowsMut<'a>,
+    y: Option<&'a RowsMut<'a>>,
     rstd: *mut f32,
     range: Range<usize>,
 }
@@ -161,13 +170,15 @@ impl Kernel for RmsNorm<'_> {
                 sum = s.fma(v, v, sum);
             }
             let rstd = 1.0 / (s.sum(sum) / cols as f32 + self.eps).sqrt();
-            for j in (0..cols).step_by(LANES) {
-                let n = LANES.min(cols - j);
-                // SAFETY: j + n <= cols, the length of row r of x and y, and of gamma.
-                unsafe {
-                    let gamma = s.load_n(self.gamma.as_ptr().add(j), n);
-                    let v = s.mul(s.load_n(x.add(j), n), s.splat(rstd));
-                    s.store_n(self.y.row(r).add(j), s.mul(v, gamma), n);
+            if let Some(y) = self.y {
+                for j in (0..cols).step_by(LANES) {
+                    let n = LANES.min(cols - j);
+                    // SAFETY: j + n <= cols, the length of row r of x and y, and of gamma.
+                    unsafe {
+                        let gamma = s.load_n(self.gamma.as_ptr().add(j), n);
+                        let v = s.mul(s.load_n(x.add(j), n), s.splat(rstd));
+                        s.store_n(y.row(r).add(j), s.mul(v, gamma), n);
+                    }
                 }
             }
             if !self.rstd.is_null() {

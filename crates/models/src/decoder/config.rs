@@ -2,6 +2,7 @@
 //! change what is computed is either honoured or refused by name.
 
 use crate::config::{ConfigError, Keys, decimal};
+use crate::hub::over;
 use graph::ops::Mask;
 use serde_json::{Map, Value, json};
 
@@ -102,10 +103,15 @@ impl DecoderConfig {
         }
     }
 
-    /// The config.json of this model: a hub's where it has the architecture, so that transformers opens it.
-    pub fn to_json(&self) -> String {
-        let value = self.as_hub().unwrap_or_else(|| self.as_own());
-        format!("{value:#}\n")
+    /// The config.json of this model: a hub's where it has the architecture, so that transformers opens it. What
+    /// `source`, the config.json that it came from, says beside is kept. Special tokens are the tokenizer's to name:
+    /// transformers' own numbers for them would be letters of another vocabulary.
+    pub fn to_json(&self, source: &str) -> String {
+        let mut value = over(source, self.as_hub().unwrap_or_else(|| self.as_own()));
+        for key in ["bos_token_id", "eos_token_id", "pad_token_id"] {
+            value.entry(key).or_insert(Value::Null);
+        }
+        format!("{:#}\n", Value::Object(value))
     }
 
     /// What all kinds have in common; `kv_heads` where the file does not say.

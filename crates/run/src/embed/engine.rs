@@ -2,12 +2,12 @@
 //! comes out once, in order, with finite values; otherwise an error names it.
 
 use super::front::Sequence;
-use super::output::{Results, Written};
+use super::output::Written;
 use super::{Pool, RunError};
 use data::pack::{Fill, Order, Pack, Packer};
 use exec::Executor;
 use graph::Counts;
-use models::{Encoder, Output};
+use models::Encoder;
 use std::collections::VecDeque;
 
 /// The encoder's plan in the program.
@@ -18,7 +18,6 @@ pub(super) struct Engine {
     executor: Executor,
     packer: Packer,
     pool: Pool,
-    /// The outputs of the plan that make an embedding, one after the other.
     outputs: Vec<String>,
     width: usize,
     /// Special tokens at the start and the end of a sequence that `tokens` leaves out.
@@ -35,7 +34,26 @@ pub(super) struct Engine {
     /// The values of each output, of a whole pack.
     values: Vec<Vec<f32>>,
     tokens: u64,
-    results: Results,
+    results: Box<dyn Rows>,
+}
+
+/// What a step gives.
+pub(super) struct Reading {
+    pub(super) pool: Pool,
+    /// The outputs of the plan that make the values of a sequence, one after the other.
+    pub(super) outputs: Vec<String>,
+    /// Columns of each.
+    pub(super) width: usize,
+    pub(super) order: Order,
+}
+
+/// Where values go, in input order.
+pub(super) trait Rows {
+    /// Those of the next sequence.
+    fn write(&mut self, sequence: &Sequence, values: &[f32]) -> Result<(), RunError>;
+
+    /// The files appear.
+    fn finish(self: Box<Self>) -> Result<Vec<Written>, RunError>;
 }
 
 struct Waiting {
@@ -45,20 +63,20 @@ struct Waiting {
 }
 
 impl Engine {
-    pub(super) fn new(executor: Executor, encoder: &Encoder, order: Order, results: Results) -> Self {
+    pub(super) fn new(executor: Executor, encoder: &Encoder, reading: Reading, results: Box<dyn Rows>) -> Self {
+        let Reading { pool, outputs, width, order } = reading;
         let bounds = executor.program().plans()[ENCODER].1.graph.bounds;
         let (tokens, longest) = (bounds.tokens as usize, bounds.longest as usize);
         let ends = match encoder {
             Encoder::Esm2(_) => [1, 1],
             Encoder::DnabertS(_) => [0, 0],
         };
-        let outputs: Vec<String> = results.states().outputs().into_iter().map(Output::name).collect();
         Self {
             packer: Packer::new(tokens, bounds.sequences as usize, longest, order),
-            pool: results.states().pool,
+            pool,
             values: vec![vec![]; outputs.len()],
             outputs,
-            width: encoder.hidden_size() as usize,
+            width,
             ends,
             longest: longest.min(tokens),
             waiting: VecDeque::new(),
@@ -177,7 +195,7 @@ impl Engine {
     /// Writes the oldest sequences up to the first that is not computed.
     fn write(&mut self) -> Result<(), RunError> {
         while let Some(Waiting { sequence, values: Some(values) }) = self.waiting.front_mut() {
-            self.results.write(sequence.result, &sequence.id, sequence.length, values)?;
+            self.results.write(sequence, values)?;
             self.free.push(std::mem::take(values));
             self.waiting.pop_front();
             self.first += 1;

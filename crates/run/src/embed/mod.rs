@@ -6,6 +6,7 @@
 //! Outside of the ledger wait the rows that are computed before those in front of them: at most
 //! [`data::pack::MOST_PACKS`] packs of them, in practice about [`data::pack::POOL`].
 
+pub(crate) mod classify;
 mod engine;
 mod front;
 mod output;
@@ -17,10 +18,11 @@ use crate::{EncoderModel, Level, Observer, Progress, RunError, Settings};
 use data::pack::Order;
 use data::sequence::Reader;
 use data::weights::HubEnv;
-use engine::Engine;
+use engine::{Engine, Reading, Rows};
 use exec::Executor;
 use front::{Batch, Front, Limits, Skipped};
-use models::{Encoder, Output};
+use graph::{Bounds, Graph, VerifyError};
+use models::Encoder;
 use output::{Kind, Results, Targets};
 use plan::{PlanError, Policy, Program, compile};
 use serde_json::{Value, json};
@@ -170,17 +172,40 @@ pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<Report, R
     let (metadata, outputs) = (metadata(options, &states), states.outputs());
     let kind = Kind { states, width: model.encoder.hidden_size() as usize, metadata };
     let results = Results::create(targets, kind)?;
+    let reading = Reading {
+        pool: options.pool,
+        outputs: outputs.iter().map(|output| output.name()).collect(),
+        width: model.encoder.hidden_size() as usize,
+        order: if options.sort_by_length { Order::ByLength } else { Order::Input },
+    };
+    let build = &mut |bounds| model.encoder.graph(bounds, &outputs);
+    run(options, start, &model, reading, Box::new(results), build, observer)
+}
+
+/// Makes the graph of a step.
+type Graphs<'a> = &'a mut dyn FnMut(Bounds) -> Result<Graph, VerifyError>;
+
+/// Sequences through an encoder's graph into results.
+fn run(
+    options: &Options,
+    start: Instant,
+    model: &EncoderModel,
+    reading: Reading,
+    results: Box<dyn Rows>,
+    build: Graphs<'_>,
+    observer: &mut dyn Observer,
+) -> Result<Report, RunError> {
     let limits = limits(options, &model.encoder)?;
+    let width = reading.width as u64;
     observer.say(Level::Detail, "reading the input once for its longest sequence");
-    let longest = longest(options, &model, limits, observer)?;
-    let (mut executor, memory_line) = plan(options, &model.encoder, &outputs, longest)?;
+    let longest = longest(options, model, limits, observer)?;
+    let (mut executor, memory_line) = plan(options, longest, build)?;
     observer.say(Level::Info, &memory_line);
     observer.say(Level::Detail, &executor.device().name());
-    attach(&mut executor, 0, &model)?;
+    attach(&mut executor, 0, model)?;
 
-    let front = open(options, &model, limits)?;
-    let order = if options.sort_by_length { Order::ByLength } else { Order::Input };
-    let mut engine = Engine::new(executor, &model.encoder, order, results);
+    let front = open(options, model, limits)?;
+    let mut engine = Engine::new(executor, &model.encoder, reading, results);
     let loaded = Instant::now();
     let counts = stream(options, front, &mut engine, observer)?;
     let (fill, tokens, sequences) = (engine.fill(), engine.tokens(), engine.sequences());
@@ -192,7 +217,7 @@ pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<Report, R
     Ok(Report {
         files: written.into_iter().flat_map(|result| result.files).collect(),
         sequences,
-        width: model.encoder.hidden_size(),
+        width,
         empty: counts.empty,
         duplicates: counts.duplicates,
         truncated: counts.truncated,
@@ -260,20 +285,14 @@ const SHORTEST: u64 = 3;
 
 /// The executor with its arena, and the memory line. Where the longest sequence is not known, a step may be
 /// one sequence.
-fn plan(
-    options: &Options,
-    encoder: &Encoder,
-    outputs: &[Output],
-    longest: Option<u64>,
-) -> Result<(Executor, String), RunError> {
+fn plan(options: &Options, longest: Option<u64>, build: Graphs<'_>) -> Result<(Executor, String), RunError> {
     let budget = options.settings.line()?;
     let settings = Settings { budget: Some(budget), ..options.settings.clone() };
     let target = settings.target()?;
     let program =
         settings.fit_streaming(longest.unwrap_or(SHORTEST).max(SHORTEST), &mut |tokens, weights| {
             let bounds = bounds(tokens, longest.map_or(tokens, |l| l.max(SHORTEST)));
-            let graph = encoder.graph(bounds, outputs);
-            let graph = graph.map_err(|source| PlanError::Verify { after: "build", source })?;
+            let graph = build(bounds).map_err(|source| PlanError::Verify { after: "build", source })?;
             let plan = compile(&graph, &Policy { weights, ..Policy::default() }, &target)?;
             Ok(Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]))
         })?;

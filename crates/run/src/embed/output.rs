@@ -2,6 +2,8 @@
 //! Invariant: a file appears when all of its rows are in it, the matrix last; with a result for each input,
 //! one after the other.
 
+use super::engine::Rows;
+use super::front::Sequence;
 use super::states::States;
 use super::{Destination, Format, Pool, RunError};
 use data::atomic::AtomicFile;
@@ -142,30 +144,22 @@ impl Results {
         let open = Sink::create(&targets, 0, &kind)?;
         Ok(Self { targets, kind, open, done: vec![] })
     }
+}
 
-    pub(super) fn states(&self) -> &States {
-        &self.kind.states
-    }
-
-    /// Appends the values of a sequence to result number `result`; those before it are complete.
-    pub(super) fn write(
-        &mut self,
-        result: usize,
-        id: &str,
-        length: u64,
-        values: &[f32],
-    ) -> Result<(), RunError> {
-        while self.done.len() < result {
+impl Rows for Results {
+    /// Appended to the result of its input; those before it are complete.
+    fn write(&mut self, sequence: &Sequence, values: &[f32]) -> Result<(), RunError> {
+        while self.done.len() < sequence.result {
             let next = Sink::create(&self.targets, self.done.len() + 1, &self.kind)?;
             let before = std::mem::replace(&mut self.open, next);
             self.done.push(before.finish(&self.kind)?);
         }
-        self.open.write(id, length, values)
+        self.open.write(&sequence.id, sequence.length, values)
     }
 
     /// The files that are still missing appear; all of them.
-    pub(super) fn finish(self) -> Result<Vec<Written>, RunError> {
-        let Self { targets, kind, open, mut done } = self;
+    fn finish(self: Box<Self>) -> Result<Vec<Written>, RunError> {
+        let Self { targets, kind, open, mut done } = *self;
         done.push(open.finish(&kind)?);
         for at in done.len()..targets.paths.len() {
             done.push(Sink::create(&targets, at, &kind)?.finish(&kind)?);

@@ -23,7 +23,8 @@ pub enum Feed {
 /// Batches of tokens.
 pub struct TokenFeed {
     dataset: Dataset,
-    train: Stream,
+    /// Opened with the first batch, when the bounds are known.
+    train: Option<Stream>,
     validation: Option<Stream>,
     /// The one that was taken last.
     pub batch: Batch,
@@ -32,7 +33,7 @@ pub struct TokenFeed {
 /// Batches of embeddings.
 pub struct RowFeed {
     set: RowSet,
-    train: RowStream,
+    train: Option<RowStream>,
     validation: Option<RowStream>,
     /// The one that was taken last.
     pub batch: RowBatch,
@@ -43,29 +44,43 @@ impl Feed {
     pub fn open(config: &TrainConfig, bounds: Bounds, tokenizer: Option<&Path>) -> Result<Self, RunError> {
         if config.model.kind == ModelKind::Head {
             let set = RowSet::open(row_settings(config, bounds.tokens)?)?;
-            let train = set.stream(Split::Train, &set.start())?;
-            return Ok(Self::Rows(Box::new(RowFeed {
-                set,
-                train,
-                validation: None,
-                batch: RowBatch::default(),
-            })));
+            let (train, validation, batch) = (None, None, RowBatch::default());
+            return Ok(Self::Rows(Box::new(RowFeed { set, train, validation, batch })));
         }
         let dataset = Dataset::open(settings(config, bounds, tokenizer)?)?;
-        let train = dataset.stream(Split::Train, &dataset.start())?;
         let batch = Batch::with_capacity(&bounds);
-        Ok(Self::Tokens(Box::new(TokenFeed { dataset, train, validation: None, batch })))
+        Ok(Self::Tokens(Box::new(TokenFeed { dataset, train: None, validation: None, batch })))
+    }
+
+    /// Gives micro-batches other bounds, before the first one is taken.
+    pub fn bound(&mut self, bounds: Bounds) -> Result<(), RunError> {
+        match self {
+            Self::Tokens(feed) => {
+                feed.dataset.bound(bounds)?;
+                feed.batch = Batch::with_capacity(&bounds);
+            }
+            Self::Rows(feed) => feed.set.bound(bounds.tokens)?,
+        }
+        Ok(())
     }
 
     /// The next micro-batch to train on; `None` where an epoch ends.
     pub fn take(&mut self) -> Result<Option<Taken>, RunError> {
         match self {
             Self::Tokens(feed) => {
-                let filled = feed.train.fill(&mut feed.batch)?;
+                let stream = match &mut feed.train {
+                    Some(stream) => stream,
+                    none => none.insert(feed.dataset.stream(Split::Train, &feed.dataset.start())?),
+                };
+                let filled = stream.fill(&mut feed.batch)?;
                 Ok(filled.then(|| tokens_of(&feed.batch)))
             }
             Self::Rows(feed) => {
-                let filled = feed.train.fill(&mut feed.batch)?;
+                let stream = match &mut feed.train {
+                    Some(stream) => stream,
+                    none => none.insert(feed.set.stream(Split::Train, &feed.set.start())?),
+                };
+                let filled = stream.fill(&mut feed.batch)?;
                 Ok(filled.then(|| rows_of(&feed.batch)))
             }
         }
@@ -101,8 +116,14 @@ impl Feed {
     /// The place in the training data.
     pub fn position(&self) -> Result<Value, RunError> {
         let position = match self {
-            Self::Tokens(feed) => serde_json::to_value(feed.train.position()),
-            Self::Rows(feed) => serde_json::to_value(feed.train.position()),
+            Self::Tokens(feed) => {
+                let place = feed.train.as_ref().map(|stream| stream.position().clone());
+                serde_json::to_value(place.unwrap_or_else(|| feed.dataset.start()))
+            }
+            Self::Rows(feed) => {
+                let place = feed.train.as_ref().map(|stream| stream.position().clone());
+                serde_json::to_value(place.unwrap_or_else(|| feed.set.start()))
+            }
         };
         position.map_err(|e| RunError::Refused(format!("the place in the data: {e}")))
     }
@@ -113,22 +134,28 @@ impl Feed {
         match self {
             Self::Tokens(feed) => {
                 let position: Position = serde_json::from_value(position.clone()).map_err(damaged)?;
-                feed.train = feed.dataset.stream(Split::Train, &position)?;
+                feed.train = Some(feed.dataset.stream(Split::Train, &position)?);
             }
             Self::Rows(feed) => {
                 let position: RowPosition = serde_json::from_value(position.clone()).map_err(damaged)?;
-                feed.train = feed.set.stream(Split::Train, &position)?;
+                feed.train = Some(feed.set.stream(Split::Train, &position)?);
             }
         }
         Ok(())
     }
 
-    /// What a stream of it holds on the host.
-    pub fn host_bytes(&self) -> Vec<Held> {
-        match self {
-            Self::Tokens(feed) => feed.dataset.host_bytes(),
-            Self::Rows(feed) => feed.set.host_bytes(),
-        }
+    /// What it holds on the host at most, with a batch; where it `evaluates`, with a second stream.
+    pub fn host_bytes(&self, evaluates: bool) -> Vec<Held> {
+        let (mut held, batch) = match self {
+            Self::Tokens(feed) => {
+                (feed.dataset.host_bytes(), Batch::host_bytes(&feed.dataset.settings().bounds))
+            }
+            Self::Rows(feed) => (feed.set.host_bytes(), feed.set.batch_bytes()),
+        };
+        let stream = held.iter().map(|h| h.bytes).sum();
+        held.push(Held { what: "batch", bytes: batch });
+        held.extend(evaluates.then_some(Held { what: "data of evaluations", bytes: stream }));
+        held
     }
 
     /// Values of each part of a head's input; none for tokens.
@@ -211,7 +238,8 @@ fn task(config: &TrainConfig) -> Task {
     }
 }
 
-fn format(config: &TrainConfig) -> Result<data::train::Format, RunError> {
+/// How files are read.
+pub fn format(config: &TrainConfig) -> Result<data::train::Format, RunError> {
     use data::train::Format as Read;
     let d = &config.data;
     let kind = match d.format {
@@ -257,7 +285,12 @@ fn by_name(train: &[String]) -> Result<Format, RunError> {
     }
 }
 
-fn tokens(config: &TrainConfig, format: &data::train::Format, own: Option<&Path>) -> Result<Tokens, RunError> {
+/// How text becomes tokens; `own` is the tokenizer that came with the model.
+pub fn tokens(
+    config: &TrainConfig,
+    format: &data::train::Format,
+    own: Option<&Path>,
+) -> Result<Tokens, RunError> {
     let d = &config.data;
     if matches!(format, data::train::Format::Ids { .. }) {
         let text = "data.format bin: the ids have no tokenizer; give model.vocabulary";
@@ -347,7 +380,7 @@ mod tests {
         assert_eq!(check(head, bounds, None), (16, 16));
         let feed = Feed::open(&config(head), bounds, None).expect("rows");
         assert_eq!(feed.widths(), [96, 40]);
-        assert!(feed.host_bytes().iter().any(|held| held.bytes > 0));
+        assert!(feed.host_bytes(true).iter().any(|held| held.bytes > 0));
         let text = "data.train=[ROOT/README.md] data.validation_fraction=0.3 data.longest=64";
         let (tokens, targets) = check(text, BOUNDS, None);
         assert_eq!((tokens, targets), (512, 512));

@@ -10,11 +10,13 @@ pub mod priced;
 mod resume;
 pub mod schedule;
 mod state;
+mod tokenizer;
 mod trainable;
 mod trainer;
 
 pub use engine::{Largest, Size, largest, open, plan_of};
 pub use resume::Resume;
 pub use state::{Best, LossScale, State};
+pub(crate) use tokenizer::beside as tokenizer_files;
 pub use trainable::{Applied, Evaluated, Found, Part, Stored, Taken, Trainable};
 pub use trainer::{Ended, Open, Report, Request, train_with};

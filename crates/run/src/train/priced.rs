@@ -2,7 +2,7 @@
 
 use super::config::{PrecisionKind, TrainConfig};
 use super::{Largest, plan_of};
-use crate::{Observer, RunError, Settings, machine, price};
+use crate::{Observer, RunError, price};
 use graph::{Bytes, Graph, Phase};
 use plan::{Found, Optimizer, Rejected, Target};
 use serde_json::{Value, json};
@@ -10,9 +10,8 @@ use std::collections::BTreeMap;
 
 /// The machine of a name or a target file; the CPU with as many threads as the run would have.
 pub fn target(config: &TrainConfig, word: &str) -> Result<Target, RunError> {
-    let threads = config.run.threads.0.map_or_else(machine::cores, |n| n as usize);
     match word {
-        "cpu" => Settings { threads, ..Settings::default() }.target(),
+        "cpu" => config.run.target(),
         _ => price::target(word),
     }
 }

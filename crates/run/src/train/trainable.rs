@@ -44,12 +44,17 @@ pub trait Trainable {
     /// The plan, for the run record.
     fn plan(&self) -> Result<Value, RunError>;
 
-    /// The most memory that it takes.
+    /// The most memory that the process takes: its plans, what is reserved for it, and its data.
     fn peak(&self) -> Bytes;
 
     /// The tensors of a file of the checkpoint, in the order in which they are written. Those of the model have the
     /// hub's names and shapes; the state has what else the next step depends on: masters, moments, running statistics.
     fn tensors(&self, part: Part) -> Vec<Stored>;
+
+    /// The name of a file of the checkpoint.
+    fn file(&self, part: Part) -> &'static str {
+        part.file()
+    }
 
     /// Bytes of the elements of a tensor, little-endian.
     fn read(
@@ -118,7 +123,7 @@ impl Part {
     /// Both.
     pub const ALL: [Part; 2] = [Part::Model, Part::State];
 
-    /// The name of its file.
+    /// The usual name of its file.
     pub fn file(self) -> &'static str {
         match self {
             Self::Model => "model.safetensors",

@@ -99,6 +99,8 @@ pub fn train_with(request: &Request, open: Open<'_>, observer: &mut dyn Observer
     let checkpoints = Checkpoints::open(output)?;
     let found = resume::choose(&request.resume, &checkpoints, &request.config, observer)?;
     let kept = found.as_ref().map(|c| decisive(&c.record.choices)).unwrap_or_default();
+    // Of what is free before anything is taken of it.
+    let line = parse_budget(&request.config.memory.budget, machine::available().free)?;
     // What was decided for the steps that are done holds for those that follow.
     let mut model = open(&request.config.with(&kept)?, observer)?;
     let choices: BTreeMap<String, Value> = kept.into_iter().chain(model.choices()).collect();
@@ -115,7 +117,6 @@ pub fn train_with(request: &Request, open: Open<'_>, observer: &mut dyn Observer
     write_text(&output.join("config.yaml"), &config.to_yaml()?)?;
     tracker.track("opened");
     let metrics = Metrics::open(output, state.step)?;
-    let line = parse_budget(&config.memory.budget, machine::available().free)?;
     let newest = found.map(|checkpoint| (checkpoint.record.state.step, checkpoint.path));
     let mut trainer = Trainer {
         asked: serde_json::to_value(&request.config).map_err(|e| RunError::Refused(e.to_string()))?,

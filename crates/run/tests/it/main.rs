@@ -1,6 +1,7 @@
 //! The integration tests of `run`. Invariant: hermetic; every test works in a folder of its own.
 #![forbid(unsafe_code)]
 
+mod interop;
 mod plot;
 mod predict;
 mod resume;
@@ -8,5 +9,7 @@ mod rig;
 mod streaming;
 mod train;
 mod train_keys;
+mod train_planned;
+mod train_quiet;
 mod training;
 mod verify;

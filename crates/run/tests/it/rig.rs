@@ -83,3 +83,18 @@ pub fn read(path: impl AsRef<Path>) -> String {
     let path = path.as_ref();
     fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
+
+/// Whether this process is for the test `name` alone; if not, a process is made in which it is, and has to succeed. For
+/// what counts the memory of the whole process.
+pub fn alone(name: &str) -> bool {
+    const ALONE: &str = "PLIMSOLL_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let mut child = std::process::Command::new(std::env::current_exe().expect("a test binary"));
+    let output = child.args(["--exact", name, "--nocapture"]).env(ALONE, "1").output().expect("it starts");
+    let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    println!("{out}");
+    assert!(output.status.success(), "{err}");
+    false
+}

@@ -131,6 +131,16 @@ impl RowSet {
         Ok(RowSet { inner: Arc::new(new) })
     }
 
+    /// Gives its batches at most so many rows, before the first stream is made.
+    pub fn bound(&mut self, rows: usize) -> Result<(), DataError> {
+        let Some(inner) = Arc::get_mut(&mut self.inner).filter(|_| rows > 0) else {
+            let why = "the rows of a batch, at least one, are given before the first one is taken".to_owned();
+            return Err(DataError::new(DataErrorKind::Malformed(why)));
+        };
+        inner.settings.rows = rows;
+        Ok(())
+    }
+
     /// Values of each part of a row.
     pub fn widths(&self) -> &[usize] {
         &self.inner.widths
@@ -156,6 +166,12 @@ impl RowSet {
             Held { what: "index of rows", bytes: (rows * row) as u64 },
             Held { what: "order of rows", bytes: order as u64 },
         ]
+    }
+
+    /// Bytes of a batch.
+    pub fn batch_bytes(&self) -> u64 {
+        let values: usize = self.inner.widths.iter().sum();
+        (self.inner.settings.rows * (values * size_of::<f32>() + size_of::<i32>())) as u64
     }
 
     /// The first position.

@@ -109,7 +109,7 @@ pub(in super::super) fn relu_grad(l: &Operands<'_>, cpu: &Cpu, _: &ReluGrad) -> 
 }
 
 pub(in super::super) fn rms_norm(l: &Operands<'_>, cpu: &Cpu, op: &RmsNorm) -> Launched {
-    norm::rms_norm(cpu, l.input(0)?, l.vector(1)?, op.eps, l.output(0)?, l.vector_out(1)?);
+    norm::rms_norm(cpu, l.input(0)?, l.vector(1)?, op.eps, l.output_if(0)?, l.vector_out(1)?);
     Ok(())
 }
 

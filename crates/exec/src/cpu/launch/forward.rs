@@ -30,7 +30,7 @@ pub(in super::super) fn glu(l: &Operands<'_>, cpu: &Cpu, op: &Glu) -> Launched {
 }
 
 pub(in super::super) fn layer_norm(l: &Operands<'_>, cpu: &Cpu, op: &LayerNorm) -> Launched {
-    let (gamma, beta, y) = (l.vector(1)?, l.vector(2)?, l.output(0)?);
+    let (gamma, beta, y) = (l.vector(1)?, l.vector(2)?, l.output_if(0)?);
     let (mean, rstd) = (l.vector_out(1)?, l.vector_out(2)?);
     norm::layer_norm(cpu, l.input(0)?, gamma, beta, op.eps, y, mean, rstd);
     Ok(())

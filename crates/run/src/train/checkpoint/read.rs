@@ -45,13 +45,12 @@ impl Checkpoint {
     pub fn restore(&self, model: &mut dyn Trainable) -> Result<(), RunError> {
         let mut buffer = vec![];
         for part in Part::ALL {
-            let weights = Weights::open(&self.path.join(part.file()))?;
+            let file = model.file(part);
+            let weights = Weights::open(&self.path.join(file))?;
             let tensors = model.tensors(part);
             let (found, wanted) = (weights.tensors().count(), tensors.len());
             if found != wanted {
-                return Err(
-                    self.foreign(&format!("{} holds {found} tensors, the model has {wanted}", part.file()))
-                );
+                return Err(self.foreign(&format!("{file} holds {found} tensors, the model has {wanted}")));
             }
             for (number, tensor) in tensors.iter().enumerate() {
                 let there = weights.expect(&tensor.name, &tensor.shape)?;

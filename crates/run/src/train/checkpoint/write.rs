@@ -19,7 +19,8 @@ pub(super) const PART: u64 = 1 << 18;
 pub(super) fn fill(folder: &Path, record: &Record, model: &mut dyn Trainable) -> Result<(), RunError> {
     let mut files = BTreeMap::new();
     for part in Part::ALL {
-        files.insert(part.file().to_owned(), tensors(&folder.join(part.file()), part, model)?);
+        let file = model.file(part);
+        files.insert(file.to_owned(), tensors(&folder.join(file), part, model)?);
     }
     for (name, bytes) in model.beside()? {
         let digest = whole(&folder.join(&name), &bytes)?;

@@ -19,14 +19,14 @@ pub use optimizer::{
     Decay, DecayShape, Loss, Optimizer, OptimizerKind, Precision, PrecisionKind, Scaling, Schedule,
     ScheduleKind, Unit,
 };
-pub use run::{Batch, Device, Memory, Remat, Run};
+pub use run::{Batch, Memory, Remat, Run};
 
 use crate::RunError;
 use ::data::bounded;
 use ::data::printable::Place;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use yaml::Node;
 
 /// A training run.
@@ -97,6 +97,12 @@ impl TrainConfig {
     /// Whether its keys go together.
     pub fn is_sound(&self) -> bool {
         rules::broken(self).is_empty()
+    }
+
+    /// The run's folder, where the command names none: run.output, or the name of the configuration in `path` with _run.
+    pub fn folder(&self, path: &Path) -> PathBuf {
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        self.run.output.as_ref().map_or_else(|| PathBuf::from(format!("{stem}_run")), PathBuf::from)
     }
 
     /// As YAML with every key, in the order of the schema.

@@ -11,13 +11,17 @@ pub use largest::{Largest, Size, largest};
 
 use super::config::{ModelKind, OptimizerKind, TrainConfig};
 use super::feed::{self, Feed};
+use super::tokenizer::TOKENIZER;
 use super::trainable::{Applied, Evaluated, Found, Part, Stored, Taken, Trainable};
-use crate::{Observer, RunError, Settings, machine, price};
-use exec::cpu::CpuDevice;
+use crate::hub::{CONFIG, Need, local};
+use crate::machine::{available, parse_budget};
+use crate::{Device, Observer, RunError, price};
+use data::train::Held;
+use data::weights::HubEnv;
 use exec::{Executor, ParamSource, Survivor};
 use graph::{Bounds, Bytes, Counts, StateKind};
 use plan::training::plans;
-use plan::{Program, Target};
+use plan::{PlanError, Program, Target};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use store::Store;
@@ -36,20 +40,20 @@ pub fn plan_of(
 
 /// The model of a configuration with its data, ready for its first step.
 pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn Trainable>, RunError> {
-    let threads = config.run.threads.0.map_or_else(machine::cores, |n| n as usize);
-    let target = Settings { threads, ..Settings::default() }.target()?;
-    let budget = machine::parse_budget(&config.memory.budget, machine::available().free)?;
+    let target = config.run.target()?;
+    let budget = parse_budget(&config.memory.budget, available().free)?;
     let subject = subject(config, observer)?;
-    let found = program::search(config, &subject, &target, budget)?;
+    let most = of_data(program::largest(config));
+    let mut feed = Feed::open(config, most, tokenizer(config, observer)?.as_deref())?;
+    let held = feed.host_bytes(config.run.evaluate_every.is_some());
+    let data = held.iter().map(|h| Bytes(h.bytes)).sum();
+    let found = program::search(config, &subject, &target, budget.saturating_sub(data))
+        .map_err(|error| with_data(error, budget, &held))?;
     let bounds = program::bounds(config, found.candidate.tokens);
-    let most = data::train::Bounds {
-        tokens: bounds.tokens as usize,
-        sequences: bounds.sequences as usize,
-        longest: bounds.longest as usize,
-    };
-    let feed = Feed::open(config, most, tokenizer(config).as_deref())?;
+    feed.bound(of_data(bounds))?;
     let plan::Found { program, candidate, .. } = found;
-    let mut executor = Executor::new(Box::new(CpuDevice::new(threads)), program)?;
+    let machine = config.run.machine();
+    let mut executor = machine.start(program)?;
     start(&mut executor, subject.source(config.run.seed))?;
     let store = Store::of(&executor, &subject, config.run.seed);
     let asked = |auto: bool, key: &str, value: Value| auto.then(|| (key.to_owned(), value));
@@ -59,6 +63,8 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
         asked(config.batch.sequences.0.is_none(), "batch.sequences", json!(bounds.sequences)),
         asked(config.memory.loss_chunk.0.is_none(), "memory.loss_chunk", json!(candidate.chunk)),
         asked(config.optimizer.kind == OptimizerKind::Auto, "optimizer.kind", json!(kind)),
+        asked(config.run.device == Device::Auto, "run.device", json!(Device::Cpu)),
+        asked(config.run.threads.0.is_none(), "run.threads", json!(machine.threads)),
     ];
     let index = |name: &str| executor.program().index(name);
     let indices = Indices {
@@ -66,15 +72,20 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
         apply: index(plans::APPLY),
         evaluate: index(plans::EVALUATE).unwrap_or(0),
     };
+    let outputs =
+        executor.program().plans()[indices.micro].1.graph.outputs.iter().map(|(name, _)| name.clone());
+    let counters = outputs.filter(|name| name.starts_with("dropped.")).collect();
     Ok(Box::new(Engine {
         choices: choices.into_iter().flatten().collect(),
         seed: config.run.seed,
+        held,
         kind,
         bounds,
         taken: None,
         micro_steps: 0,
         at_once: None,
         hyper: vec![],
+        counters,
         indices,
         subject,
         store,
@@ -83,10 +94,29 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
     }))
 }
 
+/// Bounds as data knows them.
+fn of_data(bounds: Bounds) -> data::train::Bounds {
+    let Bounds { tokens, sequences, longest } = bounds;
+    data::train::Bounds { tokens: tokens as usize, sequences: sequences as usize, longest: longest as usize }
+}
+
+/// A refusal of the plans as one of the whole: what the data holds beside them has its lines in the bill.
+fn with_data(error: RunError, budget: Bytes, held: &[Held]) -> RunError {
+    let RunError::Plan(PlanError::OverBudget(mut bill)) = error else { return error };
+    bill.budget = budget;
+    held.iter().for_each(|h| bill.ledger.add(&format!("data: {}", h.what), Bytes(h.bytes)));
+    RunError::Plan(PlanError::OverBudget(bill))
+}
+
 /// What a configuration trains. Of a head's data the widths are read.
 fn subject(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Subject, RunError> {
     if config.model.kind != ModelKind::Head {
-        return Subject::open(config, feed::vocabulary(config, tokenizer(config).as_deref())?, &[], observer);
+        return Subject::open(
+            config,
+            feed::vocabulary(config, tokenizer(config, observer)?.as_deref())?,
+            &[],
+            observer,
+        );
     }
     let rows = data::train::rows::RowSet::open(feed::row_settings(config, 2)?)?;
     let widths: Vec<u64> = rows.widths().iter().map(|&w| w as u64).collect();
@@ -94,9 +124,15 @@ fn subject(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Subject,
 }
 
 /// The tokenizer that came with the weights to start from, if one did.
-fn tokenizer(config: &TrainConfig) -> Option<PathBuf> {
-    let path = Path::new(config.model.from.as_ref()?).join("tokenizer.json");
-    path.is_file().then_some(path)
+fn tokenizer(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Option<PathBuf>, RunError> {
+    let Some(from) = &config.model.from else { return Ok(None) };
+    let encoder = matches!(config.model.kind, ModelKind::Esm2 | ModelKind::DnabertS);
+    let folder = match encoder && !Path::new(from).exists() {
+        // Of the hub.
+        true => local(from, Need::Model, &HubEnv::from_process(), observer)?.config(),
+        false => Path::new(from).join(CONFIG),
+    };
+    Ok(Some(folder.with_file_name(TOKENIZER)).filter(|path| path.is_file()))
 }
 
 /// Parameters at their start, states at theirs, masters equal to their parameters.
@@ -149,9 +185,13 @@ struct Engine {
     kind: OptimizerKind,
     choices: Vec<(String, Value)>,
     seed: u64,
+    /// What the data holds beside the arena.
+    held: Vec<Held>,
     taken: Option<Taken>,
     /// Of this run, for dropout: never the same twice.
     micro_steps: u64,
+    /// Outputs of a micro-step that count rows which experts dropped.
+    counters: Vec<String>,
     /// Where a micro-step is a whole step: how it went.
     at_once: Option<Applied>,
     /// What the optimizer is told in the step that begins.
@@ -196,14 +236,11 @@ impl Engine {
     }
 
     /// Rows that experts dropped, over all layers.
-    fn dropped(&mut self, plan: usize) -> Result<u64, RunError> {
-        let graph = &self.executor.program().plans()[plan].1.graph;
-        let names: Vec<String> =
-            graph.outputs.iter().map(|(n, _)| n.clone()).filter(|n| n.starts_with("dropped.")).collect();
+    fn dropped(&mut self) -> Result<u64, RunError> {
         let mut dropped = 0;
-        for name in names {
+        for name in &self.counters {
             let mut value = [0];
-            self.executor.output_i32(plan, &name, &mut value)?;
+            self.executor.output_i32(self.indices.micro, name, &mut value)?;
             dropped += value[0].max(0) as u64;
         }
         Ok(dropped)
@@ -248,7 +285,7 @@ impl Trainable for Engine {
         if self.indices.apply.is_none() {
             self.at_once = Some(Applied { norm: f64::NAN, ok: loss.is_finite() });
         }
-        Ok(Found { loss, aux: self.scalar(plan, "aux")?, dropped: self.dropped(plan)? })
+        Ok(Found { loss, aux: self.scalar(plan, "aux")?, dropped: self.dropped()? })
     }
 
     fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, RunError> {
@@ -297,7 +334,7 @@ impl Trainable for Engine {
 
     fn plan(&self) -> Result<Value, RunError> {
         let mut plan = price::to_json(self.program())?;
-        let held = self.feed.host_bytes().into_iter();
+        let held = self.held.iter();
         plan["host"] =
             held.map(|h| (h.what.to_owned(), json!(h.bytes))).collect::<serde_json::Map<_, _>>().into();
         plan["sequences"] = json!(self.bounds.sequences);
@@ -305,11 +342,15 @@ impl Trainable for Engine {
     }
 
     fn peak(&self) -> Bytes {
-        self.program().peak()
+        self.program().peak() + self.held.iter().map(|h| Bytes(h.bytes)).sum()
     }
 
     fn tensors(&self, part: Part) -> Vec<Stored> {
         self.store.tensors(part)
+    }
+
+    fn file(&self, part: Part) -> &'static str {
+        self.subject.file(part)
     }
 
     fn read(
@@ -327,7 +368,7 @@ impl Trainable for Engine {
     }
 
     fn beside(&self) -> Result<Vec<(String, Vec<u8>)>, RunError> {
-        Ok(self.subject.beside())
+        Ok(self.subject.beside(&self.store.tensors(Part::Model)))
     }
 }
 

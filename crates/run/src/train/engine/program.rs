@@ -115,6 +115,11 @@ pub(super) fn bounds(config: &TrainConfig, tokens: u64) -> Bounds {
     Bounds { tokens, sequences, longest: config.data.longest.min(tokens) }
 }
 
+/// What the largest micro-batch holds that may be chosen.
+pub(super) fn largest(config: &TrainConfig) -> Bounds {
+    bounds(config, sizes(config).into_iter().max().unwrap_or(1))
+}
+
 /// Tokens of a micro-batch to choose from: divisors of a step's, halved as long as the longest sequence fits.
 fn sizes(config: &TrainConfig) -> Vec<u64> {
     if let Some(tokens) = config.batch.micro_tokens.0 {

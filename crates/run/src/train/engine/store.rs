@@ -4,7 +4,7 @@
 use super::subject::Subject;
 use crate::RunError;
 use crate::train::{Part, Stored};
-use data::weights::{DType, f32_to_f16};
+use data::weights::{DType, f32_to_bf16, f32_to_f16};
 use exec::{Executor, Resident, Survivor};
 use graph::{Piece, StateKind};
 use std::ops::Range;
@@ -19,7 +19,7 @@ pub(super) struct Store {
 /// A tensor of a file, which is in the arena as a whole, or with some of its rows.
 struct Tensor {
     stored: Stored,
-    /// Its first byte in the arena, of the elements that are there.
+    /// Its first byte in the arena, of the elements that are there; the others are what they were.
     at: u64,
     there: Range<u64>,
     piece: Option<Piece>,
@@ -49,6 +49,10 @@ impl Store {
                 }
             }
         }
+        model.extend(subject.kept().into_iter().map(|kept| {
+            let stored = Stored { name: kept.name, dtype: DType::F32, shape: kept.piece.shape.clone() };
+            Tensor { stored, at: 0, there: 0..0, piece: Some(kept.piece) }
+        }));
         // A weight that is tied is one parameter, and one tensor.
         model.sort_by(|a: &Tensor, b: &Tensor| a.stored.name.cmp(&b.stored.name));
         model.dedup_by(|a, b| a.stored.name == b.stored.name);
@@ -123,15 +127,6 @@ impl Store {
         }
         Ok(())
     }
-}
-
-/// To nearest, ties to even: half of the last place less one bit, and one more where that place is odd, carry into it.
-fn f32_to_bf16(x: f32) -> u16 {
-    let bits = x.to_bits();
-    if x.is_nan() {
-        return (bits >> 16) as u16 | 0x40;
-    }
-    ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) as u16
 }
 
 fn row(piece: &Piece) -> u64 {

@@ -1,7 +1,12 @@
 //! What is trained: its graphs, the groups of its parameters, and where they start. Invariant: the configuration and
 //! the vocabulary decide it; no data is read here.
 
+use crate::adapter::{self, Adapter};
+use crate::hub::CONFIG;
+use crate::model::read_config;
 use crate::train::config::{self, Activation, Decay, MaskKind, Model, ModelKind, Norm, Position, TrainConfig};
+use crate::train::tokenizer;
+use crate::train::{Part, Stored};
 use crate::{EncoderModel, Observer, RunError};
 use data::bounded;
 use data::weights::{HubEnv, Weights};
@@ -9,20 +14,26 @@ use exec::ParamSource;
 use graph::ops::Mask;
 use graph::{Bounds, Graph, Param, Piece};
 use models::{
-    DecoderConfig, Encoder, Experts, HeadConfig, Init, Lora, Mlp, Positions, Task, Training, Tuning,
-    candidates, group, init, init_param, trains,
+    DecoderConfig, Encoder, Experts, HeadConfig, Init, Kept, Lora, Mlp, Positions, Task, Training, Tuning,
+    group, init, init_param, trains,
 };
 use plan::{Group, PlanError};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// What is trained.
+#[derive(Clone)]
 pub(super) struct Subject {
     kind: Kind,
     loss: Training,
-    /// Weights to start from.
+    /// Weights to start from, and what they are called.
     from: Option<Arc<From>>,
+    name: String,
+    /// The config.json that it starts from.
+    config: String,
+    /// The tokenizer's files.
+    tokenizer: Vec<(String, Vec<u8>)>,
 }
 
 /// A model in training.
@@ -54,7 +65,24 @@ impl Subject {
             ModelKind::Esm2 | ModelKind::DnabertS => encoder(model, observer)?,
             ModelKind::Head => (Kind::Head(head(model, widths)?), file(model)?),
         };
-        Ok(Self { kind, loss, from: from.map(Arc::new) })
+        let folder = match (&from, &model.from) {
+            (Some(From::Encoder(model)), _) => model.folder.clone(),
+            (Some(From::File(_)), Some(from)) => Some(PathBuf::from(from)),
+            (_, _) => None,
+        };
+        let config_of = |folder: &PathBuf| read_config(&folder.join("config.json"));
+        let configured = match kind {
+            Kind::Encoder { .. } | Kind::Decoder(_) => true,
+            Kind::Head(_) => false,
+        };
+        Ok(Self {
+            tokenizer: tokenizer::files(config, folder.as_deref())?,
+            config: folder.as_ref().filter(|_| configured).map_or(Ok(String::new()), config_of)?,
+            name: model.from.clone().unwrap_or_default(),
+            from: from.map(Arc::new),
+            kind,
+            loss,
+        })
     }
 
     /// The same, with the adapters of another configuration: what a plan may change of a model.
@@ -66,7 +94,7 @@ impl Subject {
             }
             kind @ (Kind::Decoder(_) | Kind::Head(_)) => kind,
         };
-        Self { kind, loss: self.loss, from: self.from.clone() }
+        Self { kind, ..self.clone() }
     }
 
     /// The graph of a micro-batch, and that of an evaluation batch.
@@ -154,29 +182,64 @@ impl Subject {
         }
     }
 
-    /// What the hub calls a tensor; `None` where its files do not have it, because it follows from the configuration.
+    /// What files call a tensor; `None` where they do not have it: because it follows from the configuration, or
+    /// because it is that of the model that is adapted.
     pub fn hub_name(&self, tensor: &str) -> Option<String> {
         match &self.kind {
             Kind::Decoder(c) => c.derived(tensor).is_none().then(|| tensor.to_owned()),
-            Kind::Encoder { encoder, .. } => {
-                let added = tensor.contains(".lora_")
-                    || tensor.starts_with("classifier.")
-                    || tensor.starts_with("cls.");
-                let name = candidates(encoder, tensor).into_iter().next();
-                Some(name.filter(|_| !added).unwrap_or_else(|| tensor.to_owned()))
-            }
+            Kind::Encoder { encoder, lora, .. } => match lora {
+                None => Some(encoder.hub_name(tensor)),
+                Some(_) => {
+                    let own = tensor.contains(".lora_") || tensor.starts_with("classifier.");
+                    own.then(|| format!("{}{}", adapter::PREFIX, encoder.hub_name(tensor)))
+                }
+            },
             Kind::Head(_) => Some(tensor.to_owned()),
         }
     }
 
-    /// The files that stand beside the weights.
-    pub fn beside(&self) -> Vec<(String, Vec<u8>)> {
-        let text = match &self.kind {
-            Kind::Decoder(c) => c.to_json(),
-            Kind::Encoder { encoder, .. } => encoder.to_json(),
+    /// Tensors of the file that no graph has.
+    pub fn kept(&self) -> Vec<Kept> {
+        match &self.kind {
+            Kind::Encoder { encoder, lora: None, .. } => encoder.kept(),
+            Kind::Encoder { lora: Some(_), .. } | Kind::Decoder(_) | Kind::Head(_) => vec![],
+        }
+    }
+
+    /// The name of a file of a checkpoint.
+    pub fn file(&self, part: Part) -> &'static str {
+        match (part, &self.kind) {
+            (Part::Model, Kind::Encoder { lora: Some(_), .. }) => adapter::WEIGHTS,
+            (Part::Model | Part::State, _) => part.file(),
+        }
+    }
+
+    /// The files that stand beside the tensors of that name.
+    pub fn beside(&self, tensors: &[Stored]) -> Vec<(String, Vec<u8>)> {
+        let (name, text) = match &self.kind {
+            Kind::Decoder(c) => (CONFIG, c.to_json(&self.config)),
+            Kind::Encoder { encoder, task, lora: None } => (CONFIG, encoder.to_json(*task, &self.config)),
+            Kind::Encoder { task, lora: Some(lora), .. } => {
+                (adapter::CONFIG, self.adapter(*task, lora, tensors))
+            }
             Kind::Head(_) => return vec![],
         };
-        vec![("config.json".to_owned(), text.into_bytes())]
+        std::iter::once((name.to_owned(), text.into_bytes())).chain(self.tokenizer.clone()).collect()
+    }
+
+    fn adapter(&self, task: Task, lora: &Lora, tensors: &[Stored]) -> String {
+        let module = |t: &Stored| {
+            let name = t.name.strip_prefix(adapter::PREFIX)?.strip_suffix(".lora_A.weight")?;
+            Some(name.to_owned())
+        };
+        let adapter = Adapter {
+            base: self.name.clone(),
+            rank: lora.rank,
+            alpha: f64::from(lora.alpha),
+            modules: tensors.iter().filter_map(module).collect(),
+            classifier: task != Task::MaskedLm,
+        };
+        adapter.to_json()
     }
 }
 
@@ -301,7 +364,29 @@ fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(Kind, Option<From>
         return Err(RunError::Refused(text));
     }
     let lora = m.lora.as_ref().map(|l| adapters(l, &encoder));
+    if let (From::Encoder(model), Some(_), Task::MaskedLm) = (&from, &lora, task) {
+        adapts_whole(model)?;
+    }
     Ok((Kind::Encoder { encoder, task, lora }, Some(from)))
+}
+
+/// Adapters leave all else as it is: a head that the model has not would stay as it was drawn, and nobody who has the
+/// model could draw it again.
+fn adapts_whole(model: &EncoderModel) -> Result<(), RunError> {
+    let bounds = Bounds { tokens: 4, sequences: 1, longest: 4 };
+    let graph = model.encoder.train_graph(bounds, Task::MaskedLm, &Training::default(), None);
+    let graph = graph.map_err(|e| RunError::Refused(e.to_string()))?;
+    let lacks = |piece: &&Piece| {
+        model.find(&piece.tensor).is_none() && models::derived(&model.encoder, &piece.tensor).is_none()
+    };
+    match graph.params.iter().flat_map(|param| &param.pieces).find(lacks) {
+        None => Ok(()),
+        Some(piece) => Err(RunError::Refused(format!(
+            "model.lora: {} has no `{}`, and adapters would leave it untrained; give a model with its language-model \
+             head, or model.classes",
+            model.name, piece.tensor
+        ))),
+    }
 }
 
 /// Adapters of the named projections; where none is named, of queries and values, as Hu et al. 2021 (section 7.1) have it.
