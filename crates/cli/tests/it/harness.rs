@@ -106,6 +106,11 @@ pub fn golden(name: &str) -> String {
     path.display().to_string()
 }
 
+/// The path of an example.
+pub fn example(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(name).display().to_string()
+}
+
 /// What happened.
 pub struct Ran {
     words: String,

@@ -21,5 +21,6 @@ mod streaming;
 mod survival;
 mod training;
 mod training_killed;
+mod training_long;
 mod training_memory;
 mod verify;

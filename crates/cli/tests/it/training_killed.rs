@@ -89,11 +89,13 @@ fn killed_at_any_moment_it_ends_with_the_same_bytes() {
     let (wanted, lines) = (newest(&folder.path("whole")), metrics(&folder.path("whole")));
     assert_eq!(lines.len(), STEPS + 4);
     let kills = std::env::var("PLIMSOLL_KILLS").map_or(KILLS, |n| n.parse().expect("a number of kills"));
-    let (mut broken, mut went_on) = (0, 0);
-    for kill in 0..kills {
+    let (mut broken, mut went_on, mut kill) = (0, 0, 0);
+    // A kill that comes after the end is none.
+    while broken < kills {
+        assert!(kill < 20 * kills, "{broken} of {kill} runs were broken");
         let out = format!("killed{kill}");
         // Twice: what goes on can be killed as well.
-        for part in [spread(kill), spread(kill + kills) / 2.0] {
+        for part in [spread(2 * kill), spread(2 * kill + 1) / 2.0] {
             let mut child = command(&folder, &out).spawn().expect("it starts");
             sleep(whole.mul_f64(part));
             child.kill().expect("killed");
@@ -108,7 +110,8 @@ fn killed_at_any_moment_it_ends_with_the_same_bytes() {
         }
         assert_eq!(metrics(&folder.path(&out)), lines, "{out}");
         fs::remove_dir_all(folder.path(&out)).expect("removed");
+        kill += 1;
     }
-    println!("{kills} runs: {broken} kills before the end, {went_on} went on from a checkpoint");
+    println!("{kill} runs: {broken} kills before the end, {went_on} went on from a checkpoint");
     assert!(went_on > 0, "no kill came when there was a checkpoint");
 }

@@ -1,14 +1,9 @@
 //! The memory of a process that trains is what its record planned: arena, data and what is reserved for the process.
 //! Invariant: measured by the kernel (VmHWM), of the program as it is shipped.
 
-use crate::harness::Folder;
+use crate::harness::{Folder, example};
 use serde_json::Value;
 use std::fs;
-use std::path::Path;
-
-fn example(name: &str) -> String {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(name).display().to_string()
-}
 
 /// Runs examples/moe-mini.yaml with more values: the record.
 fn run(name: &str, more: &[&str]) -> Value {

@@ -2,6 +2,7 @@
 
 mod attention;
 mod autodiff;
+mod budgets;
 mod cases;
 mod faults;
 mod fusion;

@@ -257,7 +257,7 @@ fn precision_is_in_the_graph() {
     }
 }
 
-fn search(budget: Bytes, remat: RematChoice) -> TrainingSearch<'static> {
+pub fn search(budget: Bytes, remat: RematChoice) -> TrainingSearch<'static> {
     TrainingSearch {
         training: training(Optimizer::AdamW(ADAM)),
         budget,

@@ -1,0 +1,137 @@
+//! A thousand training configurations under a line: what is found is inside of it, more room never gives a slower plan,
+//! and what a refusal's bill asks for is enough, and a byte less is not. Invariant: all that is drawn follows from fixed numbers.
+
+use crate::cases::target;
+use crate::random::run;
+use crate::training::{language_model, search};
+use graph::ops::{AdamW, Sgd};
+use graph::{Bytes, Graph};
+use plimsoll_plan::{
+    Found, Group, Optimizer, PlanError, Precision, Remat, RematChoice, Training, TrainingSearch,
+};
+use proptest::prelude::*;
+
+/// Models, each under so many lines: a thousand.
+const MODELS: u32 = 125;
+const LINES: u64 = 8;
+
+/// What is trained, and what is left to the search.
+#[derive(Clone, Debug)]
+struct Recipe {
+    layers: u32,
+    hidden: u64,
+    vocab: u64,
+    /// The largest micro-batch of two.
+    tokens: u64,
+    accumulation: u64,
+    optimizer: usize,
+    precision: usize,
+    clip: bool,
+    remat: usize,
+}
+
+fn recipes() -> impl Strategy<Value = Recipe> {
+    let sizes = (1..5u32, 1..5u64, 16..200u64, 1..9u64, 1..4u64);
+    (sizes, 0..3usize, 0..3usize, any::<bool>(), 0..4usize).prop_map(
+        |((layers, hidden, vocab, tokens, accumulation), optimizer, precision, clip, remat)| Recipe {
+            layers,
+            hidden: 16 * hidden,
+            vocab,
+            tokens: 32 * tokens,
+            accumulation,
+            optimizer,
+            precision,
+            clip,
+            remat,
+        },
+    )
+}
+
+fn everything_decays(_: &str) -> Group {
+    Group::Decay
+}
+
+impl Recipe {
+    fn graph(&self, tokens: u64) -> Graph {
+        language_model(self.layers, self.hidden, self.vocab, tokens)
+    }
+
+    fn search(&self, budget: Bytes) -> TrainingSearch<'static> {
+        let adam = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+        let sgd = Sgd { momentum: 0.9, weight_decay: 0.1, nesterov: false };
+        let optimizers = match self.optimizer {
+            0 => vec![Optimizer::AdamW(adam), Optimizer::AdamW8bit(adam)],
+            1 => vec![Optimizer::AdamW8bit(adam)],
+            _ => vec![Optimizer::Sgd(sgd)],
+        };
+        // Most leave it to the search.
+        let remat = match self.remat {
+            0 => RematChoice::Given(Remat::Full),
+            _ => RematChoice::Auto,
+        };
+        let base = search(budget, remat);
+        let training = Training {
+            precision: [Precision::F32, Precision::Bf16, Precision::Fp16][self.precision],
+            group: &everything_decays,
+            max_norm: if self.clip { 1.0 } else { 0.0 },
+            ..base.training
+        };
+        let tokens = vec![self.tokens / 2, self.tokens];
+        let step_tokens = self.tokens * self.accumulation;
+        TrainingSearch { training, step_tokens, tokens, chunks: vec![16], optimizers, ..base }
+    }
+
+    fn run(&self, budget: Bytes) -> Result<Found, PlanError> {
+        let build = |tokens, _| Ok((self.graph(tokens), self.graph(tokens)));
+        self.search(budget).run(&target("null"), &build)
+    }
+}
+
+/// The bytes of a bill, which are those of its ledger and more than its line.
+fn least(recipe: &Recipe, budget: Bytes) -> Bytes {
+    let Err(PlanError::OverBudget(bill)) = recipe.run(budget) else { panic!("{recipe:?} fits {budget}") };
+    let total = bill.ledger.entries.iter().map(|entry| entry.bytes).sum();
+    assert_eq!((bill.ledger.total(), bill.budget), (total, budget), "{recipe:?}");
+    assert_eq!(bill.short_by(), total - budget, "{recipe:?}");
+    assert!(bill.to_string().contains(&total.to_string()), "{recipe:?}: {bill}");
+    total
+}
+
+#[test]
+fn a_thousand_configurations_stay_inside_their_lines() {
+    let (mut recomputing, mut smaller, mut planned) = (0, 0, 0);
+    run(MODELS, recipes(), |recipe| {
+        let whole = recipe.run(Bytes(u64::MAX)).unwrap_or_else(|e| panic!("{recipe:?}: {e}"));
+        let least = least(&recipe, Bytes(1));
+        let most = whole.program.peak().0.max(least.0);
+        let mut before = 0.0;
+        for k in 0..LINES {
+            let budget = Bytes(least.0 + (most - least.0) * k / (LINES - 1));
+            let found = recipe.run(budget).unwrap_or_else(|e| panic!("{recipe:?}: {budget}: {e}"));
+            let program = &found.program;
+            assert!(program.peak() <= budget, "{recipe:?}: {} in {budget}", program.peak());
+            assert_eq!(program.ledger().total(), program.peak(), "{recipe:?}: {budget}");
+            assert!(found.tokens_per_second >= before, "{recipe:?}: {budget} is slower than less");
+            before = found.tokens_per_second;
+            planned += 1;
+            recomputing += u32::from(found.remat != Remat::None && recipe.remat != 0);
+            smaller += u32::from(found.candidate.tokens < recipe.tokens);
+        }
+        assert!((before - whole.tokens_per_second).abs() <= 1e-9 * before, "{recipe:?}");
+        Ok(())
+    });
+    println!("{planned} planned, of which {recomputing} recompute and {smaller} take a smaller micro-batch");
+    assert!(planned == 1000 && recomputing > 50 && smaller > 50, "{planned} {recomputing} {smaller}");
+}
+
+/// What a bill says is needed is enough, and a byte less is not.
+#[test]
+fn a_bill_is_right_to_the_byte() {
+    run(MODELS / 5, recipes(), |recipe| {
+        let needed = least(&recipe, Bytes(1));
+        assert_eq!(least(&recipe, needed - Bytes(1)), needed, "{recipe:?}");
+        let found = recipe.run(needed).unwrap_or_else(|e| panic!("{recipe:?}: {e}"));
+        assert!(found.program.peak() <= needed, "{recipe:?}: {} of {needed}", found.program.peak());
+        Ok(())
+    });
+}
