@@ -21,6 +21,8 @@ pub struct Builder {
     error: Option<VerifyError>,
     /// By the first tensor: the parameters that start with it.
     params: BTreeMap<String, Vec<ValueId>>,
+    /// By name.
+    states: BTreeMap<String, ValueId>,
 }
 
 impl Builder {
@@ -35,7 +37,8 @@ impl Builder {
         for (v, _, param) in graph.param_values() {
             params.entry(first_tensor(param)).or_default().push(v);
         }
-        Self { graph, prefix: String::new(), layer: None, phase, error: None, params }
+        let states = graph.state_values().map(|(v, _, state)| (state.name.clone(), v)).collect();
+        Self { graph, prefix: String::new(), layer: None, phase, error: None, params, states }
     }
 
     /// The graph so far.
@@ -58,12 +61,14 @@ impl Builder {
 
     /// Something that survives the step. Asked for twice by one name it is the same value.
     pub fn state(&mut self, state: State, shape: &[Dim], dtype: DType) -> ValueId {
-        let known = self.graph.state_values().find(|(.., s)| s.name == state.name).map(|(v, ..)| v);
-        known.unwrap_or_else(|| {
-            let id = StateId::at(self.graph.states.len());
-            self.graph.states.push(state);
-            self.source(TensorSpec::activation(shape, dtype).with_role(Role::State(id)))
-        })
+        if let Some(&known) = self.states.get(&state.name) {
+            return known;
+        }
+        let (id, name) = (StateId::at(self.graph.states.len()), state.name.clone());
+        self.graph.states.push(state);
+        let v = self.source(TensorSpec::activation(shape, dtype).with_role(Role::State(id)));
+        self.states.insert(name, v);
+        v
     }
 
     /// The whole tensor `name` of the weight file, in the current scope. Asked for twice it is the same

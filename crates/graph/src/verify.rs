@@ -112,23 +112,27 @@ impl Graph {
                 return Err(VerifyError::graph(format!("{name} is {v}, which is not defined")));
             }
         }
-        let mut targets = Vec::new();
+        let mut updated = vec![false; self.values.len()];
         for &(state, new) in &self.updates {
             if !exists(state) || !exists(new) {
                 return Err(VerifyError::graph(format!("the update ({state}, {new}) is not defined")));
             }
             let (s, n) = (self.spec(state), self.spec(new));
             let kept = matches!(s.role, Role::State(_) | Role::Param(_));
-            if !kept || s.shape != n.shape || s.dtype != n.dtype || targets.contains(&state) {
+            if !kept || s.shape != n.shape || s.dtype != n.dtype || updated[state.index()] {
                 return Err(VerifyError::graph(format!("{new} cannot update {state}")));
             }
-            targets.push(state);
+            updated[state.index()] = true;
         }
         // Updates are copies at the end of the step, one after the other, and outputs are fetched after them.
-        let news = self.updates.iter().map(|&(state, new)| (format!("the update of {state}"), new));
-        let outputs = self.outputs.iter().map(|(name, v)| (format!("output {name}"), *v));
-        match news.chain(outputs).find(|(_, v)| targets.contains(v)) {
-            Some((what, v)) => Err(VerifyError::graph(format!("{what} reads {v} after its own update"))),
+        let reads = |what: String, v: ValueId| {
+            Err(VerifyError::graph(format!("{what} reads {v} after its own update")))
+        };
+        if let Some((state, new)) = self.updates.iter().find(|(_, new)| updated[new.index()]) {
+            return reads(format!("the update of {state}"), *new);
+        }
+        match self.outputs.iter().find(|(_, v)| updated[v.index()]) {
+            Some((name, v)) => reads(format!("output {name}"), *v),
             None => Ok(()),
         }
     }

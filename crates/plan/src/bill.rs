@@ -16,6 +16,10 @@ pub struct Bill {
     pub ledger: Ledger,
     /// Where the peak falls.
     pub peak_at: String,
+    /// Expected time of this step per token: what each remedy's is held against.
+    pub seconds_per_token: f64,
+    /// How more budget is asked for.
+    pub budget_flag: &'static str,
     /// What fits, cheapest first.
     pub remedies: Vec<Remedy>,
 }
@@ -32,6 +36,13 @@ pub struct Remedy {
 }
 
 impl Bill {
+    /// A remedy, by its flags: what fits with them has such a peak and takes so long for a token.
+    pub fn offer(&mut self, flag: String, peak: Bytes, seconds_per_token: f64) {
+        let saves = self.ledger.total().saturating_sub(peak);
+        self.remedies.push(Remedy { flag, saves, slower: seconds_per_token / self.seconds_per_token - 1.0 });
+        self.remedies.sort_by(|a, b| a.slower.total_cmp(&b.slower));
+    }
+
     /// Bytes that are missing.
     pub fn short_by(&self) -> Bytes {
         self.ledger.total().saturating_sub(self.budget)
@@ -52,7 +63,8 @@ impl fmt::Display for Bill {
         if self.remedies.is_empty() {
             return write!(
                 f,
-                "  nothing smaller fits; give it --memory-budget {} or more",
+                "  nothing smaller fits; give it {} {} or more",
+                self.budget_flag,
                 self.ledger.total().0
             );
         }

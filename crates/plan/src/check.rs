@@ -58,6 +58,8 @@ struct Replay<'a> {
     transient: Holders,
     /// By value: whether an instruction loads it, so that it is not there before.
     loaded: Vec<bool>,
+    /// By value: the one whose bytes its storage holds at the end of the step, where that is another.
+    news: Vec<Option<ValueId>>,
     /// The updates that were carried out, (state, new).
     copied: Vec<(ValueId, ValueId)>,
 }
@@ -76,7 +78,9 @@ pub fn check(graph: &Graph, schedule: &Schedule, memory: &MemoryPlan) -> Result<
             loaded[v.index()] = true;
         }
     }
-    let mut replay = Replay { graph, memory, persistent, transient, loaded, copied: vec![] };
+    let mut news = vec![None; values];
+    graph.updates.iter().for_each(|&(state, new)| news[state.index()] = Some(new));
+    let mut replay = Replay { graph, memory, persistent, transient, loaded, news, copied: vec![] };
     replay.load_sources()?;
     for (i, instr) in schedule.instrs.iter().enumerate() {
         let done = match *instr {
@@ -213,7 +217,7 @@ impl Replay<'_> {
 
     /// A parameter comes from its file: the same bytes whenever that is, so nothing may ever change it.
     fn load(&mut self, v: ValueId) -> Result<(), String> {
-        let updated = self.graph.updates.iter().any(|(state, _)| *state == v);
+        let updated = self.news[v.index()].is_some();
         let slice = self.slice(v)?;
         match self.graph.spec(v).role {
             Role::Param(_) if !updated && slice.region == Region::Transient => {
@@ -228,7 +232,7 @@ impl Replay<'_> {
     }
 
     fn copy(&mut self, from: ValueId, to: ValueId) -> Result<(), String> {
-        if !self.graph.updates.contains(&(to, from)) || self.copied.contains(&(to, from)) {
+        if self.news[to.index()] != Some(from) || self.copied.contains(&(to, from)) {
             return Err(format!("the copy of {from} to {to} is no update that is left to do"));
         }
         self.copied.push((to, from));
@@ -251,8 +255,7 @@ impl Replay<'_> {
                 Role::State(_) => true,
                 Role::Input | Role::Activation | Role::Grad | Role::Scratch => false,
             };
-            let update = self.graph.updates.iter().find(|(state, _)| *state == v);
-            let wanted = update.map_or(v, |(_, new)| *new);
+            let wanted = self.news[v.index()].unwrap_or(v);
             if survives && !self.persistent.holds(self.slice(v)?, wanted) {
                 return Err(format!("at the end of the step the storage of {v} does not hold {wanted}"));
             }

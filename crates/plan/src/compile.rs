@@ -57,8 +57,33 @@ pub fn compile_shared(
     persistent: &mut Persistent,
     dump: Dump<'_>,
 ) -> Result<Plan, PlanError> {
+    compile_checked(graph, policy, target, persistent, Checks::All, dump)
+}
+
+/// What is done to find a bug of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Checks {
+    /// Every pass's graph is verified, and the plan is replayed.
+    All,
+    /// Of a plan that only its bytes are asked of, and that does not leave: what [`Checks::All`] does, but in debug
+    /// builds alone.
+    Draft,
+}
+
+/// [`compile_shared`] with so many checks.
+pub(crate) fn compile_checked(
+    graph: &Graph,
+    policy: &Policy,
+    target: &Target,
+    persistent: &mut Persistent,
+    checks: Checks,
+    dump: Dump<'_>,
+) -> Result<Plan, PlanError> {
+    let checked = checks == Checks::All || cfg!(debug_assertions);
     let mut verified = |after: &'static str, graph: Graph| -> Result<Graph, PlanError> {
-        graph.verify().map_err(|source| PlanError::Verify { after, source })?;
+        if checked {
+            graph.verify().map_err(|source| PlanError::Verify { after, source })?;
+        }
         dump(after, &graph);
         Ok(graph)
     };
@@ -86,8 +111,10 @@ pub fn compile_shared(
     }
     let schedule = schedule(&graph, policy.weights);
     let memory = place(&graph, &schedule, target, persistent)?;
-    check(&graph, &schedule, &memory)?;
-    check_target(&graph, &schedule, &memory, target)?;
+    if checked {
+        check(&graph, &schedule, &memory)?;
+        check_target(&graph, &schedule, &memory, target)?;
+    }
     Ok(Plan { graph, schedule, memory })
 }
 

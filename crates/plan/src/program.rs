@@ -189,6 +189,11 @@ impl Program {
         self.plans.iter().map(|(_, p)| computing(p)).sum::<f64>() + reading
     }
 
+    /// Tokens of the largest of the plans.
+    pub(crate) fn most_tokens(&self) -> u64 {
+        self.plans.iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0)
+    }
+
     /// Bytes of the parameters that one step of every plan reads from their files; zero where all are resident.
     pub fn streamed(&self) -> Bytes {
         self.plans.iter().map(|(_, p)| p.streamed()).sum()
@@ -206,6 +211,8 @@ impl Program {
             budget,
             ledger: self.ledger(),
             peak_at: self.peak_at().1,
+            seconds_per_token: self.seconds() / self.most_tokens().max(1) as f64,
+            budget_flag: "--memory-budget",
             remedies,
         }
     }

@@ -145,7 +145,7 @@ impl Program {
         let smaller = Search { ceiling: tokens, ..search };
         let remedies = match largest(smaller, build) {
             Ok(fitting) => {
-                let flag = format!("--tokens {}", most_tokens(&fitting));
+                let flag = format!("--tokens {}", fitting.most_tokens());
                 vec![remedy(flag, &program, &fitting)]
             }
             Err(PlanError::OverBudget(_)) => vec![],
@@ -157,14 +157,10 @@ impl Program {
 
 /// What it saves and costs to run `fitting` in place of `refused`.
 fn remedy(flag: String, refused: &Program, fitting: &Program) -> Remedy {
-    let per_token = |p: &Program| p.seconds() / most_tokens(p).max(1) as f64;
+    let per_token = |p: &Program| p.seconds() / p.most_tokens().max(1) as f64;
     Remedy {
         flag,
         saves: refused.peak().saturating_sub(fitting.peak()),
         slower: per_token(fitting) / per_token(refused) - 1.0,
     }
-}
-
-fn most_tokens(program: &Program) -> u64 {
-    program.plans().iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0)
 }

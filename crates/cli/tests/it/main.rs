@@ -3,6 +3,7 @@
 
 mod bench;
 mod conversions;
+mod documents;
 mod embedding_formats;
 mod embedding_layers;
 mod embeddings;

@@ -150,6 +150,40 @@ fn training_as_text() {
     folder.run(&refused).ended(4).matches("plan_train_refused");
 }
 
+/// Every remedy is a way to plan it inside the line, and costs what its own plan says.
+#[test]
+fn remedies_of_training_are_true() {
+    let folder = Folder::new("plan_train_remedies");
+    folder.write("run.yaml", TRAINED);
+    let asked = ["optimizer.kind=adamw", "batch.micro_tokens=2048", "memory.remat=none"];
+    let set = |keys: &[&str]| -> Vec<String> {
+        keys.iter().flat_map(|key| ["--set".to_owned(), (*key).to_owned()]).collect()
+    };
+    let rate = |keys: &[&str], budget: &str| {
+        let flags = [set(&asked), set(keys), vec!["--budget".to_owned(), budget.to_owned()]].concat();
+        let words: Vec<&str> = flags.iter().map(String::as_str).collect();
+        trained(&folder, &words)["tokens_per_second"].as_f64().expect("a number")
+    };
+    // Nothing is left to choose, so with more budget it is the plan that was refused.
+    let refused = rate(&[], "1GB");
+    for (budget, least) in [("589MB", 5), ("585MB", 3), ("556MB", 1)] {
+        let flags = set(&asked);
+        let words = ["plan", "--train", "run.yaml", "--target", "4090", "--budget", budget];
+        let words: Vec<&str> = words.into_iter().chain(flags.iter().map(String::as_str)).collect();
+        let said = folder.run(&words).ended(4).stderr();
+        let (_, list) = said.trim_end().split_once("what fits, cheapest first:  ").expect("remedies");
+        let mut costs = vec![];
+        for remedy in list.split("   |   ") {
+            let (flags, effect) = remedy.split_once("  saves ").expect("what it saves");
+            let keys: Vec<&str> = flags.split_whitespace().filter(|word| *word != "--set").collect();
+            let slower = 100.0 * (refused / rate(&keys, budget) - 1.0);
+            assert!(effect.ends_with(&format!(", {slower:+.1} % time")), "{slower} {remedy}");
+            costs.push(slower);
+        }
+        assert!(costs.is_sorted() && costs.len() >= least && costs.iter().any(|c| *c > 1.0), "{budget} {list}");
+    }
+}
+
 #[test]
 fn training_as_json() {
     let folder = Folder::new("plan_train_json");

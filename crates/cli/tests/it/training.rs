@@ -71,7 +71,7 @@ fn a_configuration_with_every_key() {
 fn the_examples_are_configurations() {
     let folder = Folder::new("train_examples");
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
-    for name in ["moe-mini.yaml", "moe-base.yaml", "head.yaml"] {
+    for name in ["moe-mini.yaml", "moe-base.yaml", "moe-4b.yaml", "dense-7b.yaml", "head.yaml"] {
         let path = examples.join(name).display().to_string();
         folder.run(&["train", &path, "--print-config"]).ended(0);
     }

@@ -6,7 +6,9 @@
 use crate::Target;
 use crate::cost::node_seconds;
 use graph::{Bytes, Graph, NodeId, Phase, ValueId};
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 /// What is recomputed, and what that costs.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,17 +24,95 @@ pub struct Choice {
 /// As many nodes of a layer are tried in every combination; where it has more, those that give least are kept.
 const NODES: usize = 14;
 
-/// The undominated choices for the differentiated graph of a micro-step, fewest kept bytes first.
-pub fn frontier(graph: &Graph, target: &Target) -> Vec<Choice> {
-    let mut solved: BTreeMap<String, Vec<Way>> = BTreeMap::new();
-    let mut layers: Vec<(Vec<NodeId>, Vec<Way>)> = vec![];
-    for (_, nodes) in by_layer(graph) {
-        let block = Block::of(graph, target, &nodes);
-        let options = solved.entry(block.signature(graph)).or_insert_with(|| block.ways());
-        layers.push((nodes, options.clone()));
+/// The undominated choices for the differentiated graph of a micro-step, fewest kept bytes first. Each is made when it
+/// is asked for: there may be thousands, and a search looks at few.
+pub struct Frontier {
+    /// By layer: its nodes, and the kind that it is of.
+    layers: Vec<(Vec<NodeId>, usize)>,
+    kinds: Rc<Vec<Vec<Way>>>,
+    sums: Rc<Vec<Sum>>,
+}
+
+impl Frontier {
+    /// How many choices there are.
+    pub fn len(&self) -> usize {
+        self.sums.len()
     }
-    let sums = combine(&layers.iter().map(|(_, options)| options.as_slice()).collect::<Vec<_>>());
-    sums.into_iter().map(|sum| sum.choice(&layers)).collect()
+
+    /// Whether there is none, because no node belongs to a layer.
+    pub fn is_empty(&self) -> bool {
+        self.sums.is_empty()
+    }
+
+    /// Bytes that choice `k` keeps from the forward to the backward pass, all at once: no plan of it holds less.
+    pub fn kept(&self, k: usize) -> Bytes {
+        Bytes(self.sums[k].kept)
+    }
+
+    /// Expected seconds of the recomputation of choice `k`.
+    pub fn seconds(&self, k: usize) -> f64 {
+        self.sums[k].seconds
+    }
+
+    /// Choice `k`. Layers that are alike may change places: the earlier ones keep least, since they wait longest.
+    pub fn choice(&self, k: usize) -> Choice {
+        let sum = &self.sums[k];
+        let mut sorted: BTreeMap<usize, Vec<u16>> = BTreeMap::new();
+        for ((_, kind), &way) in self.layers.iter().zip(&sum.ways) {
+            sorted.entry(*kind).or_default().push(way);
+        }
+        sorted.values_mut().for_each(|ways| ways.sort_unstable_by_key(|&way| Reverse(way)));
+        let mut nodes = BTreeSet::new();
+        for (ids, kind) in &self.layers {
+            let way = sorted.get_mut(kind).and_then(Vec::pop).map_or(0, usize::from);
+            nodes.extend(self.kinds[*kind][way].dropped.iter().map(|&i| ids[i]));
+        }
+        Choice { nodes, kept: Bytes(sum.kept), seconds: sum.seconds }
+    }
+}
+
+/// Solves graphs for one target, and what it has seen before only once.
+#[derive(Default)]
+pub struct Solver {
+    /// The ways of every kind of layer.
+    kinds: Rc<Vec<Vec<Way>>>,
+    by_signature: BTreeMap<String, usize>,
+    /// By the kinds of the layers.
+    sums: BTreeMap<Vec<usize>, Rc<Vec<Sum>>>,
+}
+
+impl Solver {
+    /// The frontier of a graph.
+    pub fn frontier(&mut self, graph: &Graph, target: &Target) -> Frontier {
+        let readers = readers(graph);
+        let by_layer = by_layer(graph).into_values();
+        let layers: Vec<_> = by_layer
+            .map(|nodes| {
+                let kind = self.kind(graph, &Block::of(graph, &readers, target, &nodes));
+                (nodes, kind)
+            })
+            .collect();
+        let of: Vec<usize> = layers.iter().map(|(_, kind)| *kind).collect();
+        let kinds = Rc::clone(&self.kinds);
+        let ways = || combine(&of.iter().map(|&kind| kinds[kind].as_slice()).collect::<Vec<_>>());
+        let sums = Rc::clone(self.sums.entry(of.clone()).or_insert_with(|| Rc::new(ways())));
+        Frontier { layers, kinds, sums }
+    }
+
+    /// The position of a layer's ways. Those of other layers may be the same.
+    fn kind(&mut self, graph: &Graph, block: &Block) -> usize {
+        let signature = block.signature(graph);
+        if let Some(&kind) = self.by_signature.get(&signature) {
+            return kind;
+        }
+        let ways = block.ways();
+        let kind = self.kinds.iter().position(|known| *known == ways).unwrap_or_else(|| {
+            Rc::make_mut(&mut self.kinds).push(ways);
+            self.kinds.len() - 1
+        });
+        self.by_signature.insert(signature, kind);
+        kind
+    }
 }
 
 /// One way to treat a layer: the positions of the nodes that are dropped.
@@ -54,6 +134,15 @@ fn by_layer(graph: &Graph) -> BTreeMap<u32, Vec<NodeId>> {
     layers
 }
 
+/// By value: the nodes that read it.
+fn readers(graph: &Graph) -> Vec<Vec<NodeId>> {
+    let mut readers = vec![vec![]; graph.values.len()];
+    for (id, node) in graph.nodes() {
+        node.inputs.iter().for_each(|v| readers[v.index()].push(id));
+    }
+    readers
+}
+
 /// A layer as a problem of its own.
 struct Block {
     nodes: Vec<NodeId>,
@@ -67,30 +156,32 @@ struct Block {
 }
 
 impl Block {
-    fn of(graph: &Graph, target: &Target, nodes: &[NodeId]) -> Self {
+    fn of(graph: &Graph, readers: &[Vec<NodeId>], target: &Target, nodes: &[NodeId]) -> Self {
         let mut index: BTreeMap<ValueId, usize> = BTreeMap::new();
         let mut values = vec![];
         for (i, &id) in nodes.iter().enumerate() {
             for &v in graph.node(id).outputs.iter().flatten() {
                 index.insert(v, values.len());
-                values.push((i, graph.spec(v).bytes(&graph.bounds).0, false));
+                let read = readers[v.index()].iter().any(|&id| graph.node(id).phase == Phase::Backward);
+                values.push((i, graph.spec(v).bytes(&graph.bounds).0, read));
             }
         }
         let mut free = vec![true; nodes.len()];
-        for node in &graph.nodes {
-            for k in node.inputs.iter().filter_map(|v| index.get(v)) {
-                match node.phase {
-                    Phase::Backward => values[*k].2 = true,
-                    Phase::Forward => {
-                        let layer = graph.node(nodes[values[*k].0]).layer;
-                        free[values[*k].0] &= node.layer == layer;
-                    }
-                    Phase::Recompute | Phase::Update => free[values[*k].0] = false,
-                }
-            }
+        for (&v, &k) in &index {
+            let i = values[k].0;
+            let layer = graph.node(nodes[i]).layer;
+            free[i] &= readers[v.index()].iter().map(|&id| graph.node(id)).all(|reader| match reader.phase {
+                Phase::Backward => true,
+                Phase::Forward => reader.layer == layer,
+                Phase::Recompute | Phase::Update => false,
+            });
         }
         for k in graph.outputs.iter().filter_map(|(_, v)| index.get(v)) {
             free[values[*k].0] = false;
+        }
+        // A state's new value lies in its storage, not among the activations.
+        for k in graph.updates.iter().filter_map(|(_, new)| index.get(new)) {
+            values[*k].1 = 0;
         }
         let reads = |id: &NodeId| graph.node(*id).inputs.iter().filter_map(|v| index.get(v).copied()).collect();
         let seconds = |id: &NodeId| node_seconds(graph, graph.node(*id), target, graph.bounds.full());
@@ -106,14 +197,14 @@ impl Block {
     /// Equal for layers that are equal but for their weights.
     fn signature(&self, graph: &Graph) -> String {
         let ops: Vec<_> = self.nodes.iter().map(|&id| graph.node(id).op).collect();
-        format!("{ops:?} {:?} {:?} {:?}", self.reads, self.values, self.free)
+        format!("{ops:?} {:?} {:?} {:?} {:?}", self.reads, self.values, self.free, self.seconds)
     }
 
     /// All undominated ways.
     fn ways(&self) -> Vec<Way> {
         let bytes = |i: usize| self.values.iter().filter(|v| v.0 == i).map(|v| v.1).sum::<u64>();
         let mut free: Vec<usize> = (0..self.nodes.len()).filter(|&i| self.free[i]).collect();
-        free.sort_by_key(|&i| std::cmp::Reverse((bytes(i), i)));
+        free.sort_by_key(|&i| Reverse((bytes(i), i)));
         free.truncate(NODES);
         free.sort_unstable();
         let subset =
@@ -161,25 +252,6 @@ struct Sum {
     seconds: f64,
     /// By layer: the position of its way.
     ways: Vec<u16>,
-}
-
-impl Sum {
-    /// Layers that are alike may change places: the earlier ones keep least, since they wait longest.
-    fn choice(mut self, layers: &[(Vec<NodeId>, Vec<Way>)]) -> Choice {
-        for i in 0..layers.len() {
-            for j in i + 1..layers.len() {
-                let alike = layers[i].1 == layers[j].1;
-                if alike && self.ways[j] < self.ways[i] {
-                    self.ways.swap(i, j);
-                }
-            }
-        }
-        let mut nodes = BTreeSet::new();
-        for ((ids, ways), &k) in layers.iter().zip(&self.ways) {
-            nodes.extend(ways[usize::from(k)].dropped.iter().map(|&i| ids[i]));
-        }
-        Choice { nodes, kept: Bytes(self.kept), seconds: self.seconds }
-    }
 }
 
 /// Parts that all kept bytes together are counted in: finer steps than a plan's packing can tell apart.

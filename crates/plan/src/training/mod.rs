@@ -5,14 +5,16 @@
 mod frontier;
 mod search;
 
-pub use frontier::{Choice, frontier};
+pub use frontier::{Choice, Frontier, Solver};
 pub use search::{Candidate, Found, Rejected, RematChoice, TrainingSearch};
 
-use crate::passes::{Precision, Remat, differentiate, precision};
-use crate::{Persistent, Plan, PlanError, Policy, Program, Target, Weights, compile_shared};
+use crate::compile::{Checks, compile_checked};
+use crate::passes::{Precision, Remat, dce, differentiate, precision};
+use crate::{Persistent, Plan, PlanError, Policy, Program, Target, Weights};
 use graph::ops::{Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, Cast, GradScale, Sgd};
 use graph::{Builder, DType, Dim, Graph, Op, Phase, Role, State, StateKind, TensorSpec, ValueId};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Names of the plans of a training program.
 pub mod plans {
@@ -140,23 +142,30 @@ impl Training<'_> {
         evaluation: &Graph,
         target: &Target,
     ) -> Result<Program, PlanError> {
-        self.after(micro, evaluation, target)?.with(micro, remat, target)
+        self.after(micro, evaluation, target, Checks::All)?.with(micro, remat, target, Checks::All)
     }
 
     /// The plans beside the micro-step, which do not depend on what it recomputes.
-    pub(crate) fn after(&self, micro: &Graph, evaluation: &Graph, target: &Target) -> Result<After, PlanError> {
+    fn after(
+        &self,
+        micro: &Graph,
+        evaluation: &Graph,
+        target: &Target,
+        checks: Checks,
+    ) -> Result<After, PlanError> {
         let mut after = After { persistent: Persistent::new(), plans: vec![] };
-        if !self.steps_at_once() {
-            let plan = compiled(&self.apply(micro)?, &Remat::None, target, &mut after.persistent)?;
+        if let Some(apply) = self.apply(micro)? {
+            let plan = compiled(&apply, &Remat::None, target, &mut after.persistent, checks)?;
             after.plans.push((plans::APPLY.to_owned(), plan));
         }
         let evaluation = precision(evaluation, self.precision)?;
-        let plan = compiled(&evaluation, &Remat::None, target, &mut after.persistent)?;
+        let plan = compiled(&evaluation, &Remat::None, target, &mut after.persistent, checks)?;
         after.plans.push((plans::EVALUATE.to_owned(), plan));
         Ok(after)
     }
 
-    /// Forward and backward, and what becomes of the gradients: states that are added up, or at once a step.
+    /// Forward and backward, and what becomes of the gradients: states that are added up, or at once a step. Without
+    /// what nobody reads, such as gradients of what is frozen, so that what keeps a value alive is a reader.
     pub fn micro_step(&self, forward: &Graph) -> Result<Graph, PlanError> {
         let graph = precision(forward, self.precision)?;
         let outputs: Vec<String> =
@@ -176,7 +185,8 @@ impl Training<'_> {
             let why = "no parameter is trained: all are frozen".to_owned();
             return Err(PlanError::BadPolicy { field: "group", why });
         }
-        builder.finish().map_err(|source| PlanError::Verify { after: "training", source })
+        let graph = builder.finish().map_err(|source| PlanError::Verify { after: "training", source })?;
+        Ok(dce(&graph))
     }
 
     /// Inputs that every gradient needs.
@@ -208,15 +218,19 @@ impl Training<'_> {
         }
     }
 
-    /// The step of the optimizer over the gradients that micro-steps left.
-    fn apply(&self, micro: &Graph) -> Result<Graph, PlanError> {
+    /// The step of the optimizer over the gradients that micro-steps left; none where each is used up at once.
+    fn apply(&self, micro: &Graph) -> Result<Option<Graph>, PlanError> {
+        if self.steps_at_once() {
+            return Ok(None);
+        }
         let g = &mut Builder::from_graph(Graph::new(micro.bounds), Phase::Update);
         let unscale = g.input("unscale", &[Dim::Fixed(1)], DType::F32);
         let hyper = g.input("hyper", &[Dim::Fixed(self.optimizer.hyper())], DType::F32);
+        let grads: BTreeMap<&str, ValueId> = micro.state_values().map(|(v, _, s)| (&*s.name, v)).collect();
         let mut pairs = vec![];
         for (v, _, param) in micro.param_values() {
             let wanted = gradient(&param.name);
-            let Some((grad, ..)) = micro.state_values().find(|(.., s)| s.name == wanted.name) else { continue };
+            let Some(&grad) = grads.get(&*wanted.name) else { continue };
             let spec = micro.spec(grad);
             let grad = g.state(wanted, &spec.shape, spec.dtype);
             pairs.push((g.param_of(param.clone(), micro.spec(v).dtype), param.name.clone(), grad));
@@ -229,7 +243,7 @@ impl Training<'_> {
             self.step(g, &name, p, grad, scale[0], hyper);
         }
         let built = std::mem::replace(g, Builder::new(micro.bounds)).finish();
-        built.map_err(|source| PlanError::Verify { after: "apply", source })
+        built.map(Some).map_err(|source| PlanError::Verify { after: "apply", source })
     }
 
     /// The step of one parameter, of its f32 master where it has 16 bits.
@@ -262,20 +276,21 @@ impl Training<'_> {
 }
 
 /// What follows a micro-step, and where parameters and states lie.
-pub(crate) struct After {
+struct After {
     persistent: Persistent,
     plans: Vec<(String, Plan)>,
 }
 
 impl After {
-    /// The step of the optimizer, where it is a plan of its own.
-    pub(crate) fn apply(&self) -> Option<&Plan> {
-        self.plans.iter().find(|(name, _)| name == plans::APPLY).map(|(_, plan)| plan)
-    }
-
     /// The program with a micro-step that recomputes as `remat` says.
-    pub(crate) fn with(&self, micro: &Graph, remat: &Remat, target: &Target) -> Result<Program, PlanError> {
-        let plan = compiled(micro, remat, target, &mut self.persistent.clone())?;
+    fn with(
+        &self,
+        micro: &Graph,
+        remat: &Remat,
+        target: &Target,
+        checks: Checks,
+    ) -> Result<Program, PlanError> {
+        let plan = compiled(micro, remat, target, &mut self.persistent.clone(), checks)?;
         let first = (plans::MICRO.to_owned(), plan);
         Ok(Program::sharing(target.clone(), std::iter::once(first).chain(self.plans.iter().cloned()).collect()))
     }
@@ -286,9 +301,10 @@ fn compiled(
     remat: &Remat,
     target: &Target,
     persistent: &mut Persistent,
+    checks: Checks,
 ) -> Result<Plan, PlanError> {
     let policy = Policy { weights: Weights::Trained, remat: remat.clone(), ..Policy::default() };
-    compile_shared(graph, &policy, target, persistent, &mut |_, _| {})
+    compile_checked(graph, &policy, target, persistent, checks, &mut |_, _| {})
 }
 
 /// What becomes of a gradient.

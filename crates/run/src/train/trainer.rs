@@ -281,7 +281,12 @@ impl Trainer {
         self.state.scale.after(applied.ok, &self.config.precision, step)?;
         match applied.ok {
             true => self.state.updates += 1,
-            false => self.state.skipped += 1,
+            false => {
+                self.state.skipped += 1;
+                let scale = self.state.scale.factor;
+                let text = format!("step {step} skipped: gradient not finite, scale now {scale}");
+                observer.say(Level::Info, &text);
+            }
         }
         self.state.step = step;
         self.state.tokens += group.tokens;

@@ -431,8 +431,14 @@ fn overflows_are_skipped_counted_and_overcome() {
     let folder = Folder::new("train-fp16");
     let flags = "run.steps=8 precision.kind=fp16 precision.initial_scale=16 precision.growth_interval=3";
     // The second micro-batch of the third step of the second epoch.
-    let report = go(&folder.0, flags, &mut Ear::default(), |toy| toy.overflow = Some(10)).expect("trained");
+    let mut ear = Ear::default();
+    let report = go(&folder.0, flags, &mut ear, |toy| toy.overflow = Some(10)).expect("trained");
     assert_eq!((report.state.skipped, report.state.updates, report.state.step), (1, 7, 8));
+    let said: Vec<&str> =
+        ear.heard.iter().map(|(_, text)| &**text).filter(|text| text.contains("skipped")).collect();
+    assert_eq!(said, ["step 4 skipped: gradient not finite, scale now 16"]);
+    let skipped: Vec<Value> = lines(&folder).iter().map(|line| line["skipped"].clone()).collect();
+    assert_eq!(skipped, [0, 0, 0, 1, 1, 1, 1, 1].map(|n| json!(n)));
     let scales: Vec<Value> = lines(&folder).iter().map(|line| line["loss_scale"].clone()).collect();
     assert_eq!(scales, [16.0, 16.0, 16.0, 32.0, 16.0, 16.0, 16.0, 32.0].map(|x| json!(x)));
     assert_eq!(lines(&folder)[3]["grad_norm"], Value::Null);

@@ -94,6 +94,11 @@ impl TrainConfig {
         serde_json::from_value(tree.to_json()).map_err(|e| RunError::Refused(format!("the configuration: {e}")))
     }
 
+    /// Whether its keys go together.
+    pub fn is_sound(&self) -> bool {
+        rules::broken(self).is_empty()
+    }
+
     /// The run's folder, where the command names none: run.output, or the name of the configuration in `path` with _run.
     pub fn folder(&self, path: &Path) -> PathBuf {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();

@@ -3,6 +3,7 @@
 
 mod largest;
 mod program;
+mod remedies;
 mod store;
 mod subject;
 

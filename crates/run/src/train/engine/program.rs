@@ -1,14 +1,13 @@
 //! From a configuration to plans: what is fixed, what is searched, and the bill where nothing fits. Invariant: a key
 //! that is written is planned as it is written; only `auto` is chosen.
 
+use super::remedies::with_remedies;
 use super::subject::Subject;
 use crate::RunError;
-use crate::train::config::{Auto, OptimizerKind, PrecisionKind, Remat, TrainConfig};
+use crate::train::config::{OptimizerKind, PrecisionKind, Remat, TrainConfig};
 use graph::ops::{Adafactor, AdamW, Sgd};
 use graph::{Bounds, Bytes, Graph};
-use plan::{
-    Bill, Found, Group, Optimizer, PlanError, Precision, RematChoice, Remedy, Target, Training, TrainingSearch,
-};
+use plan::{Found, Group, Optimizer, PlanError, Precision, RematChoice, Target, Training, TrainingSearch};
 use std::collections::BTreeMap;
 
 /// Sequences that a micro-batch can hold: one for each so many tokens.
@@ -30,18 +29,19 @@ pub(super) fn search(
     target: &Target,
     budget: Bytes,
 ) -> Result<Found, RunError> {
-    let build = |tokens: u64, chunk: u32| -> Result<(Graph, Graph), PlanError> {
-        subject.graphs(bounds(config, tokens), chunk)
+    let plan = |config: &TrainConfig| {
+        let subject = subject.like(&config.model);
+        let build = |tokens: u64, chunk: u32| subject.graphs(bounds(config, tokens), chunk);
+        let (sample, _) = build(sizes(config)[0], CHUNKS[0])?;
+        look(config, &subject.groups(config, &sample), target, budget, &build)
     };
-    let (sample, _) = build(sizes(config)[0], CHUNKS[0])?;
-    let groups = subject.groups(config, &sample);
-    let run = |config: &TrainConfig| look(config, &groups, target, budget, &build);
-    let refused = match run(config) {
-        Ok(found) => return Ok(found),
-        Err(PlanError::OverBudget(bill)) => bill,
-        Err(error) => return Err(error.into()),
-    };
-    Err(PlanError::OverBudget(Box::new(with_remedies(*refused, config, &run))).into())
+    match plan(config) {
+        Ok(found) => Ok(found),
+        Err(PlanError::OverBudget(bill)) => {
+            Err(PlanError::OverBudget(Box::new(with_remedies(*bill, config, &plan))).into())
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Whether any plan of a configuration is inside a line.
@@ -179,33 +179,4 @@ fn remat(config: &TrainConfig) -> RematChoice {
             RematChoice::Given(plan::Remat::Selective(CHEAP.iter().map(|op| (*op).to_owned()).collect()))
         }
     }
-}
-
-/// The bill, with what would fit: each setting by itself, by a plan of its own.
-fn with_remedies(
-    refused: Bill,
-    config: &TrainConfig,
-    run: &dyn Fn(&TrainConfig) -> Result<Found, PlanError>,
-) -> Bill {
-    let mut bill = refused;
-    let mut offer = |flag: &str, change: &dyn Fn(&mut TrainConfig)| {
-        let mut other = config.clone();
-        change(&mut other);
-        if other == *config {
-            return;
-        }
-        if let Ok(found) = run(&other) {
-            let saves = bill.ledger.total().saturating_sub(found.program.peak());
-            bill.remedies.push(Remedy { flag: flag.to_owned(), saves, slower: 0.0 });
-        }
-    };
-    offer("--set memory.remat=auto", &|c| c.memory.remat = Remat::Auto);
-    offer("--set batch.micro_tokens=auto", &|c| c.batch.micro_tokens = Auto(None));
-    offer("--set memory.loss_chunk=auto", &|c| c.memory.loss_chunk = Auto(None));
-    offer("--set optimizer.kind=adamw8bit", &|c| c.optimizer.kind = OptimizerKind::Adamw8bit);
-    offer("--set optimizer.kind=adafactor", &|c| c.optimizer.kind = OptimizerKind::Adafactor);
-    offer("--set precision.kind=bf16", &|c| c.precision.kind = PrecisionKind::Bf16);
-    let half = config.data.longest / 2;
-    offer(&format!("--set data.longest={half}"), &|c| c.data.longest = half.max(2));
-    bill
 }

@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// What is trained.
+#[derive(Clone)]
 pub(super) struct Subject {
     kind: Kind,
     loss: Training,
@@ -82,6 +83,18 @@ impl Subject {
             kind,
             loss,
         })
+    }
+
+    /// The same, with the adapters of another configuration: what a plan may change of a model.
+    pub fn like(&self, model: &Model) -> Self {
+        let kind = match self.kind.clone() {
+            Kind::Encoder { encoder, task, .. } => {
+                let lora = model.lora.as_ref().map(|l| adapters(l, &encoder));
+                Kind::Encoder { encoder, task, lora }
+            }
+            kind @ (Kind::Decoder(_) | Kind::Head(_)) => kind,
+        };
+        Self { kind, ..self.clone() }
     }
 
     /// The graph of a micro-batch, and that of an evaluation batch.
