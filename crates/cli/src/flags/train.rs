@@ -100,8 +100,13 @@ fn summary(report: &Report) -> String {
     let best = state
         .best
         .map_or_else(String::new, |b| format!("; lowest validation loss {:.4} at step {}", b.loss, b.step));
+    let skipped = match state.skipped {
+        0 => String::new(),
+        1 => "; 1 step skipped".to_owned(),
+        n => format!("; {n} steps skipped"),
+    };
     format!(
-        "step {} ({} tokens{loss}{best}), ended by {}; {} steps here in {:.1} s, {:.0} tokens/s\ncheckpoint {}",
+        "step {} ({} tokens{loss}{best}{skipped}), ended by {}; {} steps here in {:.1} s, {:.0} tokens/s\ncheckpoint {}",
         state.step,
         state.tokens,
         report.ended.key(),

@@ -67,6 +67,31 @@ fn a_configuration_with_every_key() {
     assert_eq!(schema["properties"]["optimizer"]["properties"]["lr"]["exclusiveMinimum"], 0);
 }
 
+/// A scale that no gradient of 16 bits survives: both steps are skipped, said and counted.
+#[test]
+fn steps_that_overflow_are_said_and_counted() {
+    let folder = Folder::new("train_overflow");
+    let text: String = (0..400).map(|i| format!("The number {i} has a square, {}.\n\n", i * i)).collect();
+    folder.write("text.txt", text);
+    folder.write(
+        "run.yaml",
+        "model: {kind: dense_lm, hidden: 16, layers: 1, heads: 2, intermediate: 32}\n\
+         data: {train: [text.txt], longest: 32, workers: 1, validation_fraction: 0}\n\
+         precision: {kind: fp16, initial_scale: 1e9}\n\
+         batch: {tokens: 64}\n\
+         run: {steps: 2, threads: 1, output: out, evaluate_every: null}\n",
+    );
+    let ran = folder.run(&["train", "run.yaml", "--budget", "2GB"]);
+    ran.ended(0);
+    for (step, scale) in [(1, 500_000_000u64), (2, 250_000_000)] {
+        let line = format!("step {step} skipped: gradient not finite, scale now {scale}");
+        assert!(ran.stderr().contains(&line), "{line}: {}", ran.stderr());
+    }
+    assert!(ran.stdout().contains("; 2 steps skipped)"), "{}", ran.stdout());
+    let record: serde_json::Value = serde_json::from_slice(&folder.read("out/run.json")).expect("JSON");
+    assert_eq!(record["state"]["skipped"], 2);
+}
+
 #[test]
 fn the_examples_are_configurations() {
     let folder = Folder::new("train_examples");

@@ -434,6 +434,7 @@ fn overflows_are_skipped_counted_and_overcome() {
     let mut ear = Ear::default();
     let report = go(&folder.0, flags, &mut ear, |toy| toy.overflow = Some(10)).expect("trained");
     assert_eq!((report.state.skipped, report.state.updates, report.state.step), (1, 7, 8));
+    assert_eq!(report.run_record["state"]["skipped"], 1);
     let said: Vec<&str> =
         ear.heard.iter().map(|(_, text)| &**text).filter(|text| text.contains("skipped")).collect();
     assert_eq!(said, ["step 4 skipped: gradient not finite, scale now 16"]);
