@@ -11,7 +11,7 @@
 //!
 //! # fn main() -> Result<(), plimsoll_run::RunError> {
 //! let target = Target::named("cpu")?;
-//! let request = price::Request { tokens: Some(4096), budget: None, stream: Stream::Auto, target };
+//! let request = price::Request { tokens: Some(4096), budget: None, stream: Stream::Auto, precision: None, target };
 //! let program = price::program("facebook/esm2_t6_8M_UR50D", &request)?;
 //! assert_eq!(program.ledger().total(), program.peak());
 //!

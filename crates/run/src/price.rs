@@ -7,9 +7,9 @@ use crate::{RunError, Settings, Silent, machine};
 use data::bounded;
 use data::printable::Place;
 use data::weights::HubEnv;
-use graph::Bytes;
+use graph::{Bytes, DType, Op};
 use models::{Encoder, Output, known};
-use plan::{Dump, PlanError, Policy, Program, Search, Stream, Target, Weights, compile_with};
+use plan::{Dump, Plan, PlanError, Policy, Precision, Program, Search, Stream, Target, Weights, compile_with};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -22,8 +22,27 @@ pub struct Request {
     pub budget: Option<Bytes>,
     /// Whether weights may stay in their files and be read in every step.
     pub stream: Stream,
+    /// The element type of weights and activations; `None` is what the machine does best.
+    pub precision: Option<Precision>,
     /// The machine.
     pub target: Target,
+}
+
+impl Request {
+    /// The element type of weights and activations: bf16 on GPUs, f32 elsewhere, which is all that a run has there.
+    fn precision(&self) -> Result<Precision, RunError> {
+        let gpu = self.target.space == "device";
+        let best = if gpu { Precision::Bf16 } else { Precision::F32 };
+        match self.precision.unwrap_or(best) {
+            Precision::F32 => Ok(Precision::F32),
+            narrow if gpu => Ok(narrow),
+            narrow => Err(RunError::Refused(format!(
+                "--precision {}: on {} models compute in f32",
+                narrow.name(),
+                self.target.name
+            ))),
+        }
+    }
 }
 
 /// A budget on `target` as a person writes it; a percentage is of the target's memory, or of what is free here
@@ -69,13 +88,13 @@ pub fn program(model: &str, request: &Request) -> Result<Program, RunError> {
 /// The same, and shows the graph after every pass.
 pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Program, RunError> {
     let encoder = encoder(model)?;
-    let target = &request.target;
+    let (target, precision) = (&request.target, request.precision()?);
     let longest = request.tokens.map_or(LONGEST, |t| t.min(LONGEST));
     let mut build = |tokens: u64, weights: Weights| {
         let graph = encoder
             .graph(bounds(tokens, longest), &[Output::Mean])
             .map_err(|source| PlanError::Verify { after: "build", source })?;
-        let plan = compile_with(&graph, &Policy { weights, ..Policy::default() }, target, dump)?;
+        let plan = compile_with(&graph, &Policy { precision, weights, ..Policy::default() }, target, dump)?;
         Ok(Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]))
     };
     let budget = match (request.budget, target.memory) {
@@ -113,8 +132,11 @@ pub fn to_text(model: &str, program: &Program) -> Result<String, RunError> {
     if let Some((_, plan)) = program.plans().first() {
         let b = plan.graph.bounds;
         text += &format!(
-            "a step holds up to {} tokens of {} sequences, the longest {} tokens; precision f32\n",
-            b.tokens, b.sequences, b.longest
+            "a step holds up to {} tokens of {} sequences, the longest {} tokens; precision {}\n",
+            b.tokens,
+            b.sequences,
+            b.longest,
+            precision_of(plan)
         );
         text += &match program.streamed() {
             Bytes::ZERO => "weights are resident\n".to_owned(),
@@ -128,4 +150,10 @@ pub fn to_text(model: &str, program: &Program) -> Result<String, RunError> {
     text += &format!("lower bound {bound}; packing wastes {:.2} %\n", 100.0 * waste);
     text += &format!("expected {:.3} s a step\ndigest {}", program.seconds(), program.digest()?);
     Ok(text)
+}
+
+/// The element type of a plan's products.
+fn precision_of(plan: &Plan) -> &'static str {
+    let linear = plan.graph.nodes.iter().find(|node| matches!(node.op, Op::Linear(_)));
+    linear.map_or(DType::F32, |node| plan.graph.spec(node.inputs[1]).dtype).name()
 }

@@ -82,7 +82,7 @@ impl Streaming {
 
 /// Number formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Precision {
+pub enum Precision {
     Auto,
     /// 8 bits of exponent, 8 of precision; sums, norms and means in f32
     Bf16,
@@ -92,7 +92,8 @@ enum Precision {
 }
 
 impl Precision {
-    fn chosen(self) -> Option<run::Precision> {
+    /// As `run` takes it.
+    pub fn chosen(self) -> Option<run::Precision> {
         match self {
             Self::Auto => None,
             Self::Bf16 => Some(run::Precision::Bf16),

@@ -1,7 +1,7 @@
 //! `plimsoll plan`: the flags. Invariant: a flag that has no meaning for what is planned, a model or its training, is
 //! refused.
 
-use super::machine::Streaming;
+use super::machine::{Precision, Streaming};
 use super::{at_least_one, print};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, Command, Error, ValueEnum};
@@ -45,6 +45,10 @@ pub struct Plan {
     /// The machine, by name or as the FILE.toml that bench --calibrate wrote
     #[arg(long, default_value = "cpu", value_name = "NAME|FILE.toml", value_parser = TargetParser)]
     target: String,
+
+    /// Number format of the model: auto is bf16 on GPUs and f32 elsewhere
+    #[arg(long, value_enum, default_value_t = Precision::Auto, conflicts_with = "train")]
+    precision: Precision,
 
     #[command(flatten)]
     streaming: Streaming,
@@ -110,7 +114,13 @@ impl Plan {
     fn inference(&self, model: &str) -> Result<String, RunError> {
         let target = price::target(&self.target)?;
         let budget = self.budget.as_deref().map(|text| price::parse_budget(text, &target)).transpose()?;
-        let request = Request { tokens: self.tokens, budget, stream: self.streaming.stream(), target };
+        let request = Request {
+            tokens: self.tokens,
+            budget,
+            stream: self.streaming.stream(),
+            precision: self.precision.chosen(),
+            target,
+        };
         match (&self.dump_after, self.format()) {
             (Some(pass), _) => self.dump(model, pass, request),
             (None, Format::Text) => price::to_text(model, &price::program(model, &request)?),
