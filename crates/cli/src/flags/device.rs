@@ -63,6 +63,32 @@ fn gpu(ordinal: usize) -> Result<Device, NoGpu> {
     }
 }
 
+/// What there is of GPUs and of what they need: a line for each library and each card.
+#[cfg(feature = "cuda")]
+pub fn gpus() -> Vec<String> {
+    let libraries = cuda::Libraries::get();
+    let found = libraries.found().iter().map(|found| format!("{}: {}", found.name, found.path));
+    let mut lines: Vec<String> = found.collect();
+    lines.extend(libraries.missing().iter().map(ToString::to_string));
+    match cuda::cards() {
+        Ok(cards) => lines.extend(cards.iter().map(|card| {
+            let (major, minor) = card.capability;
+            let (name, memory) = (&card.name, card.memory);
+            format!("cuda:{}: {name}, {memory}, compute capability {major}.{minor}", card.ordinal)
+        })),
+        // A missing driver was said above.
+        Err(error) if libraries.missing().iter().any(|missing| missing.to_string() == error.to_string()) => {}
+        Err(error) => lines.push(error.to_string()),
+    }
+    lines
+}
+
+/// None without the feature.
+#[cfg(not(feature = "cuda"))]
+pub fn gpus() -> Vec<String> {
+    vec!["this plimsoll was built without the feature `cuda`".to_owned()]
+}
+
 #[cfg(not(feature = "cuda"))]
 fn gpu(_: usize) -> Result<Device, NoGpu> {
     Err(NoGpu("this plimsoll was built without the feature `cuda`".to_owned(), true))

@@ -5,7 +5,7 @@ use clap::Args;
 use run::{RunError, doctor};
 use std::process::ExitCode;
 
-/// Show what this machine offers: processor, memory, kernels, models in the hub cache
+/// Show what this machine offers: processor, memory, kernels, models in the hub cache, GPUs
 #[derive(Debug, Args)]
 pub struct Doctor {
     /// Print JSON
@@ -16,8 +16,15 @@ pub struct Doctor {
 impl Doctor {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, RunError> {
-        let report = doctor::report()?;
-        print(&if self.json { format!("{:#}", report.to_json()) } else { report.to_string() })?;
+        let (report, gpus) = (doctor::report()?, super::device::gpus());
+        if self.json {
+            let mut json = report.to_json();
+            json["gpu"] = gpus.into();
+            print(&format!("{json:#}"))?;
+        } else {
+            let lines: String = gpus.iter().map(|line| format!("  {line}\n")).collect();
+            print(&format!("{}\n\ngpu\n{}", report.to_string().trim_end(), lines.trim_end()))?;
+        }
         Ok(ExitCode::SUCCESS)
     }
 }
