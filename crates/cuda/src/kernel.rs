@@ -60,7 +60,7 @@ impl File {
 const COMMON: &str = include_str!("kernels/common.cuh");
 
 /// The most constants that a kernel has.
-const CONSTANTS: usize = 8;
+const CONSTANTS: usize = 10;
 
 /// A kernel: an entry of a file, compiled with constants. `TYPE` is always one of them: 0 for f32, 1 for bf16, 2 for f16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

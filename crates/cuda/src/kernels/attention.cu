@@ -1,28 +1,26 @@
 // Packed attention of 16-bit elements by mma.sync m16n8k16, after FlashAttention-2 (Dao 2023): scores, softmax and sums
 // in f32, keys and values through shared memory, no S x S buffer. TYPE is 1 (bf16) or 2 (f16).
 //
-// Invariant: a row of o is a function of its own sequence. Keys are visited in steps of STEP from the sequence's start,
-// in order, whatever WARPS is, and every row keeps a maximum of its own; so WARPS is chosen for speed alone, and no
-// neighbour changes a bit. Only rows of sequences are written.
+// Invariant: a row of o is a function of its own sequence, the same bits in every form. What a row's sums depend on is
+// STEP alone: keys are visited in steps of STEP from the sequence's start, in order, and every row keeps a maximum of its
+// own. The form (WARPS, MT, TILE, STAGES) says which warp has a row and when keys are fetched; TILE is a multiple of
+// STEP, so no step is cut otherwise. It is chosen for speed alone. Only rows of sequences are written.
 //
-// Constants: HEAD_DIM (d), ROTARY, ALIBI, CAUSAL, WARPS. A block takes ROWS queries of one head of one sequence, a warp
-// MT times 16 of them. Rows in shared memory are LD elements apart, an odd number of 16-byte words, so that the eight
-// rows of an ldmatrix lie in different banks; columns d .. DP there are zeros.
+// Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin), ALIBI, CAUSAL, and the form, from which the host
+// computes the shared memory: WARPS, MT, TILE keys of a stage, STAGES of k and v in flight. A block takes ROWS queries of
+// one head of one sequence, a warp MT times 16 of them. Rows in shared memory are LD elements apart, an odd number of
+// 16-byte words, so that the eight rows of an ldmatrix lie in different banks; columns d .. DP there are zeros.
 
 #define STEP 32                        // keys between two looks at the maximum
-#ifndef TILE
-#define TILE 64                        // keys of a stage
-#define STAGES (DP > 64 ? 2 : 3)       // tiles of k and v in flight
-#endif
 #define DP ((HEAD_DIM + 15) / 16 * 16) // d, padded
 #define LD (DP + 8)
-#define MT (DP > 64 ? 1 : 2)
 #define ROWS (WARPS * MT * 16)
 #define THREADS (WARPS * 32)
 #ifndef BLOCKS
 // Blocks of a multiprocessor, as many as have their registers without spilling.
 #define BLOCKS (DP < 64 || (DP == 64 && !ALIBI && __CUDA_ARCH__ >= 900) ? 12 / WARPS : WARPS < 8 ? 8 / WARPS : 1)
 #endif
+static_assert(TILE % STEP == 0 && STAGES >= 2, "a tile is whole steps");
 #define LOG2E 1.4426950408889634f
 
 // The most elements, a power of two and 8 at most, that divide n: every address is a multiple of d elements.
@@ -88,25 +86,27 @@ template <int N> __device__ __forceinline__ void fetch_pairs(u16 *to, const u16 
 
 // Half-split rotary embedding of rows in shared memory, which are those from `position` on (Su et al. 2021):
 // (a, b) -> (a cos - b sin, b cos + a sin). cos and sin: (longest, d/2)
+typedef Element<TABLE>::type Angle;
 template <int N>
-__device__ __forceinline__ void rotate(u16 *x, const float *cosines, const float *sines, int position, int rows) {
+__device__ __forceinline__ void rotate(u16 *x, const Angle *cosines, const Angle *sines, int position, int rows) {
 #if ROTARY
   constexpr int per = HALF / PAIR;
   int thread = thread_now();
-  struct __align__(PAIR * 4 < 16 ? PAIR * 4 : 16) Floats { float x[PAIR]; };
+  constexpr int bytes = PAIR * sizeof(Angle);
+  struct __align__(bytes < 16 ? bytes : 16) Angles { Angle x[PAIR]; };
 #pragma unroll
   for (int at = 0; at < N * per; at += THREADS) {
     int i = at + thread, r = i / per, c = i % per * PAIR;
     if ((N * per % THREADS == 0 || i < N * per) && r < rows) {
       long long entry = (long long)(position + r) * HALF + c;
-      Floats cosine = *(const Floats *)(cosines + entry), sine = *(const Floats *)(sines + entry);
+      Angles cosine = *(const Angles *)(cosines + entry), sine = *(const Angles *)(sines + entry);
       Vector<PAIR> *low = (Vector<PAIR> *)(x + r * LD + c), *high = (Vector<PAIR> *)(x + r * LD + c + HALF);
       Vector<PAIR> a = *low, b = *high;
 #pragma unroll
       for (int j = 0; j < PAIR; j++) {
-        float u = load(a.x[j]), v = load(b.x[j]);
-        a.x[j] = store(fmaf(u, cosine.x[j], -__fmul_rn(v, sine.x[j])));
-        b.x[j] = store(fmaf(v, cosine.x[j], __fmul_rn(u, sine.x[j])));
+        float u = load(a.x[j]), v = load(b.x[j]), cos = widen<TABLE>(cosine.x[j]), sin = widen<TABLE>(sine.x[j]);
+        a.x[j] = store(fmaf(u, cos, -__fmul_rn(v, sin)));
+        b.x[j] = store(fmaf(v, cos, __fmul_rn(u, sin)));
       }
       *low = a, *high = b;
     }
@@ -218,7 +218,7 @@ __device__ __forceinline__ void softmax(float (&s)[MT][STEP / 8][4], Rows &rows,
           x = fmaf(x, factor, __fmul_rn(fabsf((float)(i - key) - (float)j), -slope));
 #endif
           // The first key of a thread is its lane's; the step ends `keys` after the step's own first one.
-          if (mask && (j + (int)(threadIdx.x % 4 * 2) >= keys || (CAUSAL && key + j > i))) x = -INFINITY;
+          if (mask && (j + thread_now() % 4 * 2 >= keys || (CAUSAL && key + j > i))) x = -INFINITY;
           most = fmaxf(most, x);
         }
       }
@@ -297,7 +297,7 @@ __device__ __forceinline__ void finish(Rows &w, u16 *mine, u16 *to, long long st
 // A block for each head and each number below T / ROWS + S: see block_of.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long long kv_stride, const int *spans,
-          int sequences, int tokens, const float *cosines, const float *sines, int longest, u16 *o, float *lse, int heads,
+          int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest, u16 *o, float *lse, int heads,
           int group, float scale, u32 *status) {
   extern __shared__ __align__(16) u16 memory[]; // (ROWS, LD) of q, later o; STAGES times k and v: (TILE, LD) each
   __shared__ float shared_slope;

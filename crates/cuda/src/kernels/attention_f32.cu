@@ -4,8 +4,8 @@
 // with a running maximum and sum (Milakov and Gimelshein 2018; Dao et al. 2022), and each sum has one order. Only rows of
 // sequences are written.
 //
-// Constants: HEAD_DIM (d), ROTARY, ALIBI, CAUSAL. A block of 16 x 16 threads takes ROWS queries of one head of one
-// sequence; thread (y, x) has queries y + 16 i, keys x + 16 j of a tile and columns x + 16 j of o. Rows in shared memory
+// Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin), ALIBI, CAUSAL. A block of 16 x 16 threads takes
+// ROWS queries of one head of one sequence; thread (y, x) has queries y + 16 i, keys x + 16 j of a tile and columns x + 16 j of o. Rows in shared memory
 // are LD words apart, an odd number of 16-byte words; columns d .. there are zeros.
 
 #define ROWS 64
@@ -16,10 +16,12 @@
 #define WIDTH ((HEAD_DIM + 15) / 16) // columns of o of a thread
 #define HALF (HEAD_DIM / 2)
 
+typedef Element<TABLE>::type Angle;
+
 // Rows of one head to shared memory, times `scale`, then rotated (Su et al. 2021, half-split): those from `position` on,
 // of which `rows` are there; the others are zeros. (64, d) -> (64, LD)
 __device__ __forceinline__ void fetch(float *to, const float *from, long long stride, int rows, float scale, bool rotated,
-                                      const float *cosines, const float *sines, int position) {
+                                      const Angle *cosines, const Angle *sines, int position) {
   for (int i = threadIdx.x; i < ROWS * DP; i += THREADS) {
     int r = i / DP, c = i % DP;
     float x = 0.0f;
@@ -30,8 +32,8 @@ __device__ __forceinline__ void fetch(float *to, const float *from, long long st
       if (rotated) {
         int j = c < HALF ? c : c - HALF;
         long long entry = (long long)(position + r) * HALF + j;
-        float other = __fmul_rn(row[c < HALF ? c + HALF : j], scale), sine = sines[entry];
-        x = fmaf(x, cosines[entry], __fmul_rn(other, c < HALF ? -sine : sine));
+        float other = __fmul_rn(row[c < HALF ? c + HALF : j], scale), sine = widen<TABLE>(sines[entry]);
+        x = fmaf(x, widen<TABLE>(cosines[entry]), __fmul_rn(other, c < HALF ? -sine : sine));
       }
 #endif
     }
@@ -80,7 +82,7 @@ __device__ __forceinline__ float sum_of_row(float x) {
 // A block for each head and each number below T / ROWS + S: see block_of.
 extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 64 ? 1 : 2)
 attention(const float *q, const float *k, const float *v, long long q_stride, long long kv_stride, const int *spans,
-          int sequences, int tokens, const float *cosines, const float *sines, int longest, float *o, float *lse,
+          int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest, float *o, float *lse,
           int heads, int group, float scale, u32 *status) {
   extern __shared__ __align__(16) float memory[]; // q (ROWS, LD); k, then v (TILE, LD); weights (ROWS, TILE + 4)
   float *queries = memory, *keys = memory + ROWS * LD, *weights = keys + TILE * LD;

@@ -2,24 +2,25 @@
 //! give the same bits.
 
 use super::{Call, Tensor};
-use crate::kernel::{Arg, File, Kernel, Shape};
+use crate::kernel::{Arg, File, Kernel, Shape, code};
 use exec::DeviceError;
 use graph::ops::{Attention, Bias, Mask, Qkv};
 use graph::{Counts, DType};
 
 /// The widest head.
 const MAX_HEAD_DIM: u32 = 128;
-/// The forms of the kernel of 16 bits, by the warps of a block.
+/// Warps of a block in the forms of the kernel of 16 bits.
 const WARPS: [u32; 3] = [2, 4, 6];
 
 pub(super) fn attention(call: &mut Call<'_>, op: &Attention) -> Result<(), DeviceError> {
     let [q, k, v] = check(call, op)?;
     let args = arguments(call, op, [q, k, v])?;
+    let table = if op.rotary { call.input(op.operands() + 1)?.dtype } else { DType::F32 };
     let (preparing, counts) = (call.preparing, call.launch.counts);
     let mut call_form = |form: Form| {
         let numbers = counts.tokens / form.rows + counts.sequences;
         let shape = Shape { shared: form.shared, ..Shape::of(numbers * u64::from(op.heads), form.threads) };
-        call.kernel(&form.kernel(op, q.dtype), shape, &args)
+        call.kernel(&form.kernel(op, q.dtype, table), shape, &args)
     };
     match q.dtype {
         // Prepared is what any step may call.
@@ -31,10 +32,10 @@ pub(super) fn attention(call: &mut Call<'_>, op: &Attention) -> Result<(), Devic
     }
 }
 
-/// A kernel with what it takes; the constants are those of its file.
+/// A kernel with what it takes.
 struct Form {
-    /// None for the kernel of f32.
-    warps: Option<u32>,
+    /// The constants that say the form; None for the kernel of f32.
+    form: Option<[(&'static str, u32); 4]>,
     /// Queries of a block.
     rows: u64,
     threads: u32,
@@ -45,33 +46,47 @@ impl Form {
     /// `attention_f32.cu`: queries, keys or values, weights.
     fn f32(op: &Attention) -> Self {
         let words = op.head_dim.div_ceil(4) | 1; // of 16 bytes, of a row
-        Self { warps: None, rows: 64, threads: 256, shared: 2 * 64 * words * 16 + 64 * 68 * 4 }
+        Self { form: None, rows: 64, threads: 256, shared: 2 * 64 * words * 16 + 64 * 68 * 4 }
     }
 
-    /// `attention.cu`: queries, and the stages of keys and values.
+    /// `attention.cu`: queries, and the stages of keys and values. Small tiles leave shared
+    /// memory for as many blocks as registers do (H200, d = 64, rotary, for three stages of 64 keys: 2 warps, 51 tokens,
+    /// 202 us for 260; 4 warps, 1024 tokens, 449 us for 466; 6 warps, 168 tokens, 274 us for 277, and two stages of 64
+    /// 272 us). Heads wider than 64 were measured with two stages of 64 only.
     fn of_warps(op: &Attention, warps: u32) -> Self {
         let columns = op.head_dim.next_multiple_of(16);
-        let (tiles, stages) = if columns > 64 { (1, 2) } else { (2, 3) };
-        let rows = warps * tiles * 16;
-        let shared = (rows + stages * 2 * 64) * (columns + 8) * 2;
-        Self { warps: Some(warps), rows: u64::from(rows), threads: warps * 32, shared }
+        let (m_tiles, tile, stages) = match (columns > 64, warps) {
+            (true, _) => (1, 64, 2),
+            (false, 2) => (2, 32, 3),
+            (false, _) => (2, 32, 4),
+        };
+        let rows = warps * m_tiles * 16;
+        let shared = (rows + stages * 2 * tile) * (columns + 8) * 2;
+        let form = Some([("WARPS", warps), ("MT", m_tiles), ("TILE", tile), ("STAGES", stages)]);
+        Self { form, rows: u64::from(rows), threads: warps * 32, shared }
     }
 
-    /// The smallest block that takes an average sequence whole; of long ones, the middle size.
+    /// The smallest block that takes an average sequence whole, or else the one that is fastest on long ones. Six warps
+    /// pay for wide heads, and at d = 64 without ALiBi, whose registers leave room for one such block.
     fn for_counts(op: &Attention, counts: Counts) -> Self {
         let average = counts.tokens / counts.sequences.max(1);
-        let whole = WARPS.iter().map(|&warps| Self::of_warps(op, warps)).find(|form| average <= form.rows);
-        whole.unwrap_or_else(|| Self::of_warps(op, WARPS[1]))
+        let wide = op.head_dim > 64;
+        let six = wide || (op.head_dim > 48 && op.bias == Bias::None);
+        let mut forms = WARPS[..if six { 3 } else { 2 }].iter().map(|&warps| Self::of_warps(op, warps));
+        let whole = forms.find(|form| average <= form.rows);
+        whole.unwrap_or_else(|| Self::of_warps(op, WARPS[if wide { 2 } else { 1 }]))
     }
 
-    fn kernel(&self, op: &Attention, dtype: DType) -> Kernel {
-        let file = if self.warps.is_some() { File::Attention } else { File::AttentionF32 };
+    fn kernel(&self, op: &Attention, dtype: DType, table: DType) -> Kernel {
+        let file = if self.form.is_some() { File::Attention } else { File::AttentionF32 };
         let kernel = Kernel::new(file, "attention", dtype)
             .with("HEAD_DIM", i64::from(op.head_dim))
             .with("ROTARY", i64::from(op.rotary))
+            .with("TABLE", code(table))
             .with("ALIBI", i64::from(op.bias == Bias::Alibi))
             .with("CAUSAL", i64::from(op.mask == Mask::Causal));
-        self.warps.map_or(kernel, |warps| kernel.with("WARPS", i64::from(warps)))
+        let form = self.form.iter().flatten();
+        form.fold(kernel, |kernel, &(name, value)| kernel.with(name, i64::from(value)))
     }
 }
 
@@ -100,10 +115,9 @@ fn check(call: &Call<'_>, op: &Attention) -> Result<[Tensor; 3], DeviceError> {
         return Err(call.refused("q, k, v and o must be of one element type".to_owned()));
     }
     if op.rotary {
-        for table in 1..3 {
-            if call.input(op.operands() + table)?.dtype != DType::F32 {
-                return Err(call.refused("rotary tables must be of f32".to_owned()));
-            }
+        let [cosines, sines] = [call.input(op.operands() + 1)?.dtype, call.input(op.operands() + 2)?.dtype];
+        if cosines != sines {
+            return Err(call.refused(format!("cosines are {cosines:?} and sines are {sines:?}")));
         }
     }
     Ok(qkv)
@@ -154,11 +168,19 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
     ops.push(op(64, Mask::Full, Bias::Alibi, false));
     ops.push(op(20, Mask::Full, Bias::None, false));
     ops.push(op(128, Mask::Causal, Bias::Alibi, true));
-    let sixteen = |op: &Attention, warps, dtype| Form::of_warps(op, warps).kernel(op, dtype);
+    let sixteen = |op: &Attention, warps, dtype| Form::of_warps(op, warps).kernel(op, dtype, DType::F32);
     let of = |op: &Attention| {
-        let mut kernels = vec![Form::f32(op).kernel(op, DType::F32), sixteen(op, WARPS[1], DType::F16)];
+        let f32 = Form::f32(op).kernel(op, DType::F32, DType::F32);
+        let mut kernels = vec![f32, sixteen(op, WARPS[1], DType::F16)];
         kernels.extend(WARPS.map(|warps| sixteen(op, warps, DType::Bf16)));
         kernels
     };
-    ops.iter().flat_map(of).collect()
+    // Tables of 16 bits: no model has them, a graph may.
+    let small = [20, 64].map(|head_dim| op(head_dim, Mask::Full, Bias::None, true));
+    let narrow = [DType::Bf16, DType::F16];
+    let tables = small.iter().flat_map(|op| {
+        let of_f32 = Form::f32(op).kernel(op, DType::F32, DType::Bf16);
+        narrow.into_iter().map(|dtype| Form::of_warps(op, WARPS[1]).kernel(op, dtype, dtype)).chain([of_f32])
+    });
+    ops.iter().flat_map(of).chain(tables).collect()
 }
