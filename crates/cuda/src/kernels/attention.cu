@@ -218,7 +218,7 @@ __device__ __forceinline__ void softmax(float (&s)[MT][STEP / 8][4], Rows &rows,
           x = fmaf(x, factor, __fmul_rn(fabsf((float)(i - key) - (float)j), -slope));
 #endif
           // The first key of a thread is its lane's; the step ends `keys` after the step's own first one.
-          if (mask && (j + thread_now() % 4 * 2 >= keys || (CAUSAL && key + j > i))) x = -INFINITY;
+          if (mask && (j + (int)(threadIdx.x % 4 * 2) >= keys || (CAUSAL && key + j > i))) x = -INFINITY;
           most = fmaxf(most, x);
         }
       }

@@ -117,9 +117,11 @@ impl Case {
         match linear.epilogue {
             Epilogue::None => (s, summing + rounding * s.abs()),
             Epilogue::Residual => {
-                // The library may round the product before it adds what is there.
-                let sum = s + self.values[2 + usize::from(linear.bias)][row * n + column];
-                (sum, summing + rounding * (s.abs() + sum.abs()))
+                // The library may round the product, and the product with its bias, before it adds what is there.
+                let residual = self.values[2 + usize::from(linear.bias)][row * n + column];
+                let product = s - if linear.bias { self.values[2][column] } else { 0.0 };
+                let rounded = product.abs() + s.abs() + (s + residual).abs();
+                (s + residual, summing + rounding * rounded)
             }
             Epilogue::Gelu => (gelu(s), 1.2 * (summing + rounding * s.abs()) + rounding * gelu(s).abs()),
         }

@@ -7,8 +7,8 @@ use graph::ops::{
 };
 use graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, Phase, Role, StateKind, ValueId};
 use plimsoll_plan::{
-    Group, Optimizer, PlanError, Precision, Program, Region, Remat, RematChoice, Training, TrainingSearch,
-    check, passes,
+    Group, Optimizer, PlanError, Precision, Program, Region, Remat, RematChoice, Target, Training,
+    TrainingSearch, check, passes,
     training::{Solver, plans},
 };
 
@@ -305,7 +305,8 @@ fn the_search_is_monotone_in_the_budget() {
 /// What a choice keeps is a bound that no plan of it goes below, so that a search may pass over what cannot fit.
 #[test]
 fn what_is_kept_bounds_every_plan() {
-    let target = target("4090");
+    // Kernels without scratch: the products' would hide how near the bound is to so small a model.
+    let target = Target { kernels: target("null").kernels, ..target("4090") };
     for (accumulation, precision) in [(1, Precision::F32), (4, Precision::Bf16)] {
         let t = Training { accumulation, precision, ..training(Optimizer::AdamW(ADAM)) };
         let graph = language_model(5, 64, 512, 1024);
