@@ -470,6 +470,16 @@ fn the_best_and_the_newest_are_kept() {
     assert_eq!(marks.iter().filter(|mark| **mark == json!(false)).count(), 3, "{marks:?}");
 }
 
+/// What a run goes on from is what it wrote, to the bit.
+#[test]
+fn numbers_are_read_back_as_they_were_written() {
+    for number in [26463.619787315518, 0.1 + 0.2, 5e-324, f64::MAX, 1.0 / 3.0] {
+        let text = serde_json::to_string(&number).expect("a number");
+        let read: f64 = serde_json::from_str(&text).expect("a number");
+        assert_eq!(read.to_bits(), number.to_bits(), "{text}");
+    }
+}
+
 #[test]
 fn the_folder_says_what_was_run() {
     let folder = Folder::new("train-folder");
