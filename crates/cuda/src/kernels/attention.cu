@@ -146,7 +146,18 @@ struct Rows {
   float sum[MT][2];       // of this thread's keys
 };
 
+// Bytes of shared memory, after the first, that a lane gives to ldmatrix: for a and for values, and for keys.
+__device__ __forceinline__ int by_row() {
+  int lane = thread_now() % 32;
+  return (lane % 16 * LD + lane / 16 * 8) * 2;
+}
+__device__ __forceinline__ int by_key() {
+  int lane = thread_now() % 32;
+  return ((lane / 16 * 8 + lane % 8) * LD + lane / 8 % 2 * 8) * 2;
+}
+
 // q k^T of the warp's rows and the next STEP keys. (MT * 16, d) (STEP, d) -> (MT * 16, STEP)
+template <bool MASKED>
 __device__ __forceinline__ void scores(float (&s)[MT][STEP / 8][4], const Rows &rows, u32 k, int keys) {
 #pragma unroll
   for (int m = 0; m < MT; m++)
@@ -154,7 +165,7 @@ __device__ __forceinline__ void scores(float (&s)[MT][STEP / 8][4], const Rows &
     for (int n = 0; n < STEP / 8; n++) s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0.0f;
 #pragma unroll
   for (int n = 0; n < STEP / 16; n++) {
-    if (n * 16 >= keys) break;
+    if (MASKED && n * 16 >= keys) break;
 #pragma unroll
     for (int c = 0; c < DP / 16; c++) {
       u32 b[4];
@@ -169,10 +180,11 @@ __device__ __forceinline__ void scores(float (&s)[MT][STEP / 8][4], const Rows &
 }
 
 // Adds the weighted values of STEP keys. (MT * 16, STEP) (STEP, d) -> (MT * 16, d)
+template <bool MASKED>
 __device__ __forceinline__ void values(Rows &rows, const float (&p)[MT][STEP / 8][4], u32 v, int keys) {
 #pragma unroll
   for (int n = 0; n < STEP / 16; n++) {
-    if (n * 16 >= keys) break;
+    if (MASKED && n * 16 >= keys) break;
     u32 a[MT][4];
 #pragma unroll
     for (int m = 0; m < MT; m++) {
@@ -197,9 +209,10 @@ __device__ __forceinline__ void values(Rows &rows, const float (&p)[MT][STEP / 8
 // Scores to exp2(score - top). A maximum is followed only when it has grown by 8, which rescales o seldom and exactly:
 // o and sum stay relative to the same top (after Zadouri et al. 2026, FlashAttention-4). `row` and `key` are this
 // thread's first ones, `factor` and `slope` in units of log2.
+template <bool MASKED>
 __device__ __forceinline__ void softmax(float (&s)[MT][STEP / 8][4], Rows &rows, int row, int key, int keys, float factor,
                                         float slope) {
-  bool mask = keys < STEP || (CAUSAL && key + STEP > row - 8);
+  int left = MASKED ? keys - thread_now() % 4 * 2 : 0; // from the thread's own first key on
   bool grown = false;
   float shrink[MT][2];
 #pragma unroll
@@ -217,8 +230,7 @@ __device__ __forceinline__ void softmax(float (&s)[MT][STEP / 8][4], Rows &rows,
 #if ALIBI
           x = fmaf(x, factor, __fmul_rn(fabsf((float)(i - key) - (float)j), -slope));
 #endif
-          // The first key of a thread is its lane's; the step ends `keys` after the step's own first one.
-          if (mask && (j + (int)(threadIdx.x % 4 * 2) >= keys || (CAUSAL && key + j > i))) x = -INFINITY;
+          if (MASKED && (j >= left || (CAUSAL && key + j > i))) x = -INFINITY;
           most = fmaxf(most, x);
         }
       }
@@ -294,6 +306,16 @@ __device__ __forceinline__ void finish(Rows &w, u16 *mine, u16 *to, long long st
 }
 
 // q: (T, H d), k, v: (T, G d), each with its stride; spans: (S, 2); cos, sin: (longest, d/2); o: (T, H d); lse: (T, H).
+// A step's keys for the warp's rows: scores, softmax, values. Without a mask there is no branch among them; where nothing
+// is masked, both forms give the same bits. `k` and `v` are the lane's addresses, `keys` how many of the step's there are.
+template <bool MASKED>
+__device__ __forceinline__ void step(Rows &rows, u32 k, u32 v, int row, int key, int keys, float factor, float slope) {
+  float s[MT][STEP / 8][4];
+  scores<MASKED>(s, rows, k, keys);
+  softmax<MASKED>(s, rows, row, key, keys, factor, slope);
+  values<MASKED>(rows, s, v, keys);
+}
+
 // A block for each head and each number below T / ROWS + S: see block_of.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long long kv_stride, const int *spans,
@@ -337,13 +359,11 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
   __syncthreads();
   Rows rows;
   int mine = warp * MT * 16, first = block.first + mine; // the warp's first row, in the block and in the sequence
-  int matrix = lane / 8, by_row = ((matrix % 2 * 8 + lane % 8) * LD + matrix / 2 * 8) * 2; // of a and of values
-  int by_key = ((matrix / 2 * 8 + lane % 8) * LD + matrix % 2 * 8) * 2;
 #pragma unroll
   for (int m = 0; m < MT; m++) {
 #pragma unroll
     for (int c = 0; c < DP / 16; c++)
-      ldmatrix(rows.q[m][c], shared_address(memory) + ((mine + m * 16) * LD + c * 16) * 2 + by_row);
+      ldmatrix(rows.q[m][c], shared_address(memory) + ((mine + m * 16) * LD + c * 16) * 2 + by_row());
 #pragma unroll
     for (int n = 0; n < DP / 8; n++) rows.o[m][n][0] = rows.o[m][n][1] = rows.o[m][n][2] = rows.o[m][n][3] = 0.0f;
     rows.top[m][0] = rows.top[m][1] = -INFINITY;
@@ -363,10 +383,13 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
     for (int at = 0; at < TILE; at += STEP) {
       int key = tile * TILE + at;
       if (key >= mine_keys) break;
-      float s[MT][STEP / 8][4];
-      scores(s, rows, shared_address(stage) + at * LD * 2 + by_key, mine_keys - key);
-      softmax(s, rows, first + lane / 4, key + lane % 4 * 2, mine_keys - key, factor, slope);
-      values(rows, s, shared_address(stage + TILE * LD) + at * LD * 2 + by_row, mine_keys - key);
+      // Read anew in every step: kept, they would take registers that spill.
+      int lane = thread_now() % 32;
+      u32 k_at = shared_address(stage + at * LD) + by_key(), v_at = shared_address(stage + (TILE + at) * LD) + by_row();
+      if (mine_keys - key >= STEP && (!CAUSAL || key + STEP <= first + 1))
+        step<false>(rows, k_at, v_at, first + lane / 4, key + lane % 4 * 2, STEP, factor, slope);
+      else
+        step<true>(rows, k_at, v_at, first + lane / 4, key + lane % 4 * 2, mine_keys - key, factor, slope);
     }
   }
   if (first >= length) return;
