@@ -2,12 +2,12 @@
 //! checked plan; token ids and spans come from outside, and what a kernel refuses of them is an error of the next
 //! download.
 
+use crate::CudaError;
 use crate::arena::Arena;
 use crate::context::{Card, Context};
 use crate::gemm::Gemm;
 use crate::kernel::Kernels;
 use crate::launch::{self, Call};
-use crate::{CudaError, Libraries};
 use exec::{Device, DeviceError, Launch};
 use graph::Bytes;
 use plan::{KernelRow, Target};
@@ -33,9 +33,6 @@ impl CudaDevice {
     }
 
     fn open(ordinal: usize, timed: bool) -> Result<Self, CudaError> {
-        if let Some(error) = Libraries::get().missing().first() {
-            return Err((*error).clone());
-        }
         let context = Context::new(ordinal)?;
         Ok(Self { arena: None, gemm: Gemm::new(&context, timed)?, kernels: Kernels::new(&context)?, context })
     }

@@ -31,35 +31,32 @@ impl DeviceName {
     pub fn open(self) -> Result<Device, RunError> {
         match self {
             Self::Cpu => Ok(Device::Cpu),
-            Self::Auto => Ok(gpu(0).unwrap_or_else(|why| {
-                if !why.is_absent() {
-                    eprintln!("computing on the CPU: {}", why.0);
+            Self::Auto => Ok(gpu(0).unwrap_or_else(|NoGpu { why, absent }| {
+                if !absent {
+                    eprintln!("computing on the CPU: {why}");
                 }
                 Device::Cpu
             })),
             Self::Cuda(ordinal) => {
-                let why = |why: NoGpu| RunError::Refused(format!("--device cuda:{ordinal}: {}", why.0));
-                gpu(ordinal).map_err(why)
+                let refused = |NoGpu { why, .. }| RunError::Refused(format!("--device cuda:{ordinal}: {why}"));
+                gpu(ordinal).map_err(refused)
             }
         }
     }
 }
 
 /// Why there is no GPU.
-struct NoGpu(String, bool);
-
-impl NoGpu {
+struct NoGpu {
+    why: String,
     /// Whether this machine has none at all, of which `auto` says nothing.
-    fn is_absent(&self) -> bool {
-        self.1
-    }
+    absent: bool,
 }
 
 #[cfg(feature = "cuda")]
 fn gpu(ordinal: usize) -> Result<Device, NoGpu> {
     match cuda::CudaMachine::new(ordinal) {
         Ok(machine) => Ok(Device::Machine(std::sync::Arc::new(machine))),
-        Err(error) => Err(NoGpu(error.to_string(), error.is_absent())),
+        Err(error) => Err(NoGpu { why: error.to_string(), absent: error.is_absent() }),
     }
 }
 
@@ -91,7 +88,7 @@ pub fn gpus() -> Vec<String> {
 
 #[cfg(not(feature = "cuda"))]
 fn gpu(_: usize) -> Result<Device, NoGpu> {
-    Err(NoGpu("this plimsoll was built without the feature `cuda`".to_owned(), true))
+    Err(NoGpu { why: "this plimsoll was built without the feature `cuda`".to_owned(), absent: true })
 }
 
 #[cfg(test)]
