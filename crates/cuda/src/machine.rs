@@ -2,7 +2,7 @@
 //! otherwise sizes are the card's own, and only rates are guessed.
 
 use crate::context::Context;
-use crate::{Card, CudaDevice, CudaError, Libraries};
+use crate::{Card, CudaDevice, CudaError, Libraries, Options};
 use exec::{Device, DeviceError, Machine};
 use graph::Bytes;
 use plan::{Reserved, Target};
@@ -12,6 +12,7 @@ use std::sync::{Mutex, PoisonError};
 /// A card, in use as long as this is.
 pub struct CudaMachine {
     card: Card,
+    options: Options,
     context: Mutex<Context>,
 }
 
@@ -32,9 +33,9 @@ const CONTEXT: Bytes = Bytes(551_550_976);
 
 impl CudaMachine {
     /// The card of a number, if everything that is needed to use it is there.
-    pub fn new(ordinal: usize) -> Result<Self, CudaError> {
+    pub fn new(ordinal: usize, options: Options) -> Result<Self, CudaError> {
         let context = Context::new(ordinal)?;
-        Ok(Self { card: context.card.clone(), context: Mutex::new(context) })
+        Ok(Self { card: context.card.clone(), options, context: Mutex::new(context) })
     }
 
     /// What it is.
@@ -73,7 +74,7 @@ impl Machine for CudaMachine {
     }
 
     fn open(&self) -> Result<Box<dyn Device>, DeviceError> {
-        Ok(Box::new(CudaDevice::new(self.card.ordinal)?))
+        Ok(Box::new(CudaDevice::with(self.card.ordinal, self.options)?))
     }
 }
 

@@ -54,7 +54,7 @@ struct NoGpu {
 
 #[cfg(feature = "cuda")]
 fn gpu(ordinal: usize) -> Result<Device, NoGpu> {
-    match cuda::CudaMachine::new(ordinal) {
+    match cuda::CudaMachine::new(ordinal, cuda::Options::default()) {
         Ok(machine) => Ok(Device::Machine(std::sync::Arc::new(machine))),
         Err(error) => Err(NoGpu { why: error.to_string(), absent: error.is_absent() }),
     }
