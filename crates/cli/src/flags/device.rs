@@ -69,10 +69,15 @@ fn auto(how_many: HowMany) -> Result<Device, RunError> {
     for ordinal in 0..gpus_there().max(1) {
         gpu(ordinal).map_or_else(|why| unusable.push(why), |machine| usable.push(machine));
     }
-    for NoGpu(why, _) in unusable.iter().filter(|why| !usable.is_empty() || !why.is_absent()) {
-        eprintln!("{}: {why}", if usable.is_empty() { "computing on the CPU" } else { "one GPU less" });
+    let Some(first) = usable.first().cloned() else {
+        if let Some(NoGpu(why, _)) = unusable.iter().find(|why| !why.is_absent()) {
+            eprintln!("computing on the CPU: {why}");
+        }
+        return Ok(Device::Cpu);
+    };
+    for NoGpu(why, _) in unusable {
+        eprintln!("one GPU less: {why}");
     }
-    let Some(first) = usable.first().cloned() else { return Ok(Device::Cpu) };
     let (same, others): (Vec<Gpu>, Vec<Gpu>) = usable.into_iter().partition(|gpu| same_kind(&**gpu, &*first));
     for other in others {
         eprintln!("not computing on {}: it is of another kind than {}", other.name(), first.name());
@@ -130,7 +135,7 @@ fn gpus_there() -> usize {
 
 #[cfg(feature = "cuda")]
 fn gpu(ordinal: usize) -> Result<Gpu, NoGpu> {
-    match cuda::CudaMachine::new(ordinal) {
+    match cuda::CudaMachine::new(ordinal, cuda::Options::default()) {
         Ok(machine) => Ok(Arc::new(machine)),
         Err(error) => Err(NoGpu(error.to_string(), error.is_absent())),
     }
