@@ -15,6 +15,7 @@ mod kernel;
 mod launch;
 mod library;
 mod machine;
+pub mod nvml;
 
 pub use compile::{Compiler, Resources};
 pub use context::{Card, cards};

@@ -222,7 +222,7 @@ impl Predict {
             merge: self.merge.clone(),
             source: self.source,
             sort_by_length: self.sorting.by_length(),
-            settings: Settings { stream: self.streaming.stream(), ..self.machine.settings()? },
+            settings: Settings { stream: self.streaming.stream(), ..self.machine.settings(self.prefetch)? },
         })
     }
 }
