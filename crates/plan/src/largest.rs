@@ -48,7 +48,7 @@ fn label(graph: &Graph, v: ValueId) -> String {
     let named = graph.inputs.iter().chain(&graph.outputs).find(|(_, value)| *value == v);
     match (named, graph.value(v).def) {
         (Some((name, _)), _) => name.clone(),
-        (None, Def::Node(id, _)) => format!("{v} of {}", node_label(graph, id)),
+        (None, Def::Node(id, _)) => format!("what {} gives", node_label(graph, id)),
         (None, Def::Source) => v.to_string(),
     }
 }

@@ -12,6 +12,7 @@ mod front;
 mod output;
 mod states;
 
+use crate::ladder::Planned;
 use crate::observer::stopped;
 use crate::session::{attach, bounds, memory_line};
 use crate::{EncoderModel, Level, Observer, Progress, RunError, Settings};
@@ -199,7 +200,7 @@ fn run(
     let width = reading.width as u64;
     observer.say(Level::Detail, "reading the input once for its longest sequence");
     let longest = longest(options, model, limits, observer)?;
-    let (mut executor, memory_line) = plan(options, longest, build)?;
+    let (mut executor, memory_line) = plan(options, longest, build, observer)?;
     observer.say(Level::Info, &memory_line);
     observer.say(Level::Detail, &executor.device().name());
     attach(&mut executor, 0, model)?;
@@ -285,19 +286,29 @@ const SHORTEST: u64 = 3;
 
 /// The executor with its arena, and the memory line. Where the longest sequence is not known, a step may be
 /// one sequence.
-fn plan(options: &Options, longest: Option<u64>, build: Graphs<'_>) -> Result<(Executor, String), RunError> {
+fn plan(
+    options: &Options,
+    longest: Option<u64>,
+    build: Graphs<'_>,
+    observer: &mut dyn Observer,
+) -> Result<(Executor, String), RunError> {
     let budget = options.settings.line()?;
     let settings = Settings { budget: Some(budget), ..options.settings.clone() };
     let (target, policy) = (settings.target()?, settings.policy()?);
-    let program =
-        settings.fit_streaming(longest.unwrap_or(SHORTEST).max(SHORTEST), &mut |tokens, weights| {
-            let bounds = bounds(tokens, longest.map_or(tokens, |l| l.max(SHORTEST)));
-            let graph = build(bounds).map_err(|source| PlanError::Verify { after: "build", source })?;
-            let plan = compile(&graph, &Policy { weights, ..policy.clone() }, &target)?;
-            Ok(Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]))
-        })?;
+    let build = &mut |tokens, weights| {
+        let bounds = bounds(tokens, longest.map_or(tokens, |l| l.max(SHORTEST)));
+        let graph = build(bounds).map_err(|source| PlanError::Verify { after: "build", source })?;
+        let plan = compile(&graph, &Policy { weights, ..policy.clone() }, &target)?;
+        Ok(Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]))
+    };
+    let longest = longest.unwrap_or(SHORTEST).max(SHORTEST);
+    let program = settings.fit_streaming(longest, build)?;
     let line = memory_line(&program, budget);
-    Ok((settings.start_one(program)?, line))
+    let planned = Planned { program, longest, build };
+    let mut executors = settings.start_smaller(planned, vec![], observer)?;
+    let one =
+        executors.pop().ok_or_else(|| RunError::Refused("there is no device to compute on".to_owned()))?;
+    Ok((one, line))
 }
 
 /// What happened to records on their way.
