@@ -73,6 +73,10 @@ impl Machine for CudaMachine {
         Ok((device.memory()?.0 + reserved).min(self.card.memory))
     }
 
+    fn depth(&self) -> usize {
+        self.options.depth
+    }
+
     fn arithmetic(&self) -> String {
         let (major, minor) = self.card.capability;
         format!("sm_{major}{minor}, driver {}, {}", self.card.driver, Libraries::get().versions())

@@ -116,7 +116,10 @@ impl Gemm {
             || CudaError::Compile { kernel: form.to_string(), log: "it was not prepared".to_owned() };
         let (description, choice) = self.products.get(&form).ok_or_else(unprepared)?;
         match choice {
-            Some(algorithm) => description.run(algorithm, operands, context.stream).map(|()| true),
+            Some(algorithm) => {
+                let run = || description.run(algorithm, operands, context.stream);
+                context.trace.kernel(context.stream, || form.to_string(), run).map(|()| true)
+            }
             None => Ok(false),
         }
     }
