@@ -40,7 +40,11 @@ pub fn cards() -> Result<Vec<Card>, CudaError> {
 
 /// The driver, initialised.
 fn driver() -> Result<&'static Driver, CudaError> {
-    let api = Libraries::get().driver.as_ref().map_err(CudaError::clone)?;
+    initialised(Libraries::get())
+}
+
+fn initialised(libraries: &'static Libraries) -> Result<&'static Driver, CudaError> {
+    let api = libraries.driver.as_ref().map_err(CudaError::clone)?;
     // SAFETY: may be called any number of times.
     api.check("cuInit", unsafe { (api.cuInit)(0) })?;
     Ok(api)
@@ -105,9 +109,10 @@ pub(crate) struct Context {
 unsafe impl Send for Context {}
 
 impl Context {
-    /// Takes a card, with streams of their own for copies if these are wanted.
+    /// Takes a card, if it and everything that is needed to use it is there; with streams of their own for copies, if
+    /// these are wanted.
     pub(crate) fn new(ordinal: usize, streams: bool) -> Result<Self, CudaError> {
-        let api = driver()?;
+        let api = initialised(Libraries::whole()?)?;
         let (card, device) = card(api, ordinal)?;
         if card.capability < (8, 0) {
             return Err(CudaError::TooOld { card: card.name, capability: card.capability });

@@ -15,7 +15,7 @@ use crate::{CudaError, Libraries};
 use cudarc::driver::sys as cu;
 use exec::{Device, DeviceError, Launch, Repeat, Span, Ticket};
 use graph::{Bytes, Counts};
-use plan::{KernelRow, Target};
+use plan::{KernelRow, OPEN_STEPS, Target};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { streams: true, pinned: None, depth: 2, expandable: true, cache_clear_interval: 100 }
+        Self { streams: true, pinned: None, depth: OPEN_STEPS, expandable: true, cache_clear_interval: 100 }
     }
 }
 
@@ -87,9 +87,6 @@ impl CudaDevice {
     }
 
     fn open(ordinal: usize, timed: bool, options: Options) -> Result<Self, CudaError> {
-        if let Some(error) = Libraries::get().missing().first() {
-            return Err((*error).clone());
-        }
         let context = Context::new(ordinal, options.streams)?;
         let (gemm, kernels) = (Gemm::new(&context, timed)?, Kernels::new(&context, options.depth)?);
         let (fetched, graphs) = (VecDeque::new(), Graphs::default());
@@ -343,7 +340,9 @@ impl Device for CudaDevice {
         open.ok_or_else(|| ticket.refused(oldest))?;
         let Some(Fetched { at, bytes, word, done }) = self.fetched.pop_front() else { return Ok(()) };
         match (done, &mut self.ways[1]) {
-            (None, Some(staging)) => staging.wait_and_give(|pinned| out.copy_from_slice(&pinned[..out.len()]))?,
+            (None, Some(staging)) => {
+                staging.wait_and_give(|pinned| out.copy_from_slice(&pinned[..out.len()]))?
+            }
             (done, _) => {
                 done.map_or(Ok(()), |done| done.wait())?;
                 let (context, from) = (&self.context, self.arena()?.range(at, bytes)?);
