@@ -210,11 +210,11 @@ fn a_gpu_names_the_step_that_is_refused() {
     }
 }
 
-/// Products that take some milliseconds, of an input of 16 MB.
+/// Products that take some milliseconds: longer than the host takes to bring their input of 1 MB.
 fn products() -> graph::Graph {
     let mut g = Builder::new(Bounds { tokens: 4096, sequences: 1, longest: 4096 });
-    let mut x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(1024)], DType::F32);
-    for layer in 0..20 {
+    let mut x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(64)], DType::F32);
+    for layer in 0..40 {
         x = g.linear(x, &format!("layer{layer}"), 1024, false);
     }
     g.output("y", x);
@@ -226,7 +226,7 @@ fn a_gpu_copies_beside_its_kernels_only_in_streams_of_their_own() {
     if On::cuda(Precision::F32).is_none() {
         return;
     }
-    let (graph, x) = (products(), vec![0.5; 4096 * 1024]);
+    let (graph, x) = (products(), vec![0.5; 4096 * 64]);
     for streams in [true, false] {
         let options = Options { streams, pinned: Some(true), ..Options::default() };
         let mut executor = on_gpu(&graph, options, Weights::Resident);
@@ -238,7 +238,7 @@ fn a_gpu_copies_beside_its_kernels_only_in_streams_of_their_own() {
                     executor.collect(open.pop_front().expect("full"), &mut outs).expect("collected");
                 }
                 let counts = Counts { tokens: 4096, sequences: 1 };
-                let (x, y) = ([("x", Data::F32(&x))], [("y", 4096 * 1024)]);
+                let (x, y) = ([("x", Data::F32(&x))], [("y", 1 << 18)]);
                 open.push_back(executor.submit(0, &x, counts, &y).expect("submitted"));
             }
             for step in open {
@@ -253,10 +253,12 @@ fn a_gpu_copies_beside_its_kernels_only_in_streams_of_their_own() {
         let (kernels, [ins, outs]) = (of("compute"), ["in", "out"].map(of));
         assert_eq!([ins.len(), outs.len()], [6, 6]);
         let beside = |copies: &[Span]| copies.iter().filter(|copy| overlap(copy, &kernels) > 0.0).count();
-        println!("streams {streams}: {} copies in and {} out beside kernels", beside(&ins), beside(&outs));
+        let found = [beside(&ins), beside(&outs)];
+        println!("streams {streams}: {found:?} copies in and out beside kernels");
         match streams {
-            true => assert!(beside(&ins) >= 3 && beside(&outs) >= 3, "{spans:#?}"),
-            false => assert_eq!([beside(&ins), beside(&outs)], [0, 0], "{spans:#?}"),
+            // All but those before the first kernel and behind the last.
+            true => assert!(found[0] >= 4 && found[1] >= 4, "{found:?}: {ins:#?} {outs:#?}"),
+            false => assert_eq!(found, [0, 0], "{ins:#?} {outs:#?}"),
         }
     }
 }
