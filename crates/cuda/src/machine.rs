@@ -43,7 +43,7 @@ impl CudaMachine {
     pub fn new(ordinal: usize, options: Options) -> Result<Self, CudaError> {
         // Asked before there is a context, which takes its part at once.
         let before = cards().ok().and_then(|cards| nvml::free(cards.get(ordinal)?).ok());
-        let context = Context::new(ordinal)?;
+        let context = Context::new(ordinal, false)?;
         let after = context.memory()?.0;
         let known = before.map(|before| before.saturating_sub(after)).filter(|&taken| taken <= MOST);
         let (card, taken) = (context.card.clone(), known.unwrap_or(CONTEXT));
@@ -103,6 +103,10 @@ impl Machine for CudaMachine {
     fn holders(&self) -> Vec<Holder> {
         // Without NVML nobody is known.
         nvml::holders(&self.card).unwrap_or_default()
+    }
+
+    fn depth(&self) -> usize {
+        self.options.depth
     }
 
     fn arithmetic(&self) -> String {
