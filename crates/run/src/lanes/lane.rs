@@ -38,8 +38,8 @@ impl<T> Shared<T> {
         self.changed.notify_all();
     }
 
-    pub(super) fn clear(&self) -> usize {
-        self.state().queue.drain(..).count()
+    pub(super) fn clear(&self) -> Vec<Work<T>> {
+        self.state().queue.drain(..).collect()
     }
 
     pub(super) fn close(&self) {

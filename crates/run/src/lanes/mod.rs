@@ -177,7 +177,7 @@ impl<T: Send + 'static> Lanes<T> {
         self.enough
     }
 
-    /// Whether another step keeps them busy. Short ones may be sent beyond it.
+    /// Whether another step would not wait for long.
     pub(crate) fn has_room(&self) -> bool {
         self.in_flight < self.enough
     }
@@ -241,9 +241,11 @@ impl<T: Send + 'static> Lanes<T> {
         }
     }
 
-    /// Forgets the steps that no device has begun.
-    pub(crate) fn cancel(&mut self) {
-        self.in_flight -= self.shared.clear();
+    /// Takes back the steps that no device has begun.
+    pub(crate) fn cancel(&mut self) -> Vec<Work<T>> {
+        let works = self.shared.clear();
+        self.in_flight -= works.len();
+        works
     }
 
     /// The executors that still work, for another run. What is on its way is forgotten.

@@ -201,10 +201,10 @@ impl Compute {
             Some((encoder, pack)) => {
                 self.send_pack(encoder, pack, sink)?;
                 self.settle_back(sink)?;
-                self.score_ready(SCORED_AT, sink)
+                self.score_ready(SCORED_AT)
             }
             None => {
-                self.score_ready(1, sink)?;
+                self.score_ready(1)?;
                 self.wait(sink).map(drop)
             }
         }
@@ -212,13 +212,20 @@ impl Compute {
 
     /// The run ends early: what has begun is waited for, and what has both embeddings by then is scored.
     pub(crate) fn give_up(&mut self, sink: &mut Sink<'_>) -> Result<(), RunError> {
-        self.lanes.cancel();
-        while self.wait(sink)? {}
-        if self.lanes.working() > 0 {
-            self.score_ready(1, sink)?;
+        for work in self.lanes.cancel() {
+            if let Tag::Scored { slots } = work.tag {
+                self.ready.extend(slots);
+                self.scoring -= 1;
+            }
         }
-        while self.wait(sink)? {}
-        Ok(())
+        loop {
+            if self.lanes.working() > 0 {
+                self.score_ready(1)?;
+            }
+            if !self.wait(sink)? {
+                return Ok(());
+            }
+        }
     }
 
     /// Appends the embeddings of a window's frames to `rows`, in the order of frames, and frees their slots.
@@ -262,13 +269,13 @@ impl Compute {
             }
         }
         self.settle_back(sink)?;
-        self.score_ready(if force { 1 } else { SCORED_AT }, sink)?;
+        self.score_ready(if force { 1 } else { SCORED_AT })?;
         Ok(sent)
     }
 
     /// Sends off a step of an encoder when there is room for it.
     fn send_pack(&mut self, encoder: usize, pack: Pack, sink: &mut Sink<'_>) -> Result<(), RunError> {
-        while !self.lanes.has_room() && self.wait(sink)? {}
+        while self.lanes.in_flight() - self.scoring >= self.lanes.enough() && self.wait(sink)? {}
         let Pack { tokens, spans, owners } = pack;
         let work = Work {
             plan: self.plan(encoder)?,
@@ -314,11 +321,10 @@ impl Compute {
         step_seconds(&program.plans()[plan].1.graph, program.target(), counts)
     }
 
-    /// Sends off what has both embeddings, where it is at least `least`. The head's steps are short, and what waits for
-    /// them holds slots, so they come first.
-    fn score_ready(&mut self, least: usize, sink: &mut Sink<'_>) -> Result<(), RunError> {
-        while self.ready.len() >= least {
-            while self.scoring >= self.lanes.working().max(1) && self.wait(sink)? {}
+    /// Sends off what has both embeddings, where it is at least `least` and not too much is on its way. The head's steps
+    /// are short, and what waits for them holds slots, so they come first.
+    fn score_ready(&mut self, least: usize) -> Result<(), RunError> {
+        while self.ready.len() >= least && self.scoring < self.lanes.enough() {
             self.score()?;
         }
         Ok(())

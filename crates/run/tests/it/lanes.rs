@@ -164,7 +164,7 @@ fn without_a_device_the_run_ends_and_goes_on_later() {
     let folder = Folder::new("lanes-none");
     let (wanted, out) = (folder.path("cpu"), folder.path("out"));
     predict(&prediction(&wanted, on_cpu()), &mut Listener::default()).unwrap_or_else(|e| panic!("{e}"));
-    let settings = on([Card::new(0).failing_at(700), Card::new(1).failing_at(400)]);
+    let settings = on([Card::new(0).failing_at(350), Card::new(1).failing_at(250)]);
     let error = predict(&prediction(&out, settings), &mut Listener::default()).expect_err("no device is left");
     assert!(matches!(&error, RunError::Device(_)) && error.exit_code() == 1, "{error}");
     let report = predict(&prediction(&out, on(cards(2))), &mut Listener::default());
