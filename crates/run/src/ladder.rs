@@ -40,6 +40,8 @@ impl Settings {
         observer: &mut dyn Observer,
     ) -> Result<Vec<Executor>, RunError> {
         let Planned { mut program, longest, build } = planned;
+        let depth = self.depth();
+        let build: Build<'_> = &mut |tokens, weights| Ok(build(tokens, weights)?.with_ring(depth));
         if let Some(free) = self.without_room(&program, &running)? {
             let bill = self.bill(&program, free, UNSTARTED);
             return Err(refused(self.with_remedies(bill, &program, longest, build)?));

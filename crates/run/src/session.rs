@@ -47,6 +47,9 @@ pub(crate) const TOKEN_STEP: u64 = 128;
 /// bounded by its sequences.
 const TOKENS_PER_SEQUENCE: u64 = 8;
 
+/// Threads that tokenize for each GPU.
+const TOKENIZERS: usize = 8;
+
 impl Settings {
     /// The machine that plans are made for.
     pub fn target(&self) -> Result<Target, RunError> {
@@ -101,6 +104,22 @@ impl Settings {
         }
     }
 
+    /// Steps that are on their way at a time.
+    pub(crate) fn ahead(&self) -> usize {
+        match &self.device {
+            Device::Cpu => 1,
+            Device::Machines(machines) => machines.len() * 3,
+        }
+    }
+
+    /// Threads that tokenize: several keep up with a GPU.
+    pub(crate) fn tokenizers(&self) -> usize {
+        match &self.device {
+            Device::Cpu => 1,
+            Device::Machines(machines) => machine::cores().min(TOKENIZERS * machines.len()),
+        }
+    }
+
     /// The line in bytes.
     pub fn line(&self) -> Result<Bytes, RunError> {
         match self.budget {
@@ -137,7 +156,7 @@ impl Settings {
     }
 
     /// Steps that are open at a time.
-    fn depth(&self) -> usize {
+    pub(crate) fn depth(&self) -> usize {
         match &self.device {
             Device::Cpu => 1,
             Device::Machines(machines) => machines[0].depth(),
@@ -191,10 +210,30 @@ pub(crate) fn load(
     Ok(executor.load(plan, &mut read)?)
 }
 
-/// Loads what is resident of an encoder's plan `plan`, and attaches the rest: every step reads it.
-pub(crate) fn attach(executor: &mut Executor, plan: usize, model: &EncoderModel) -> Result<(), RunError> {
-    let source = model.source(&executor.program().plans()[plan].1.graph);
-    Ok(executor.attach(plan, source)?)
+/// The same into every arena: each parameter is read once.
+pub(crate) fn load_all(
+    executors: &mut [Executor],
+    plan: usize,
+    mut read: impl FnMut(&Param, Range<u64>, &mut [f32]) -> Result<(), RunError>,
+) -> Result<(), RunError> {
+    let mut read = |param: &Param, range: Range<u64>, out: &mut [f32]| {
+        read(param, range, out).map_err(|e| Box::new(e) as Box<dyn std::error::Error + Send + Sync>)
+    };
+    Ok(exec::load_all(executors, plan, &mut read)?)
+}
+
+/// Loads what is resident of an encoder's plan `plan` into every arena, and attaches the rest: every step reads it.
+pub(crate) fn attach_all(
+    executors: &mut [Executor],
+    plan: usize,
+    model: &EncoderModel,
+) -> Result<(), RunError> {
+    load_all(executors, plan, |param, range, out| model.read(param, range, out))?;
+    for executor in executors {
+        let source = model.source(&executor.program().plans()[plan].1.graph);
+        executor.attach_loaded(plan, source);
+    }
+    Ok(())
 }
 
 /// The plan against the line, as a run prints it.

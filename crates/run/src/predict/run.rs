@@ -12,12 +12,15 @@ use super::record::{self, Story};
 use super::resume::{self, Keys, Opening};
 use super::stage::Stage;
 use super::{Opened, Options, Report, Warm};
+use crate::ladder::Planned;
+use crate::lanes::{HOST, say_given_back};
 use crate::machine::{Tracker, resident};
 use crate::observer::stopped;
-use crate::session::{attach, load, memory_line};
+use crate::session::{attach_all, load_all, memory_line};
 use crate::{Level, Observer, RunError, Settings, price};
 use data::pack::Fill;
 use data::sequence::Input;
+use exec::Executor;
 use graph::Bytes;
 use plan::{PlanError, Program, Stream};
 use serde_json::{Value, json};
@@ -66,10 +69,8 @@ impl Run<'_> {
         self.start_over()?;
         let (last, program) = plans.pop().ok_or_else(|| RunError::Refused("there is no stage".to_owned()))?;
         for (stage, program) in plans {
-            // Both at once are what does not fit.
-            *warm = None;
             before = Some(price::to_json(&program)?);
-            earlier = self.embed(stage, program, observer)?;
+            earlier = self.embed(stage, program, warm, observer)?;
             tracker.track("nucleotide embeddings");
         }
         let embeddings = self.options.save_embeddings.is_some();
@@ -82,7 +83,7 @@ impl Run<'_> {
             (Stage::Protein, Some(keys)) => Some(keys.embeddings(self.shape.head.dna as usize)?),
             (Stage::Whole | Stage::Nucleotide | Stage::Protein, _) => None,
         };
-        let memory_line = memory_line(&program, self.budget);
+        let memory_line = self.memory_line(last, &program);
         let compute = Some(self.compute(last, program, warm, observer)?);
         tracker.track("loaded");
         let outputs = match self.options.shard {
@@ -104,15 +105,23 @@ impl Run<'_> {
     }
 
     /// Computes the nucleotide embeddings of all open reading frames, if they are not there.
-    fn embed(&self, stage: Stage, program: Program, observer: &mut dyn Observer) -> Result<Totals, RunError> {
+    fn embed(
+        &self,
+        stage: Stage,
+        program: Program,
+        warm: &mut Warm,
+        observer: &mut dyn Observer,
+    ) -> Result<Totals, RunError> {
         let width = self.shape.kept_width(stage, false);
         let Opening { shelf: results, keeper } = self.journal(stage, width, observer)?;
         let Some(keeper) = keeper else { return Ok(Totals::default()) };
-        let compute = Some(self.compute(stage, program, &mut None, observer)?);
+        let compute = Some(self.compute(stage, program, warm, observer)?);
         let strict = self.options.strict;
         let parts = Parts { compute, results, embeddings: None, keeper: Some(keeper), outputs: None, strict };
         let Done { parts, totals, .. } = self.stream(parts, observer)?;
         parts.keeper.map_or(Ok(()), Keeper::finish)?;
+        // The next stage follows on the same devices.
+        *warm = parts.compute.map(Compute::into_executors);
         Ok(totals)
     }
 
@@ -197,7 +206,7 @@ impl Run<'_> {
         Ok(stages)
     }
 
-    /// The arithmetic of a stage, with its weights.
+    /// The arithmetic of a stage, with its weights. Devices that are warm with another program are switched to this one.
     fn compute(
         &self,
         stage: Stage,
@@ -205,23 +214,43 @@ impl Run<'_> {
         warm: &mut Warm,
         observer: &mut dyn Observer,
     ) -> Result<Compute, RunError> {
-        if let Some((_, executor)) = warm.take_if(|(s, e)| *s == stage && e.program() == &program) {
-            return Ok(Compute::new(executor, stage, self.shape, self.options));
+        let fits = |executors: &[Executor]| executors.iter().all(|e| e.program() == &program);
+        if let Some((_, executors)) = warm.take_if(|(s, executors)| *s == stage && fits(executors)) {
+            return Compute::new(executors, stage, self.shape, self.options);
         }
-        observer.say(Level::Info, &memory_line(&program, self.budget));
-        let mut executor = self.options.settings.start_one(program)?;
-        observer.say(Level::Detail, &executor.device().name());
-        let plans = PLANS.map(|name| executor.program().index(name));
+        observer.say(Level::Info, &self.memory_line(stage, &program));
+        let plans = PLANS.map(|name| program.index(name));
+        let settings = Settings { budget: Some(self.budget), ..self.options.settings.clone() };
+        let (target, precision) = (settings.target()?, settings.precision()?);
+        let build = &mut |tokens, weights| self.shape.program(&target, precision, stage, tokens, weights);
+        let planned = Planned { program, longest: self.shape.longest(stage), build };
+        let running = warm.take().map(|(_, executors)| executors).unwrap_or_default();
+        let mut executors = settings.start_smaller(planned, running, observer)?;
+        for executor in &executors {
+            observer.say(Level::Detail, &executor.device().name());
+        }
         let Opened { dna, protein, head, .. } = self.opened;
         for (part, plan) in plans.into_iter().enumerate() {
             let Some(plan) = plan else { continue };
             match part {
-                DNA => attach(&mut executor, plan, dna)?,
-                PROTEIN => attach(&mut executor, plan, protein)?,
-                _ => load(&mut executor, plan, |p, range, out| head.read(p, range, out))?,
+                DNA => attach_all(&mut executors, plan, dna)?,
+                PROTEIN => attach_all(&mut executors, plan, protein)?,
+                _ => load_all(&mut executors, plan, |p, range, out| head.read(p, range, out))?,
             }
         }
-        Ok(Compute::new(executor, stage, self.shape, self.options))
+        Compute::new(executors, stage, self.shape, self.options)
+    }
+
+    /// The plan against the line; on other machines than the CPU, what waits in the host's memory beside it.
+    fn memory_line(&self, stage: Stage, program: &Program) -> String {
+        let line = memory_line(program, self.budget);
+        if program.target().space == HOST {
+            return line;
+        }
+        let tokens = program.plans().iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0);
+        let waiting = self.shape.waiting(stage, tokens, self.options.settings.ahead());
+        let host: Bytes = waiting.iter().map(|wait| wait.bytes).sum();
+        format!("{line}; up to {host} of the host's memory for embeddings on their way")
     }
 
     /// Reads and computes until the input ends. What is finished when it ends too early is kept.
@@ -232,6 +261,7 @@ impl Run<'_> {
             Ok(inputs) => {
                 let fill = engine.fill();
                 let (parts, totals) = engine.into_parts();
+                say_given_back(parts.compute.as_ref().map_or(&[], Compute::usage), observer);
                 Ok(Done { parts, totals, fill, inputs })
             }
             Err(RunError::Interrupted { signal, .. }) => {
@@ -286,11 +316,19 @@ impl Run<'_> {
             engine.totals.seconds.waiting += wait.elapsed().as_secs_f64();
             let Some(batch) = batch? else { break };
             say_notes(&batch.events, observer);
-            engine.take(batch, &|| stopped(observer, ""))?;
+            let taken = engine.take(batch, &|| stopped(observer, ""));
+            warn(engine, observer);
+            taken?;
             let bytes = stream.bytes_read.load(Ordering::Relaxed);
             observer.progress(&engine.progress(bytes, stream.bytes_total));
         }
-        while engine.drain(&|| stopped(observer, ""))? {}
+        loop {
+            let more = engine.drain(&|| stopped(observer, ""));
+            warn(engine, observer);
+            if !more? {
+                break;
+            }
+        }
         let total = stream.bytes_total;
         let inputs = stream.finish()?;
         self.same_inputs(&inputs)?;
@@ -323,7 +361,8 @@ impl Run<'_> {
         let story = Story {
             options: self.options,
             opened: self.opened,
-            executor: parts.compute.as_ref().map(Compute::executor),
+            program: parts.compute.as_ref().map(Compute::program),
+            devices: parts.compute.as_ref().map_or(&[], Compute::usage),
             before,
             budget: self.budget,
             totals: &totals,
@@ -341,7 +380,7 @@ impl Run<'_> {
         if let Some(keys) = &self.keys {
             keys.done()?;
         }
-        *warm = parts.compute.map(Compute::into_executor);
+        *warm = parts.compute.map(Compute::into_executors);
         let mut report = self.report(&totals, seconds);
         (report.run_record, report.counts, report.notes) = (run_record, counts, counts.notes);
         (report.fill, report.memory_line) = (fill.map(|f| (f.packs > 1).then(|| f.but_last())), memory_line);
@@ -396,6 +435,11 @@ fn output_options(options: &Options, opened: &Opened, shape: &Shape) -> output::
         width: (shape.head.dna + shape.head.protein) as usize,
         source: options.source,
     }
+}
+
+/// What a device that failed leaves to say.
+fn warn(engine: &mut Engine, observer: &mut dyn Observer) {
+    engine.warnings().iter().for_each(|text| observer.say(Level::Warning, text));
 }
 
 /// What notes.tsv will say, for those who asked for details.

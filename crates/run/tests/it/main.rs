@@ -1,7 +1,10 @@
 //! The integration tests of `run`. Invariant: hermetic; every test works in a folder of its own.
 #![forbid(unsafe_code)]
 
+mod cards;
 mod interop;
+mod lanes;
+mod memory;
 mod plot;
 mod predict;
 mod resume;

@@ -1,0 +1,267 @@
+//! Machines for tests: CPU devices that stand in for cards, which can be slow or fail.
+
+use exec::cpu::CpuDevice;
+use exec::{Device, DeviceError, Holder, Launch, Machine, Span, Ticket};
+use graph::Bytes;
+use plan::{KernelRow, Target};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// A machine whose devices compute on one thread of the CPU.
+#[derive(Debug)]
+pub struct Card {
+    name: String,
+    /// The launch at which its device fails, counted over all its devices, and never works again.
+    fails_at: u64,
+    launches: Arc<AtomicU64>,
+    /// What every launch takes longer.
+    delay: Duration,
+    memory: Arc<Memory>,
+}
+
+/// A card's memory, which does as it is told.
+#[derive(Debug)]
+pub struct Memory {
+    free: AtomicU64,
+    /// Arenas that will be refused, as if another process had been faster.
+    refusing: AtomicU64,
+    refused: AtomicU64,
+    devices: AtomicU64,
+    arenas: AtomicU64,
+    clear_interval: AtomicU64,
+    /// Pages that are there.
+    mapped: AtomicU64,
+    given_back: AtomicU64,
+}
+
+impl Memory {
+    pub fn of(free: u64) -> Self {
+        Self {
+            free: free.into(),
+            refusing: 0.into(),
+            refused: 0.into(),
+            devices: 0.into(),
+            arenas: 0.into(),
+            clear_interval: 0.into(),
+            mapped: 0.into(),
+            given_back: 0.into(),
+        }
+    }
+
+    pub fn free(&self, bytes: u64) {
+        self.free.store(bytes, Ordering::Relaxed);
+    }
+
+    pub fn refuse(&self, arenas: u64) {
+        self.refusing.store(arenas, Ordering::Relaxed);
+    }
+
+    pub fn clear_every(&self, steps: u64) {
+        self.clear_interval.store(steps, Ordering::Relaxed);
+    }
+
+    /// Arenas that were refused.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Devices that were opened.
+    pub fn devices(&self) -> u64 {
+        self.devices.load(Ordering::Relaxed)
+    }
+
+    /// Arenas that were made.
+    pub fn arenas(&self) -> u64 {
+        self.arenas.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that were given back.
+    pub fn given_back(&self) -> u64 {
+        self.given_back.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, bytes: Bytes) -> Result<(), DeviceError> {
+        let one_less = |n: u64| n.checked_sub(1);
+        if self.refusing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(DeviceError::OutOfMemory { bytes });
+        }
+        self.arenas.fetch_add(1, Ordering::Relaxed);
+        self.mapped.fetch_max(bytes.0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn trim(&self, arena: Bytes) -> Bytes {
+        let back = self.mapped.swap(arena.0, Ordering::Relaxed).saturating_sub(arena.0);
+        self.given_back.fetch_add(back, Ordering::Relaxed);
+        Bytes(back)
+    }
+}
+
+impl Card {
+    pub fn new(number: usize) -> Self {
+        Self {
+            name: format!("card:{number} (of the tests)"),
+            fails_at: u64::MAX,
+            launches: Arc::default(),
+            delay: Duration::ZERO,
+            memory: Arc::new(Memory::of(4 << 30)),
+        }
+    }
+
+    pub fn with(self, memory: Arc<Memory>) -> Self {
+        Self { memory, ..self }
+    }
+
+    pub fn failing_at(self, launch: u64) -> Self {
+        Self { fails_at: launch, ..self }
+    }
+
+    pub fn slow(self, delay: Duration) -> Self {
+        Self { delay, ..self }
+    }
+
+    pub fn of_kind(number: usize, kind: &str) -> Self {
+        Self { name: format!("card:{number} ({kind})"), ..Self::new(number) }
+    }
+}
+
+impl Machine for Card {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn target(&self) -> Result<Target, DeviceError> {
+        let target = Target::named("cpu").map_err(|e| DeviceError::Machine { source: Box::new(e) })?;
+        Ok(Target { space: "card".to_owned(), ..target.with_units(1) })
+    }
+
+    fn free(&self) -> Result<Bytes, DeviceError> {
+        Ok(Bytes(self.memory.free.load(Ordering::Relaxed)))
+    }
+
+    fn holders(&self) -> Vec<Holder> {
+        vec![Holder { who: "process 7 (python)".to_owned(), bytes: Some(Bytes(5)) }]
+    }
+
+    fn arithmetic(&self) -> String {
+        "of the CPU".to_owned()
+    }
+
+    fn open(&self) -> Result<Box<dyn Device>, DeviceError> {
+        let (fails_at, launches, delay) = (self.fails_at, Arc::clone(&self.launches), self.delay);
+        let (name, memory, arena) = (self.name.clone(), Arc::clone(&self.memory), Bytes::ZERO);
+        memory.devices.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(CardDevice { cpu: CpuDevice::new(1), name, fails_at, launches, delay, memory, arena }))
+    }
+}
+
+struct CardDevice {
+    cpu: CpuDevice,
+    name: String,
+    fails_at: u64,
+    launches: Arc<AtomicU64>,
+    delay: Duration,
+    memory: Arc<Memory>,
+    arena: Bytes,
+}
+
+impl CardDevice {
+    fn works(&self) -> Result<(), DeviceError> {
+        match self.launches.load(Ordering::Relaxed) < self.fails_at {
+            true => Ok(()),
+            false => Err(DeviceError::Machine { source: "it fell off the bus".into() }),
+        }
+    }
+}
+
+impl Device for CardDevice {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn kernels(&self) -> Vec<KernelRow> {
+        self.cpu.kernels()
+    }
+
+    fn units(&self) -> u64 {
+        self.cpu.units()
+    }
+
+    fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
+        self.memory.take(bytes)?;
+        self.arena = bytes;
+        self.cpu.alloc_arena(bytes)
+    }
+
+    fn prepare(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        self.cpu.prepare(launch)
+    }
+
+    fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.works()?;
+        self.cpu.upload(at, bytes)
+    }
+
+    fn download(&mut self, at: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.works()?;
+        self.cpu.download(at, out)
+    }
+
+    fn fill(&mut self, at: u64, bytes: Bytes, byte: u8) -> Result<(), DeviceError> {
+        self.cpu.fill(at, bytes, byte)
+    }
+
+    fn copy(&mut self, from: u64, to: u64, bytes: Bytes) -> Result<(), DeviceError> {
+        self.works()?;
+        self.cpu.copy(from, to, bytes)
+    }
+
+    fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        self.launches.fetch_add(1, Ordering::Relaxed);
+        self.works()?;
+        std::thread::sleep(self.delay);
+        self.cpu.launch(launch)
+    }
+
+    fn wait(&mut self) -> Result<(), DeviceError> {
+        self.works()?;
+        self.cpu.wait()
+    }
+
+    fn fetch(&mut self, at: u64, bytes: Bytes) -> Result<Ticket, DeviceError> {
+        self.works()?;
+        self.cpu.fetch(at, bytes)
+    }
+
+    fn collect(&mut self, ticket: Ticket, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.works()?;
+        self.cpu.collect(ticket, out)
+    }
+
+    /// As a card: what is computed at once is collected late.
+    fn depth(&self) -> usize {
+        2
+    }
+
+    fn trace(&mut self, on: bool) -> Result<(), DeviceError> {
+        self.cpu.trace(on)
+    }
+
+    fn spans(&mut self) -> Result<Vec<Span>, DeviceError> {
+        self.cpu.spans()
+    }
+
+    fn arithmetic(&self) -> String {
+        self.cpu.arithmetic()
+    }
+
+    fn trim(&mut self) -> Result<Bytes, DeviceError> {
+        Ok(self.memory.trim(self.arena))
+    }
+
+    fn clear_interval(&self) -> u64 {
+        self.memory.clear_interval.load(Ordering::Relaxed)
+    }
+}
