@@ -36,7 +36,7 @@ impl Settings {
     pub(crate) fn start_smaller(
         &self,
         planned: Planned<'_>,
-        running: Vec<Executor>,
+        mut running: Vec<Executor>,
         observer: &mut dyn Observer,
     ) -> Result<Vec<Executor>, RunError> {
         let Planned { mut program, longest, build } = planned;
@@ -46,12 +46,12 @@ impl Settings {
             let bill = self.bill(&program, free, UNSTARTED);
             return Err(refused(self.with_remedies(bill, &program, longest, build)?));
         }
-        let mut running = running;
+        let held = held_by(&running);
         loop {
             switching(&running, &program, observer);
             match self.follow(&program, std::mem::take(&mut running)) {
                 Err(RunError::Device(DeviceError::OutOfMemory { .. })) => {}
-                other => return other.inspect(|_| self.compare(&program, "at the start", observer)),
+                other => return other.inspect(|_| self.compare(&program, held, "at the start", observer)),
             }
             let phase = format!("at start: an arena of {} could not be had", program.arena_bytes());
             if self.tokens.is_some() || tokens(&program) <= longest {
@@ -72,13 +72,15 @@ impl Settings {
         }
     }
 
-    /// What the devices hold against what is planned, as a line for each that can tell.
-    pub(crate) fn compare(&self, program: &Program, when: &str, observer: &mut dyn Observer) {
+    /// What the devices hold against what is planned, as a line for each that can tell. Of an arena that they `held` before,
+    /// some may be there still.
+    pub(crate) fn compare(&self, program: &Program, held: Bytes, when: &str, observer: &mut dyn Observer) {
         for machine in self.machines() {
             // What cannot be told is not compared.
             let Ok(Some(taken)) = machine.taken() else { continue };
             let planned = program.peak();
-            let off = Bytes(taken.0.abs_diff(planned.0));
+            let most = planned + held.saturating_sub(program.arena_bytes());
+            let off = taken.saturating_sub(most).max(planned.saturating_sub(taken));
             let text = format!("{} {when}: {taken} of its memory taken, {planned} planned", machine.name());
             match off > SLACK && machine.holders().is_empty() {
                 true => observer.say(Level::Warning, &format!("{text}: {off} apart")),
@@ -105,8 +107,7 @@ impl Settings {
         if self.machines().is_empty() {
             return Ok(None);
         }
-        let held = running.first().map_or(Bytes::ZERO, |executor| executor.program().arena_bytes());
-        let free = self.free()? + held;
+        let free = self.free()? + held_by(running);
         Ok((program.peak() > free).then_some(free))
     }
 
@@ -161,6 +162,11 @@ impl Settings {
             Device::Machines(machines) => machines,
         }
     }
+}
+
+/// The arena of executors that run, of which all have the same.
+fn held_by(running: &[Executor]) -> Bytes {
+    running.first().map_or(Bytes::ZERO, |executor| executor.program().arena_bytes())
 }
 
 /// When a refusal came before anything was done.

@@ -218,6 +218,7 @@ fn run(
     let (fill, tokens, sequences) = (engine.fill(), engine.tokens(), engine.sequences());
     let devices = engine.usage().to_vec();
     say_given_back(&devices, observer);
+    options.settings.compare(engine.program(), Bytes::ZERO, "at the end", observer);
     let written = engine.finish()?;
     for result in written.iter().filter(|result| result.sequences == 0) {
         let text = format!("the input holds no sequence: {} has no row", result.files[0].display());

@@ -64,12 +64,13 @@ impl Run<'_> {
             let text = "the input can be read only once, so a run that is broken will start over";
             observer.say(Level::Info, text);
         }
-        let (mut before, mut earlier) = (None, Totals::default());
+        let (mut before, mut earlier, mut held) = (None, Totals::default(), Bytes::ZERO);
         let mut plans = self.plan(observer)?;
         self.start_over()?;
         let (last, program) = plans.pop().ok_or_else(|| RunError::Refused("there is no stage".to_owned()))?;
         for (stage, program) in plans {
             before = Some(price::to_json(&program)?);
+            held = held.max(program.arena_bytes());
             earlier = self.embed(stage, program, warm, observer)?;
             tracker.track("nucleotide embeddings");
         }
@@ -94,6 +95,9 @@ impl Run<'_> {
             Parts { compute, results, embeddings: nucleotides, keeper, outputs, strict: self.options.strict };
         let mut done = self.stream(parts, observer)?;
         tracker.track("computed");
+        if let Some(compute) = &done.parts.compute {
+            self.options.settings.compare(compute.program(), held, "at the end", observer);
+        }
         done.totals.add_stage(&earlier);
         if self.options.shard.is_some() {
             if let Some(keeper) = done.parts.keeper {
