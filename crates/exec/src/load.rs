@@ -5,15 +5,12 @@ use crate::Executor;
 use crate::device::DeviceError;
 use crate::persistent::{element, round};
 use graph::{DType, Layout, Param, TensorSpec};
-use plan::{Plan, Program};
+use plan::{PIECE as CHUNK, Plan, Program};
 use std::error::Error;
 use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
-
-/// Elements of a row-major parameter that are read at once.
-const CHUNK: u64 = 1 << 18;
 
 /// Parts of weights that wait for a device while another takes them.
 const PARTS_AHEAD: usize = 4;

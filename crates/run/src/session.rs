@@ -2,6 +2,7 @@
 //! its peak is within the budget; what was chosen is reported.
 
 use crate::device::kind;
+use crate::lanes::HOST;
 use crate::{Device, EncoderModel, RunError, machine};
 use exec::cpu::{CpuDevice, Isa};
 use exec::{Executor, Param};
@@ -108,7 +109,7 @@ impl Settings {
     pub(crate) fn ahead(&self) -> usize {
         match &self.device {
             Device::Cpu => 1,
-            Device::Machines(machines) => machines.len() * 3,
+            Device::Machines(machines) => machines.len() * (self.depth() + 1),
         }
     }
 
@@ -139,7 +140,8 @@ impl Settings {
             let text = "--stream-weights always: this command keeps its weights in memory";
             return Err(RunError::Refused(text.to_owned()));
         }
-        let search = self.search(longest)?;
+        let (search, depth) = (self.search(longest)?, self.depth());
+        let build = &mut |tokens| Ok(build(tokens)?.with_ring(depth));
         match self.tokens {
             None => Ok(Program::largest_bounds(search, build)?),
             Some(tokens) => Ok(Program::exactly(tokens, search, build)?),
@@ -149,7 +151,17 @@ impl Settings {
     /// The same for those who can attach a source of weights: where no step fits with resident weights, the
     /// program streams them, with the most tokens that fit. See [`plan::fit`].
     pub fn fit_streaming(&self, longest: u64, build: Build<'_>) -> Result<Program, RunError> {
-        Ok(plan::fit(self.tokens, self.search(longest)?, self.stream, build)?)
+        let depth = self.depth();
+        let mut build = |tokens, weights| Ok(build(tokens, weights)?.with_ring(depth));
+        Ok(plan::fit(self.tokens, self.search(longest)?, self.stream, &mut build)?)
+    }
+
+    /// Steps that are open at a time.
+    fn depth(&self) -> usize {
+        match &self.device {
+            Device::Cpu => 1,
+            Device::Machines(machines) => machines[0].depth(),
+        }
     }
 
     fn search(&self, longest: u64) -> Result<Search, RunError> {
@@ -228,11 +240,34 @@ pub(crate) fn attach_all(
     Ok(())
 }
 
+/// The same with what a run keeps in the host's memory, where the line is about another: what it says is kept there, and
+/// what inputs and outputs travel through.
+pub(crate) fn memory_lines(
+    program: &Program,
+    settings: &Settings,
+    budget: Bytes,
+    kept: Bytes,
+    what: &str,
+) -> String {
+    let line = memory_line(program, budget);
+    if program.target().space == HOST {
+        return line;
+    }
+    let [inputs, outputs] = program.host_staging();
+    let host = kept + Bytes((inputs + outputs).0 * settings.device.count() as u64);
+    format!("{line}; up to {host} of the host's memory for {what} on their way")
+}
+
 /// The plan against the line, as a run prints it.
-pub(crate) fn memory_line(program: &Program, budget: Bytes) -> String {
+fn memory_line(program: &Program, budget: Bytes) -> String {
     let tokens = program.plans().iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0);
     let (peak, ledger) = (program.peak(), program.ledger().line());
     let line = format!("memory line {budget}; planned {peak} at {tokens} tokens a step ({ledger})");
+    let staging: Bytes = program.host_staging().into_iter().sum();
+    let line = match staging {
+        Bytes::ZERO => line,
+        staging => format!("{line}; host staging {staging}"),
+    };
     match program.streamed() {
         Bytes::ZERO => line,
         streamed => format!("{line}; weights stream from disk: {streamed} per step"),

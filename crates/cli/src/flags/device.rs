@@ -70,12 +70,12 @@ fn auto(how_many: HowMany) -> Result<Device, RunError> {
         gpu(ordinal).map_or_else(|why| unusable.push(why), |machine| usable.push(machine));
     }
     let Some(first) = usable.first().cloned() else {
-        if let Some(NoGpu(why, _)) = unusable.iter().find(|why| !why.is_absent()) {
+        if let Some(NoGpu { why, .. }) = unusable.iter().find(|no| !no.absent) {
             eprintln!("computing on the CPU: {why}");
         }
         return Ok(Device::Cpu);
     };
-    for NoGpu(why, _) in unusable {
+    for NoGpu { why, .. } in unusable {
         eprintln!("one GPU less: {why}");
     }
     let (same, others): (Vec<Gpu>, Vec<Gpu>) = usable.into_iter().partition(|gpu| same_kind(&**gpu, &*first));
@@ -92,7 +92,7 @@ fn all() -> Result<Vec<Gpu>, RunError> {
 }
 
 fn named(numbers: &[usize]) -> Result<Vec<Gpu>, RunError> {
-    let refused = |ordinal, why: NoGpu| RunError::Refused(format!("--device cuda:{ordinal}: {}", why.0));
+    let refused = |ordinal, NoGpu { why, .. }| RunError::Refused(format!("--device cuda:{ordinal}: {why}"));
     numbers.iter().map(|&ordinal| gpu(ordinal).map_err(|why| refused(ordinal, why))).collect()
 }
 
@@ -119,12 +119,9 @@ impl HowMany {
 }
 
 /// Why there is no GPU, and whether this machine has none at all, of which `auto` says nothing.
-struct NoGpu(String, bool);
-
-impl NoGpu {
-    fn is_absent(&self) -> bool {
-        self.1
-    }
+struct NoGpu {
+    why: String,
+    absent: bool,
 }
 
 /// GPUs that the driver knows, whether they can be used or not.
@@ -137,7 +134,7 @@ fn gpus_there() -> usize {
 fn gpu(ordinal: usize) -> Result<Gpu, NoGpu> {
     match cuda::CudaMachine::new(ordinal, cuda::Options::default()) {
         Ok(machine) => Ok(Arc::new(machine)),
-        Err(error) => Err(NoGpu(error.to_string(), error.is_absent())),
+        Err(error) => Err(NoGpu { why: error.to_string(), absent: error.is_absent() }),
     }
 }
 
@@ -174,7 +171,7 @@ fn gpus_there() -> usize {
 
 #[cfg(not(feature = "cuda"))]
 fn gpu(_: usize) -> Result<Gpu, NoGpu> {
-    Err(NoGpu("this plimsoll was built without the feature `cuda`".to_owned(), true))
+    Err(NoGpu { why: "this plimsoll was built without the feature `cuda`".to_owned(), absent: true })
 }
 
 #[cfg(test)]

@@ -12,9 +12,9 @@ mod front;
 mod output;
 mod states;
 
-use crate::lanes::{HOST, Stop, Usage};
+use crate::lanes::{Stop, Usage};
 use crate::observer::stopped;
-use crate::session::{attach_all, bounds, memory_line};
+use crate::session::{attach_all, bounds, memory_lines};
 use crate::{EncoderModel, Level, Observer, Progress, RunError, Settings};
 use data::pack::Order;
 use data::sequence::Reader;
@@ -308,14 +308,8 @@ fn plan(
             let plan = compile(&graph, &Policy { weights, ..policy.clone() }, &target)?;
             Ok(Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]))
         })?;
-    let line = memory_line(&program, budget);
-    let line = match program.target().space == HOST {
-        true => line,
-        false => {
-            let host = Bytes(output_bytes(&program).0 * settings.ahead() as u64);
-            format!("{line}; up to {host} of the host's memory for outputs on their way")
-        }
-    };
+    let kept = Bytes(output_bytes(&program).0 * settings.ahead() as u64);
+    let line = memory_lines(&program, &settings, budget, kept, "outputs");
     Ok((settings.start(program)?, line))
 }
 

@@ -52,6 +52,10 @@ impl Machine for Card {
         Ok(Target { space: "card".to_owned(), ..target.with_units(1) })
     }
 
+    fn depth(&self) -> usize {
+        2
+    }
+
     fn free(&self) -> Result<Bytes, DeviceError> {
         Ok(Bytes(4 << 30))
     }
