@@ -11,6 +11,7 @@ mod executor;
 mod load;
 mod persistent;
 pub mod reference;
+pub mod scaled;
 
 pub use device::{Device, DeviceError, Launch, Machine, Operand};
 pub use executor::Executor;

@@ -67,6 +67,7 @@ fn rates(settings: &Settings, repeats: usize) -> Result<Rates, RunError> {
     Ok(Rates {
         f32,
         bf16: f32,
+        fp8: None,
         memory: copy_rate(settings, repeats)?,
         launch: launch(settings, repeats)?,
         storage,
@@ -134,7 +135,7 @@ fn text(path: &Path, cpu: &Target, rates: Rates) -> Result<String, RunError> {
     let (name, about) = (quoted(&name), quoted(&about));
     let Target { space, memory, alignment, units, saturation, .. } = cpu;
     let (space, memory) = (quoted(space), memory.0);
-    let Rates { f32, bf16, memory: bandwidth, launch, storage } = rates;
+    let Rates { f32, bf16, memory: bandwidth, launch, storage, .. } = rates;
     Ok(format!(
         "# Written by `plimsoll bench --calibrate`; `plimsoll plan --target` reads it.\n\
          name = {name}\nabout = {about}\nspace = {space}\nmemory = {memory}\nalignment = {alignment}\n\
