@@ -211,7 +211,7 @@ fn load_scaled(
         read(first * k..first * k + rows.len() as u64, rows)?;
         let codes = &mut buffers.codes[..scales.len() * stride];
         for ((row, codes), scale) in rows.chunks(k as usize).zip(codes.chunks_mut(stride)).zip(scales) {
-            *scale = scaled::quantise(row, codes);
+            *scale = scaled::quantise_weights(row, codes);
         }
         device.upload(at + first * stride as u64, codes)?;
     }

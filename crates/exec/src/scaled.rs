@@ -1,5 +1,6 @@
 //! Matrices as [`graph::Layout::Scaled`] has them: rows of e4m3 codes, and a scale for each behind them all. Invariant:
-//! codes and scales are those of `graph::ops::Quantize`, bit for bit on every device.
+//! codes and scales of activations are those of `graph::ops::Quantize`, bit for bit on every device; those of weights are
+//! made here for all devices.
 
 use graph::GRANULE;
 
@@ -15,14 +16,41 @@ pub(crate) fn stride(columns: usize) -> usize {
     columns.next_multiple_of(GRANULE as usize)
 }
 
-/// The codes of a row, zeros behind them, and its scale.
-pub(crate) fn quantise(row: &[f32], codes: &mut [u8]) -> f32 {
-    let most = row.iter().fold(TINY, |most, x| most.max(x.abs()));
+/// The codes of a row, zeros behind them, and its scale: that of its largest number.
+fn quantise(row: &[f32], codes: &mut [u8]) -> f32 {
+    with_scale_of(row, largest(row), codes)
+}
+
+/// The same for a row of weights: of several scales, that with the least squared error. Where in its octave a row lies
+/// makes the less difference the longer it is, so that there is about the same work for rows of any length.
+pub(crate) fn quantise_weights(row: &[f32], codes: &mut [u8]) -> f32 {
+    let most = largest(row);
+    let tried = (TRIED / row.len().max(1)).clamp(1, 64);
+    let candidates = (0..tried).map(|i| most * (1.0 + i as f32 / tried as f32));
+    let errors = candidates.map(|most| (squared_error(row, most), most));
+    let best = errors.min_by(|(a, _), (b, _)| a.total_cmp(b)).map_or(most, |(_, most)| most);
+    with_scale_of(row, best, codes)
+}
+
+/// Codes for which errors are computed for a row, over all scales.
+const TRIED: usize = 4096;
+
+fn largest(row: &[f32]) -> f32 {
+    row.iter().fold(TINY, |most, x| most.max(x.abs()))
+}
+
+/// With the scale of a row whose largest number is `most`.
+fn with_scale_of(row: &[f32], most: f32, codes: &mut [u8]) -> f32 {
     let inverse = LARGEST / most;
     let (codes, padding) = codes.split_at_mut(row.len());
     codes.iter_mut().zip(row).for_each(|(code, &x)| *code = round(x * inverse));
     padding.fill(0);
     most / LARGEST
+}
+
+fn squared_error(row: &[f32], most: f32) -> f32 {
+    let (inverse, scale) = (LARGEST / most, most / LARGEST);
+    row.iter().map(|&x| (widen(round(x * inverse)) * scale - x).powi(2)).sum()
 }
 
 /// A row from its codes, which may be more, and its scale: not rounded.
@@ -128,6 +156,14 @@ mod tests {
                 assert!((x - y).abs() <= x.abs() / 16.0 + most / 448.0 / 1024.0 + 1e-33, "{x} is {y}");
             }
         }
+        // Weights lose no more than at the scale of their largest number.
+        let row: Vec<f32> = (0..40).map(|i| (i as f32 * 0.7).sin()).collect();
+        let error = |quantise: fn(&[f32], &mut [u8]) -> f32| {
+            let mut codes = [0; 48];
+            let scale = quantise(&row, &mut codes);
+            row.iter().zip(codes).map(|(x, code)| (widen(code) * scale - x).powi(2)).sum::<f32>()
+        };
+        assert!(error(quantise_weights) < 0.9 * error(quantise));
         let lost = decode(&encode(&[f64::NAN, 1.0], 2), 1, 2);
         assert!(lost[0].is_nan() && (lost[1] - 1.0).abs() < 1e-6);
         assert!(decode(&encode(&[f64::INFINITY, 1.0], 2), 1, 2)[0].is_nan());
