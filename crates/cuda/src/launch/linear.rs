@@ -4,8 +4,8 @@
 use super::{Call, Tensor, rows};
 use crate::gemm::{self, Form, Operands};
 use exec::DeviceError;
-use graph::Layout;
 use graph::ops::{Epilogue, Linear};
+use graph::{DType, Layout};
 
 pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError> {
     let (x, w, y) = (call.input(0)?, call.input(1)?, call.output(0)?);

@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn the_file_can_be_planned_with() {
         let cpu = Target::named("cpu").expect("read").with_units(7);
-        let rates = Rates { f32: 1.25e11, bf16: 2e12, memory: 3.5e10, launch: 4e-6, storage: 2.5e9 };
+        let rates = Rates { f32: 1.25e11, bf16: 2e12, fp8: None, memory: 3.5e10, launch: 4e-6, storage: 2.5e9 };
         for stem in ["here", "odd \"name\\"] {
             let path = PathBuf::from(format!("{stem}.toml"));
             let text = text(&path, &cpu, rates).expect("text");
