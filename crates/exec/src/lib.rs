@@ -12,6 +12,7 @@ mod host;
 mod load;
 mod persistent;
 pub mod reference;
+pub mod scaled;
 mod submit;
 
 pub use device::{Device, DeviceError, Holder, Launch, Machine, Operand, Repeat, Span, Ticket};

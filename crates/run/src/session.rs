@@ -2,6 +2,7 @@
 //! its peak is within the budget; what was chosen is reported.
 
 use crate::device::kind;
+use crate::lanes::HOST;
 use crate::{Device, EncoderModel, RunError, machine};
 use exec::cpu::{CpuDevice, Isa};
 use exec::{Executor, Param};
@@ -108,7 +109,7 @@ impl Settings {
     pub(crate) fn ahead(&self) -> usize {
         match &self.device {
             Device::Cpu => 1,
-            Device::Machines(machines) => machines.len() * 3,
+            Device::Machines(machines) => machines.len() * (self.depth() + 1),
         }
     }
 
@@ -236,8 +237,26 @@ pub(crate) fn attach_all(
     Ok(())
 }
 
+/// The same with what a run keeps in the host's memory, where the line is about another: what it says is kept there, and
+/// what inputs and outputs travel through.
+pub(crate) fn memory_lines(
+    program: &Program,
+    settings: &Settings,
+    budget: Bytes,
+    kept: Bytes,
+    what: &str,
+) -> String {
+    let line = memory_line(program, budget);
+    if program.target().space == HOST {
+        return line;
+    }
+    let [inputs, outputs] = program.host_staging();
+    let host = kept + Bytes((inputs + outputs).0 * settings.device.count() as u64);
+    format!("{line}; up to {host} of the host's memory for {what} on their way")
+}
+
 /// The plan against the line, as a run prints it.
-pub(crate) fn memory_line(program: &Program, budget: Bytes) -> String {
+fn memory_line(program: &Program, budget: Bytes) -> String {
     let tokens = program.plans().iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0);
     let (peak, ledger) = (program.peak(), program.ledger().line());
     let line = format!("memory line {budget}; planned {peak} at {tokens} tokens a step ({ledger})");

@@ -13,9 +13,9 @@ mod output;
 mod states;
 
 use crate::ladder::Planned;
-use crate::lanes::{HOST, Stop, Usage, say_given_back};
+use crate::lanes::{Stop, Usage, say_given_back};
 use crate::observer::stopped;
-use crate::session::{attach_all, bounds, memory_line};
+use crate::session::{attach_all, bounds, memory_lines};
 use crate::{EncoderModel, Level, Observer, Progress, RunError, Settings};
 use data::pack::Order;
 use data::sequence::Reader;
@@ -313,14 +313,8 @@ fn plan(
     };
     let longest = longest.unwrap_or(SHORTEST).max(SHORTEST);
     let program = settings.fit_streaming(longest, build)?;
-    let line = memory_line(&program, budget);
-    let line = match program.target().space == HOST {
-        true => line,
-        false => {
-            let host = Bytes(output_bytes(&program).0 * settings.ahead() as u64);
-            format!("{line}; up to {host} of the host's memory for outputs on their way")
-        }
-    };
+    let kept = Bytes(output_bytes(&program).0 * settings.ahead() as u64);
+    let line = memory_lines(&program, &settings, budget, kept, "outputs");
     let planned = Planned { program, longest, build };
     Ok((settings.start_smaller(planned, vec![], observer)?, line))
 }

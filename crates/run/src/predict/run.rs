@@ -13,10 +13,10 @@ use super::resume::{self, Keys, Opening};
 use super::stage::Stage;
 use super::{Opened, Options, Report, Warm};
 use crate::ladder::Planned;
-use crate::lanes::{HOST, say_given_back};
+use crate::lanes::say_given_back;
 use crate::machine::{Tracker, resident};
 use crate::observer::stopped;
-use crate::session::{attach_all, load_all, memory_line};
+use crate::session::{attach_all, load_all, memory_lines};
 use crate::{Level, Observer, RunError, Settings, price};
 use data::pack::Fill;
 use data::sequence::Input;
@@ -245,16 +245,12 @@ impl Run<'_> {
         Compute::new(executors, stage, self.shape, self.options)
     }
 
-    /// The plan against the line; on other machines than the CPU, what waits in the host's memory beside it.
+    /// The plan against the line.
     fn memory_line(&self, stage: Stage, program: &Program) -> String {
-        let line = memory_line(program, self.budget);
-        if program.target().space == HOST {
-            return line;
-        }
+        let settings = &self.options.settings;
         let tokens = program.plans().iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0);
-        let waiting = self.shape.waiting(stage, tokens, self.options.settings.ahead());
-        let host: Bytes = waiting.iter().map(|wait| wait.bytes).sum();
-        format!("{line}; up to {host} of the host's memory for embeddings on their way")
+        let kept = self.shape.waiting(stage, tokens, settings.ahead()).iter().map(|wait| wait.bytes).sum();
+        memory_lines(program, settings, self.budget, kept, "embeddings")
     }
 
     /// Reads and computes until the input ends. What is finished when it ends too early is kept.

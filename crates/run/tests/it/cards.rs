@@ -137,6 +137,10 @@ impl Machine for Card {
         Ok(Target { space: "card".to_owned(), ..target.with_units(1) })
     }
 
+    fn depth(&self) -> usize {
+        2
+    }
+
     fn free(&self) -> Result<Bytes, DeviceError> {
         Ok(Bytes(self.memory.free.load(Ordering::Relaxed)))
     }
