@@ -184,7 +184,7 @@ fn switching(running: &[Executor], program: &Program, observer: &mut dyn Observe
     for executor in running {
         let (name, before) = (executor.device().name(), executor.program().arena_bytes());
         let after = program.arena_bytes();
-        observer.say(Level::Detail, &format!("{name}: from an arena of {before} to one of {after}, in place"));
+        observer.say(Level::Detail, &format!("{name} goes on: its arena of {before} becomes one of {after}"));
     }
 }
 
