@@ -5,7 +5,7 @@ use crate::context::Context;
 use crate::{Card, CudaDevice, CudaError, Libraries, Options, cards, nvml};
 use exec::{Device, DeviceError, Holder, Machine};
 use graph::Bytes;
-use plan::{Reserved, Target};
+use plan::Target;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
@@ -36,7 +36,7 @@ const KNOWN: &[(&str, &str)] = &[
 pub(crate) const FP8: (u32, u32) = (8, 9);
 
 /// What the first context of a process takes, where NVML does not tell.
-const CONTEXT: Bytes = Bytes(551_550_976);
+const CONTEXT: Bytes = Bytes(548_995_072);
 
 /// More than any context takes: a larger difference is another process's doing.
 const MOST: Bytes = Bytes(2 << 30);
@@ -74,14 +74,15 @@ impl Machine for CudaMachine {
     fn target(&self) -> Result<Target, DeviceError> {
         let name =
             KNOWN.iter().find(|(part, _)| self.card.name.contains(part)).map_or("cuda", |(_, target)| target);
-        let mut target =
-            Target::named(name).map_err(|error| DeviceError::Machine { source: Box::new(error) })?;
+        let named = |name| Target::named(name).map_err(|e| DeviceError::Machine { source: Box::new(e) });
+        let mut target = named(name)?;
         target.memory = self.card.memory;
         if self.card.capability < FP8 {
             target.rates.fp8 = None;
         }
         if target.reserved.is_empty() {
-            target.reserved.push(Reserved { label: "CUDA context".to_owned(), bytes: CONTEXT });
+            // Of the card where it was measured.
+            target.reserved = named("h200")?.reserved;
         }
         Ok(target)
     }
