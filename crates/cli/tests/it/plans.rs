@@ -144,10 +144,10 @@ fn training_as_text() {
     let folder = Folder::new("plan_train");
     folder.write("run.yaml", TRAINED);
     let words = ["plan", "--train", "run.yaml", "--target", "4090"];
-    folder.run(&[&words[..], &["--budget", "594MB"]].concat()).ended(0).matches("plan_train");
+    folder.run(&[&words[..], &["--budget", "598MB"]].concat()).ended(0).matches("plan_train");
     let set =
         ["--set", "optimizer.kind=adamw", "--set", "batch.micro_tokens=2048", "--set", "memory.remat=none"];
-    let refused = [&words[..], &["--budget", "590MB"], &set].concat();
+    let refused = [&words[..], &["--budget", "594MB"], &set].concat();
     folder.run(&refused).ended(4).matches("plan_train_refused");
 }
 
@@ -167,7 +167,7 @@ fn remedies_of_training_are_true() {
     };
     // Nothing is left to choose, so with more budget it is the plan that was refused.
     let refused = rate(&[], "1GB");
-    for (budget, least) in [("622MB", 5), ("618MB", 3), ("590MB", 1)] {
+    for (budget, least) in [("626MB", 5), ("622MB", 3), ("594MB", 1)] {
         let flags = set(&asked);
         let words = ["plan", "--train", "run.yaml", "--target", "4090", "--budget", budget];
         let words: Vec<&str> = words.into_iter().chain(flags.iter().map(String::as_str)).collect();
@@ -188,11 +188,11 @@ fn remedies_of_training_are_true() {
 #[test]
 fn training_as_json() {
     let folder = Folder::new("plan_train_json");
-    let plan = trained(&folder, &["--budget", "594MB"]);
+    let plan = trained(&folder, &["--budget", "598MB"]);
     let ledger = plan["ledger"].as_object().expect("an object");
     let sum: u64 = ledger.values().filter_map(Value::as_u64).sum();
     assert_eq!(Some(sum), plan["peak_bytes"].as_u64());
-    assert!(sum <= 594_000_000, "{sum}");
+    assert!(sum <= 598_000_000, "{sum}");
     assert!(plan["rejected"].as_array().is_some_and(|r| !r.is_empty()));
     let chosen = &plan["chosen"];
     let tokens = chosen["micro_tokens"].as_u64().zip(chosen["accumulation"].as_u64());
@@ -203,7 +203,7 @@ fn training_as_json() {
 fn more_budget_never_trains_slower() {
     let folder = Folder::new("plan_train_budgets");
     let rate = |budget: &&str| trained(&folder, &["--budget", budget])["tokens_per_second"].as_f64();
-    let rates: Vec<_> = ["588MB", "590MB", "591MB", "595MB", "603MB", "1GB"].iter().map(rate).collect();
+    let rates: Vec<_> = ["592MB", "594MB", "595MB", "599MB", "607MB", "1GB"].iter().map(rate).collect();
     assert!(rates.is_sorted() && rates[0] < rates[5], "{rates:?}");
 }
 
@@ -214,9 +214,9 @@ fn the_largest_that_trains() {
         [("tokens", "batch.micro_tokens"), ("layers", "model.layers"), ("hidden", "model.hidden")]
     {
         // What is recomputed is given, so that a plan is made once for each candidate.
-        let budget = ["--budget", "590MB", "--set", "memory.remat=none"];
+        let budget = ["--budget", "594MB", "--set", "memory.remat=none"];
         let plan = trained(&folder, &[&budget[..], &["--largest", size]].concat());
-        assert!(plan["peak_bytes"].as_u64().is_some_and(|peak| peak <= 590_000_000), "{size}");
+        assert!(plan["peak_bytes"].as_u64().is_some_and(|peak| peak <= 594_000_000), "{size}");
         let (value, next) = (&plan["largest"]["value"], plan["largest"]["refused"].as_u64().expect("a number"));
         match size {
             "tokens" => assert_eq!(&plan["chosen"]["micro_tokens"], value),
