@@ -8,13 +8,39 @@ use crate::gemm::Gemm;
 use crate::kernel::Kernels;
 use crate::launch::{self, Call};
 use crate::{CudaError, Libraries};
-use exec::{Device, DeviceError, Launch};
+use exec::{Device, DeviceError, Launch, Span, Ticket};
 use graph::Bytes;
 use plan::{KernelRow, Target};
+use std::collections::VecDeque;
+
+/// How a card is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Whether copies run beside kernels, in streams of their own.
+    pub streams: bool,
+    /// Whether host memory that copies pass through is pinned; `None` is where free memory allows it.
+    pub pinned: Option<bool>,
+    /// Steps that may be open at a time.
+    pub depth: usize,
+    /// Whether the arena can grow in place.
+    pub expandable: bool,
+    /// Steps between two looks for memory to give back; 0 is never.
+    pub cache_clear_interval: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { streams: true, pinned: None, depth: 2, expandable: true, cache_clear_interval: 100 }
+    }
+}
 
 /// Kernels on one card.
 pub struct CudaDevice {
+    options: Options,
     arena: Option<Arena>,
+    /// Ranges that were asked for and not yet collected, oldest first, with the number of the next.
+    open: VecDeque<(u64, Bytes)>,
+    next: u64,
     gemm: Gemm,
     kernels: Kernels,
     context: Context,
@@ -23,21 +49,27 @@ pub struct CudaDevice {
 impl CudaDevice {
     /// Takes a card: its context is made, nothing else is allocated.
     pub fn new(ordinal: usize) -> Result<Self, CudaError> {
-        Self::open(ordinal, true)
+        Self::with(ordinal, Options::default())
+    }
+
+    /// The same, used so.
+    pub fn with(ordinal: usize, options: Options) -> Result<Self, CudaError> {
+        Self::open(ordinal, true, options)
     }
 
     /// The same, where products are computed by the library's first choice instead of the one that was timed to be the
     /// fastest: nothing is read from the disk or kept there.
     pub fn without_timing(ordinal: usize) -> Result<Self, CudaError> {
-        Self::open(ordinal, false)
+        Self::open(ordinal, false, Options::default())
     }
 
-    fn open(ordinal: usize, timed: bool) -> Result<Self, CudaError> {
+    fn open(ordinal: usize, timed: bool, options: Options) -> Result<Self, CudaError> {
         if let Some(error) = Libraries::get().missing().first() {
             return Err((*error).clone());
         }
         let context = Context::new(ordinal)?;
-        Ok(Self { arena: None, gemm: Gemm::new(&context, timed)?, kernels: Kernels::new(&context)?, context })
+        let (gemm, kernels) = (Gemm::new(&context, timed)?, Kernels::new(&context)?);
+        Ok(Self { options, arena: None, open: VecDeque::new(), next: 0, gemm, kernels, context })
     }
 
     /// What it is.
@@ -153,6 +185,43 @@ impl Device for CudaDevice {
     fn wait(&mut self) -> Result<(), DeviceError> {
         self.context.enter()?;
         Ok(self.finish()?)
+    }
+
+    fn fetch(&mut self, at: u64, bytes: Bytes) -> Result<Ticket, DeviceError> {
+        self.arena()?.range(at, bytes)?;
+        self.open.push_back((at, bytes));
+        self.next += 1;
+        Ok(Ticket(self.next - 1))
+    }
+
+    fn collect(&mut self, ticket: Ticket, out: &mut [u8]) -> Result<(), DeviceError> {
+        let oldest = self.next - self.open.len() as u64;
+        let open = self.open.front().filter(|(_, b)| ticket.0 == oldest && b.0 == out.len() as u64);
+        let &(at, _) = open.ok_or_else(|| ticket.refused(oldest))?;
+        self.open.pop_front();
+        self.download(at, out)
+    }
+
+    fn depth(&self) -> usize {
+        self.options.depth
+    }
+
+    fn trace(&mut self, _: bool) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn spans(&mut self) -> Result<Vec<Span>, DeviceError> {
+        Ok(vec![])
+    }
+
+    fn arithmetic(&self) -> String {
+        let Card { capability: (major, minor), driver, .. } = self.context.card;
+        let (versions, products) = (Libraries::get().versions(), self.calibration());
+        format!("sm_{major}{minor}, driver {driver}, {versions}, products {products}")
+    }
+
+    fn trim(&mut self) -> Result<Bytes, DeviceError> {
+        Ok(Bytes::ZERO)
     }
 }
 

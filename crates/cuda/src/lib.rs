@@ -18,7 +18,7 @@ mod machine;
 
 pub use compile::{Compiler, Resources};
 pub use context::{Card, cards};
-pub use device::CudaDevice;
+pub use device::{CudaDevice, Options};
 pub use error::CudaError;
 pub use kernel::{File, Kernel, every_kernel};
 pub use library::{Found, Libraries};

@@ -1,7 +1,7 @@
 //! A card as a machine that plans are made for. Invariant: the target is that of the card's name where it is known;
 //! otherwise sizes are the card's own, and only rates are guessed.
 
-use crate::{Card, CudaDevice, CudaError, Libraries, cards};
+use crate::{Card, CudaDevice, CudaError, Libraries, Options, cards};
 use exec::{Device, DeviceError, Machine};
 use graph::Bytes;
 use plan::{Reserved, Target};
@@ -10,6 +10,7 @@ use std::fmt;
 /// A card.
 pub struct CudaMachine {
     card: Card,
+    options: Options,
 }
 
 /// (what a card's name holds, its target): the first that fits.
@@ -29,7 +30,7 @@ const CONTEXT: Bytes = Bytes(551_550_976);
 
 impl CudaMachine {
     /// The card of a number, if everything that is needed to use it is there.
-    pub fn new(ordinal: usize) -> Result<Self, CudaError> {
+    pub fn new(ordinal: usize, options: Options) -> Result<Self, CudaError> {
         if let Some(error) = Libraries::get().missing().first() {
             return Err((*error).clone());
         }
@@ -39,7 +40,7 @@ impl CudaMachine {
         if card.capability < (8, 0) {
             return Err(CudaError::TooOld { card: card.name, capability: card.capability });
         }
-        Ok(Self { card })
+        Ok(Self { card, options })
     }
 
     /// What it is.
@@ -78,7 +79,7 @@ impl Machine for CudaMachine {
     }
 
     fn open(&self) -> Result<Box<dyn Device>, DeviceError> {
-        Ok(Box::new(CudaDevice::new(self.card.ordinal)?))
+        Ok(Box::new(CudaDevice::with(self.card.ordinal, self.options)?))
     }
 }
 

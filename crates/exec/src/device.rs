@@ -39,6 +39,59 @@ pub trait Device: Send {
 
     /// Waits until everything is done that was asked for.
     fn wait(&mut self) -> Result<(), DeviceError>;
+
+    /// Host to arena, beside what runs: nothing that was asked for so far touches the range; what is asked for later
+    /// finds it written.
+    fn feed(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.upload(at, bytes)
+    }
+
+    /// Starts to read a range, behind everything that was asked for so far. Open tickets are collected in their order,
+    /// and nothing writes to the range before.
+    fn fetch(&mut self, at: u64, bytes: Bytes) -> Result<Ticket, DeviceError>;
+
+    /// The bytes of the oldest open ticket, waited for.
+    fn collect(&mut self, ticket: Ticket, out: &mut [u8]) -> Result<(), DeviceError>;
+
+    /// Steps that may be open at a time: 1 where everything is done at once.
+    fn depth(&self) -> usize;
+
+    /// From now on (or no longer) notes when launches and copies ran.
+    fn trace(&mut self, on: bool) -> Result<(), DeviceError>;
+
+    /// What was noted since, and forgets it; waits for what runs.
+    fn spans(&mut self) -> Result<Vec<Span>, DeviceError>;
+
+    /// What the bits depend on beside the plan: versions, the table of chosen products. For the run record.
+    fn arithmetic(&self) -> String;
+
+    /// Gives back what was mapped for a larger arena than the present one: how many bytes.
+    fn trim(&mut self) -> Result<Bytes, DeviceError>;
+}
+
+/// A range that is on its way to the host; numbers count a device's fetches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket(pub u64);
+
+impl Ticket {
+    /// The error of a ticket whose turn it is not, or of a buffer that is not as long as the range.
+    pub fn refused(self, oldest: u64) -> DeviceError {
+        let why = format!("range {} with another length, or out of turn: the oldest is {oldest}", self.0);
+        DeviceError::Kernel { op: "collect", why }
+    }
+}
+
+/// When something ran.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Span {
+    /// `in`, `compute` or `out`.
+    pub track: &'static str,
+    /// What ran: an op, with its kernel where that has a name, or a copy.
+    pub name: String,
+    /// Seconds since tracing began.
+    pub start: f64,
+    /// How long.
+    pub seconds: f64,
 }
 
 /// A machine before any arena: what plans are made for, and where a device comes from.

@@ -3,6 +3,7 @@
 
 use crate::device::{Device, DeviceError, Launch, Operand};
 use crate::load::{Buffers, ParamSource, ReadParam, Source, Weight};
+use crate::submit::Open;
 use graph::{Bytes, Counts, Op, TensorSpec, ValueId};
 use plan::{Instr, KernelRow, Program};
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ pub struct Executor {
     steps: Vec<Vec<Step>>,
     /// By plan: the parameters that its steps read.
     sources: Vec<Option<Source>>,
+    pub(crate) open: Open,
 }
 
 enum Step {
@@ -39,7 +41,7 @@ impl Executor {
             step.iter().try_for_each(|step| step.prepare(device.as_mut(), plan.graph.bounds.full()))?;
         }
         device.wait()?;
-        Ok(Self { device, program, steps, sources })
+        Ok(Self { device, program, steps, sources, open: Open::default() })
     }
 
     /// What it follows.

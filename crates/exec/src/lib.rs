@@ -8,12 +8,15 @@ pub mod cpu;
 mod device;
 mod dynamic_codes;
 mod executor;
+mod host;
 mod load;
 mod persistent;
 pub mod reference;
+mod submit;
 
-pub use device::{Device, DeviceError, Launch, Machine, Operand};
+pub use device::{Device, DeviceError, Launch, Machine, Operand, Span, Ticket};
 pub use executor::Executor;
 pub use graph::Param;
 pub use load::{ParamSource, ReadError, ReadParam};
 pub use persistent::{Resident, Survivor};
+pub use submit::{Data, Submitted};

@@ -57,7 +57,7 @@ impl NoGpu {
 
 #[cfg(feature = "cuda")]
 fn gpu(ordinal: usize) -> Result<Device, NoGpu> {
-    match cuda::CudaMachine::new(ordinal) {
+    match cuda::CudaMachine::new(ordinal, cuda::Options::default()) {
         Ok(machine) => Ok(Device::Machine(std::sync::Arc::new(machine))),
         Err(error) => Err(NoGpu(error.to_string(), error.is_absent())),
     }

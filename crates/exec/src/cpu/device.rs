@@ -5,7 +5,8 @@
 use super::operands::Operands;
 use super::{Cpu, Isa, elementwise, kernels, launch, reduce, widening};
 use crate::arena::Arena;
-use crate::device::{Device, DeviceError, Launch};
+use crate::device::{Device, DeviceError, Launch, Span, Ticket};
+use crate::host::{Clock, Fetched};
 use graph::{Bytes, Op};
 use plan::KernelRow;
 
@@ -13,17 +14,23 @@ use plan::KernelRow;
 pub struct CpuDevice {
     cpu: Cpu,
     arena: Option<Arena>,
+    fetched: Fetched,
+    clock: Clock,
 }
 
 impl CpuDevice {
     /// On `threads` threads with the best instructions of this machine.
     pub fn new(threads: usize) -> Self {
-        Self { cpu: Cpu::new(threads), arena: None }
+        Self::on(Cpu::new(threads))
     }
 
     /// On `threads` threads with chosen instructions.
     pub fn with_isa(threads: usize, isa: Isa) -> Self {
-        Self { cpu: Cpu::with_isa(threads, isa), arena: None }
+        Self::on(Cpu::with_isa(threads, isa))
+    }
+
+    fn on(cpu: Cpu) -> Self {
+        Self { cpu, arena: None, fetched: Fetched::default(), clock: Clock::default() }
     }
 
     fn arena(&self) -> Result<&Arena, DeviceError> {
@@ -59,7 +66,9 @@ impl Device for CpuDevice {
     }
 
     fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        let start = self.clock.start();
         self.arena_mut()?.bytes_mut(at, Bytes(bytes.len() as u64))?.copy_from_slice(bytes);
+        self.clock.note(start, "in", "upload");
         Ok(())
     }
 
@@ -78,14 +87,51 @@ impl Device for CpuDevice {
     }
 
     fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        let start = self.clock.start();
         let l = Operands { arena: self.arena()?, launch, widened: kernels::widens(launch) };
         widening::widen(&l, &self.cpu)?;
         run(&l, &self.cpu)?;
-        widening::narrow(&l, &self.cpu)
+        widening::narrow(&l, &self.cpu)?;
+        self.clock.note(start, "compute", launch.op.name());
+        Ok(())
     }
 
     fn wait(&mut self) -> Result<(), DeviceError> {
         Ok(())
+    }
+
+    fn fetch(&mut self, at: u64, bytes: Bytes) -> Result<Ticket, DeviceError> {
+        let start = self.clock.start();
+        let arena = self.arena.as_ref().ok_or(DeviceError::OutsideArena { at, bytes })?;
+        let ticket = self.fetched.put(arena.bytes(at, bytes)?);
+        self.clock.note(start, "out", "fetch");
+        Ok(ticket)
+    }
+
+    fn collect(&mut self, ticket: Ticket, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.fetched.take(ticket, out)
+    }
+
+    fn depth(&self) -> usize {
+        1
+    }
+
+    fn trace(&mut self, on: bool) -> Result<(), DeviceError> {
+        self.clock.set(on);
+        Ok(())
+    }
+
+    fn spans(&mut self) -> Result<Vec<Span>, DeviceError> {
+        Ok(self.clock.take())
+    }
+
+    fn arithmetic(&self) -> String {
+        self.cpu.isa().name().to_owned()
+    }
+
+    fn trim(&mut self) -> Result<Bytes, DeviceError> {
+        // The arena is as large as it is asked for.
+        Ok(Bytes::ZERO)
     }
 }
 

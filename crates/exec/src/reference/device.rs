@@ -4,7 +4,8 @@
 
 use super::half::{BF16, F16};
 use super::{Data, Tensor, eval};
-use crate::device::{Device, DeviceError, Launch, Operand};
+use crate::device::{Device, DeviceError, Launch, Operand, Span, Ticket};
+use crate::host::{Clock, Fetched};
 use graph::{Bytes, Counts, DType, TensorSpec};
 use plan::{KernelRow, Target};
 
@@ -12,6 +13,8 @@ use plan::{KernelRow, Target};
 #[derive(Debug, Default)]
 pub struct ReferenceDevice {
     arena: Vec<u8>,
+    fetched: Fetched,
+    clock: Clock,
 }
 
 impl ReferenceDevice {
@@ -107,7 +110,38 @@ impl Device for ReferenceDevice {
         Ok(())
     }
 
+    fn fetch(&mut self, at: u64, bytes: Bytes) -> Result<Ticket, DeviceError> {
+        let bytes = self.range(at, bytes)?.to_vec();
+        Ok(self.fetched.put(&bytes))
+    }
+
+    fn collect(&mut self, ticket: Ticket, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.fetched.take(ticket, out)
+    }
+
+    fn depth(&self) -> usize {
+        1
+    }
+
+    fn trace(&mut self, on: bool) -> Result<(), DeviceError> {
+        self.clock.set(on);
+        Ok(())
+    }
+
+    fn spans(&mut self) -> Result<Vec<Span>, DeviceError> {
+        Ok(self.clock.take())
+    }
+
+    fn arithmetic(&self) -> String {
+        "reference".to_owned()
+    }
+
+    fn trim(&mut self) -> Result<Bytes, DeviceError> {
+        Ok(Bytes::ZERO)
+    }
+
     fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        let start = self.clock.start();
         let counts = launch.counts;
         let ins = launch.ins.iter().map(|o| self.tensor(o, counts)).collect::<Result<Vec<_>, _>>()?;
         let ins: Vec<&Tensor> = ins.iter().collect();
@@ -121,6 +155,7 @@ impl Device for ReferenceDevice {
             })?;
             self.upload(operand.at, &bytes)?;
         }
+        self.clock.note(start, "compute", launch.op.name());
         Ok(())
     }
 }

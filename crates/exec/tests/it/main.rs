@@ -13,4 +13,5 @@ mod halves;
 mod op_cases;
 mod optimizers;
 mod rig;
+mod submit;
 mod training;

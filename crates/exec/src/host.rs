@@ -1,0 +1,70 @@
+//! What a device that does everything at once keeps for others: bytes that were fetched, and spans by the host's clock.
+//! Invariant: buffers of collected bytes are used again, so fetching allocates only until it has seen the widest.
+
+use crate::device::{DeviceError, Span, Ticket};
+use std::collections::VecDeque;
+use std::time::Instant;
+
+/// Bytes that were fetched and not yet collected, oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct Fetched {
+    /// The number of the next.
+    next: u64,
+    open: VecDeque<Vec<u8>>,
+    /// Buffers of those that were collected; the oldest is used next, so equal steps find equal buffers.
+    spare: VecDeque<Vec<u8>>,
+}
+
+impl Fetched {
+    /// Keeps a copy.
+    pub(crate) fn put(&mut self, bytes: &[u8]) -> Ticket {
+        let mut buffer = self.spare.pop_front().unwrap_or_default();
+        buffer.clear();
+        buffer.extend_from_slice(bytes);
+        self.open.push_back(buffer);
+        self.next += 1;
+        Ticket(self.next - 1)
+    }
+
+    /// Gives the oldest copy.
+    pub(crate) fn take(&mut self, ticket: Ticket, out: &mut [u8]) -> Result<(), DeviceError> {
+        let oldest = self.next - self.open.len() as u64;
+        let open = self.open.front().filter(|bytes| ticket.0 == oldest && bytes.len() == out.len());
+        out.copy_from_slice(open.ok_or_else(|| ticket.refused(oldest))?);
+        self.spare.extend(self.open.pop_front());
+        Ok(())
+    }
+}
+
+/// Spans since tracing began; none while it is off.
+#[derive(Debug, Default)]
+pub(crate) struct Clock {
+    began: Option<Instant>,
+    spans: Vec<Span>,
+}
+
+impl Clock {
+    /// From now on, or no longer.
+    pub(crate) fn set(&mut self, on: bool) {
+        self.began = on.then(Instant::now);
+        self.spans.clear();
+    }
+
+    /// The start of what [`Clock::note`] will end.
+    pub(crate) fn start(&self) -> Option<Instant> {
+        self.began.map(|_| Instant::now())
+    }
+
+    /// The end of what has `start`ed.
+    pub(crate) fn note(&mut self, start: Option<Instant>, track: &'static str, name: &str) {
+        if let (Some(began), Some(start)) = (self.began, start) {
+            let (from, seconds) = ((start - began).as_secs_f64(), start.elapsed().as_secs_f64());
+            self.spans.push(Span { track, name: name.to_owned(), start: from, seconds });
+        }
+    }
+
+    /// What was noted.
+    pub(crate) fn take(&mut self) -> Vec<Span> {
+        std::mem::take(&mut self.spans)
+    }
+}
