@@ -7,6 +7,7 @@ use crate::context::Context;
 use cudarc::driver::sys as cu;
 use exec::DeviceError;
 use graph::Bytes;
+use std::ptr;
 
 /// Bytes of a card's memory on addresses that were reserved for them.
 pub(crate) struct Arena {
@@ -31,12 +32,20 @@ impl Arena {
 
     fn map(context: &Context, bytes: Bytes) -> Result<Self, CudaError> {
         let api = context.api;
-        let mut location: cu::CUmemLocation = unsafe_zeroed();
-        location.type_ = cu::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
-        location.id = context.device;
-        let mut properties: cu::CUmemAllocationProp = unsafe_zeroed();
-        properties.type_ = cu::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-        properties.location = location;
+        let location =
+            cu::CUmemLocation { type_: cu::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: context.device };
+        let properties = cu::CUmemAllocationProp {
+            type_: cu::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            location,
+            requestedHandleTypes: cu::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_NONE,
+            win32HandleMetaData: ptr::null_mut(),
+            allocFlags: cu::CUmemAllocationProp_st__bindgen_ty_1 {
+                compressionType: 0,
+                gpuDirectRDMACapable: 0,
+                usage: 0,
+                reserved: [0; 4],
+            },
+        };
         let access =
             cu::CUmemAccessDesc { location, flags: cu::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
         let (mut granule, mut start, mut handle) = (0, 0, 0);
@@ -65,17 +74,6 @@ impl Arena {
         end.map(|_| self.start + at).ok_or(DeviceError::OutsideArena { at, bytes })
     }
 }
-
-/// The headers' structs of numbers and enums that have a zero.
-fn unsafe_zeroed<T: Zeroable>() -> T {
-    // SAFETY: `Zeroable` is implemented only for structs whose all-zero bytes are a value.
-    unsafe { std::mem::zeroed() }
-}
-
-/// Structs of the headers of which all-zero bytes are a value.
-trait Zeroable {}
-impl Zeroable for cu::CUmemLocation {}
-impl Zeroable for cu::CUmemAllocationProp {}
 
 impl Drop for Arena {
     fn drop(&mut self) {

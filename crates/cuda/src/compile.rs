@@ -90,10 +90,7 @@ impl Compiler {
     }
 
     fn key(&self, source: &str, options: &[String]) -> String {
-        let mut hash = Sha256::new();
-        hash.update(format!("{:?} {options:?}\n", self.version));
-        hash.update(source);
-        hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+        digest(&format!("{:?} {options:?}\n{source}", self.version))
     }
 
     fn compile(
@@ -141,6 +138,11 @@ fn read(size: impl FnOnce(*mut usize) -> c_int, get: impl FnOnce(*mut c_char) ->
     let mut bytes = vec![0u8; n];
     let code = if n == 0 { 0 } else { get(bytes.as_mut_ptr().cast()) };
     if code == 0 { bytes } else { vec![] }
+}
+
+/// The SHA-256 of a text, in hexadecimal digits.
+pub(crate) fn digest(text: &str) -> String {
+    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The folder of what is kept: `plimsoll/cuda` in the user's cache folder.

@@ -38,7 +38,11 @@ pub fn cards() -> Result<Vec<Card>, CudaError> {
 
 /// The driver, initialised.
 fn driver() -> Result<&'static Driver, CudaError> {
-    let api = Libraries::get().driver.as_ref().map_err(CudaError::clone)?;
+    initialised(Libraries::get())
+}
+
+fn initialised(libraries: &'static Libraries) -> Result<&'static Driver, CudaError> {
+    let api = libraries.driver.as_ref().map_err(CudaError::clone)?;
     // SAFETY: may be called any number of times.
     api.check("cuInit", unsafe { (api.cuInit)(0) })?;
     Ok(api)
@@ -95,9 +99,9 @@ pub(crate) struct Context {
 unsafe impl Send for Context {}
 
 impl Context {
-    /// Takes a card.
+    /// Takes a card, if it and everything that is needed to use it is there.
     pub(crate) fn new(ordinal: usize) -> Result<Self, CudaError> {
-        let api = driver()?;
+        let api = initialised(Libraries::whole()?)?;
         let (card, device) = card(api, ordinal)?;
         if card.capability < (8, 0) {
             return Err(CudaError::TooOld { card: card.name, capability: card.capability });

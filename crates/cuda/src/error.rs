@@ -47,6 +47,11 @@ pub enum CudaError {
         /// What the compiler says.
         log: String,
     },
+    /// What a step wants was not shown to the device before: our bug.
+    Unprepared {
+        /// The kernel or product.
+        what: String,
+    },
     /// A kernel met data that it refuses.
     Data {
         /// What it met.
@@ -64,7 +69,7 @@ impl CudaError {
             Self::NoDevice { found, .. } => *found == 0,
             // CUDA's code for a driver without a device.
             Self::Call { function, code, .. } => *function == "cuInit" && *code == 100,
-            Self::TooOld { .. } | Self::Compile { .. } | Self::Data { .. } => false,
+            Self::TooOld { .. } | Self::Compile { .. } | Self::Unprepared { .. } | Self::Data { .. } => false,
         }
     }
 }
@@ -86,6 +91,7 @@ impl fmt::Display for CudaError {
             }
             Self::Call { function, code, message } => write!(f, "{function} failed with {code}: {message}"),
             Self::Compile { kernel, log } => write!(f, "the kernel {kernel} does not compile: {log}"),
+            Self::Unprepared { what } => write!(f, "{what} was not prepared before it was called"),
             Self::Data { what } => f.write_str(what),
         }
     }

@@ -216,8 +216,7 @@ impl Kernels {
         shape: Shape,
         args: &[Arg],
     ) -> Result<(), CudaError> {
-        let unprepared =
-            || CudaError::Compile { kernel: kernel.to_string(), log: "it was not prepared".to_owned() };
+        let unprepared = || CudaError::Unprepared { what: kernel.to_string() };
         let &(_, function) = self.functions.get(kernel).ok_or_else(unprepared)?;
         let Shape { blocks: (x, y, z), threads, shared } = shape;
         if x == 0 || y == 0 || z == 0 {

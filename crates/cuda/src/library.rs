@@ -84,6 +84,12 @@ impl Libraries {
         })
     }
 
+    /// Those of this machine, where none is missing.
+    pub fn whole() -> Result<&'static Self, CudaError> {
+        let libraries = Self::get();
+        libraries.missing().first().map_or(Ok(libraries), |&error| Err(error.clone()))
+    }
+
     /// What was opened.
     pub fn found(&self) -> &[Found] {
         &self.found

@@ -1,16 +1,19 @@
 //! A card as a machine that plans are made for. Invariant: the target is that of the card's name where it is known;
 //! otherwise sizes are the card's own, and only rates are guessed.
 
-use crate::{Card, CudaDevice, CudaError, Libraries, Options, cards};
+use crate::context::Context;
+use crate::{Card, CudaDevice, CudaError, Libraries, Options};
 use exec::{Device, DeviceError, Machine};
 use graph::Bytes;
 use plan::{Reserved, Target};
 use std::fmt;
+use std::sync::{Mutex, PoisonError};
 
-/// A card.
+/// A card, in use as long as this is.
 pub struct CudaMachine {
     card: Card,
     options: Options,
+    context: Mutex<Context>,
 }
 
 /// (what a card's name holds, its target): the first that fits.
@@ -31,16 +34,8 @@ const CONTEXT: Bytes = Bytes(551_550_976);
 impl CudaMachine {
     /// The card of a number, if everything that is needed to use it is there.
     pub fn new(ordinal: usize, options: Options) -> Result<Self, CudaError> {
-        if let Some(error) = Libraries::get().missing().first() {
-            return Err((*error).clone());
-        }
-        let cards = cards()?;
-        let found = cards.len();
-        let card = cards.into_iter().nth(ordinal).ok_or(CudaError::NoDevice { ordinal, found })?;
-        if card.capability < (8, 0) {
-            return Err(CudaError::TooOld { card: card.name, capability: card.capability });
-        }
-        Ok(Self { card, options })
+        let context = Context::new(ordinal)?;
+        Ok(Self { card: context.card.clone(), options, context: Mutex::new(context) })
     }
 
     /// What it is.
@@ -67,10 +62,10 @@ impl Machine for CudaMachine {
     }
 
     fn free(&self) -> Result<Bytes, DeviceError> {
-        let device = CudaDevice::new(self.card.ordinal)?;
-        let reserved = self.target()?.reserved();
+        let context = self.context.lock().unwrap_or_else(PoisonError::into_inner);
+        context.enter()?;
         // The context is there by now; the plan counts it, so it is counted as free.
-        Ok((device.memory()?.0 + reserved).min(self.card.memory))
+        Ok((context.memory()?.0 + self.target()?.reserved()).min(self.card.memory))
     }
 
     fn arithmetic(&self) -> String {

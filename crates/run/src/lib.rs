@@ -31,6 +31,7 @@ pub mod classify {
     pub use crate::embed::classify::{Options, classify};
 }
 pub mod convert;
+mod device;
 pub mod doctor;
 pub mod embed;
 mod error;
@@ -48,8 +49,10 @@ pub mod train;
 pub mod verify;
 
 pub use data::printable::{Place, is_printable};
+pub use device::{Device, same_kind};
 pub use error::RunError;
+pub use exec::Machine;
 pub use model::{EncoderModel, HeadModel, Tokenizer};
 pub use observer::{Level, Observer, Progress, Silent, Trained, Transfer};
 pub use plan::{Precision, Stream, Target};
-pub use session::{Device, Settings};
+pub use session::Settings;

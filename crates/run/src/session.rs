@@ -1,36 +1,14 @@
 //! From a request to an executor: target, bounds, program, arena. Invariant: a program is only started when
 //! its peak is within the budget; what was chosen is reported.
 
-use crate::{EncoderModel, RunError, machine};
+use crate::device::kind;
+use crate::{Device, EncoderModel, RunError, machine};
 use exec::cpu::{CpuDevice, Isa};
 use exec::{Executor, Param};
 use graph::{Bounds, Bytes};
 use plan::{Build, PlanError, Policy, Precision, Program, Search, Stream, Target};
 use serde_json::{Value, json};
 use std::ops::Range;
-use std::sync::Arc;
-
-/// Where to run.
-#[derive(Clone, Debug, Default)]
-pub enum Device {
-    /// The CPU.
-    #[default]
-    Cpu,
-    /// Another machine, such as a GPU.
-    Machine(Arc<dyn exec::Machine>),
-}
-
-impl PartialEq for Device {
-    fn eq(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Cpu, Self::Cpu) => true,
-            (Self::Machine(one), Self::Machine(other)) => one.name() == other.name(),
-            (Self::Cpu | Self::Machine(_), _) => false,
-        }
-    }
-}
-
-impl Eq for Device {}
 
 /// What a caller decides about the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,7 +52,8 @@ impl Settings {
     pub fn target(&self) -> Result<Target, RunError> {
         match &self.device {
             Device::Cpu => Ok(Target::named("cpu")?.with_units(self.threads as u64)),
-            Device::Machine(machine) => Ok(machine.target()?),
+            // They are of one kind.
+            Device::Machines(machines) => Ok(machines[0].target()?),
         }
     }
 
@@ -86,7 +65,7 @@ impl Settings {
                 "--precision {}: on the CPU models compute in f32; leave it away, or give --device cuda",
                 other.name()
             ))),
-            (Device::Machine(_), precision) => Ok(precision.unwrap_or(Precision::Bf16)),
+            (Device::Machines(_), precision) => Ok(precision.unwrap_or(Precision::Bf16)),
         }
     }
 
@@ -102,17 +81,23 @@ impl Settings {
             Device::Cpu => {
                 json!({"device": "cpu", "instructions": Isa::detect().name(), "precision": precision})
             }
-            Device::Machine(machine) => {
-                json!({"device": machine.name(), "instructions": machine.arithmetic(), "precision": precision})
+            // Not how many there are, nor which: a run goes on with others.
+            Device::Machines(machines) => {
+                let (name, instructions) = (kind(&machines[0].name()), machines[0].arithmetic());
+                json!({"device": name, "instructions": instructions, "precision": precision})
             }
         })
     }
 
-    /// What the arena's memory could still give.
+    /// What the arena's memory could still give; of several devices, the one that could give least.
     pub fn free(&self) -> Result<Bytes, RunError> {
         match &self.device {
             Device::Cpu => Ok(machine::available().free),
-            Device::Machine(machine) => Ok(machine.free()?),
+            Device::Machines(machines) => {
+                let free =
+                    machines.iter().map(|machine| Ok(machine.free()?)).collect::<Result<Vec<_>, RunError>>()?;
+                Ok(free.into_iter().min().unwrap_or(Bytes::ZERO))
+            }
         }
     }
 
@@ -159,13 +144,25 @@ impl Settings {
         Ok(Search { floor: longest, ceiling, step: TOKEN_STEP, budget: self.line()? })
     }
 
-    /// The device with the program's arena.
-    pub fn start(&self, program: Program) -> Result<Executor, RunError> {
-        let device = match &self.device {
-            Device::Cpu => Box::new(CpuDevice::new(self.threads)),
-            Device::Machine(machine) => machine.open()?,
+    /// Every device with an arena of the program, in the order of the devices.
+    pub fn start(&self, program: Program) -> Result<Vec<Executor>, RunError> {
+        let machines = match &self.device {
+            Device::Cpu => {
+                return Ok(vec![Executor::new(Box::new(CpuDevice::new(self.threads)), program)?]);
+            }
+            Device::Machines(machines) => machines,
         };
-        Ok(Executor::new(device, program)?)
+        machines.iter().map(|machine| Ok(Executor::new(machine.open()?, program.clone())?)).collect()
+    }
+
+    /// The same for those who compute on one device.
+    pub fn start_one(&self, program: Program) -> Result<Executor, RunError> {
+        let mut executors = if self.device.count() > 1 { vec![] } else { self.start(program)? };
+        executors.pop().ok_or_else(|| {
+            RunError::Refused(
+                "this command computes on one device; name one, such as --device cuda:0".to_owned(),
+            )
+        })
     }
 }
 

@@ -84,7 +84,7 @@ fn repeats(text: &str) -> Result<u64, String> {
 impl Bench {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, RunError> {
-        let (settings, repeats) = (self.machine.settings()?, self.repeats as usize);
+        let (settings, repeats) = (self.machine.settings_of_one()?, self.repeats as usize);
         if let Some(path) = &self.calibrate {
             let done = calibrate(path, &settings, repeats)?;
             print(&if self.json { format!("{:#}", done.to_json()) } else { done.to_string() })?;

@@ -1,65 +1,140 @@
 //! `--device`: a word becomes a machine. Invariant: a device that was asked for by name is used or refused; only `auto`
 //! falls back, and says why.
 
-use run::{Device, RunError};
+use run::{Device, RunError, same_kind};
+use std::sync::Arc;
 
 /// Where to compute.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceName {
-    /// The first GPU that can be used, or the CPU.
+    /// The GPUs that can be used, or the CPU.
     Auto,
     /// The CPU.
     Cpu,
-    /// The GPU of a number.
-    Cuda(usize),
+    /// All GPUs.
+    AllCuda,
+    /// The GPUs of these numbers.
+    Cuda(Vec<usize>),
 }
 
 impl DeviceName {
-    /// `auto`, `cpu`, `cuda` (the first) or `cuda:N`.
+    /// `auto`, `cpu`, `cuda` (all) or `cuda:N,M,...`.
     pub fn parse(word: &str) -> Result<Self, String> {
-        let number = word.strip_prefix("cuda:").and_then(|n| n.parse().ok());
-        match (word, number) {
-            ("auto", _) => Ok(Self::Auto),
-            ("cpu", _) => Ok(Self::Cpu),
-            ("cuda", _) => Ok(Self::Cuda(0)),
-            (_, Some(ordinal)) => Ok(Self::Cuda(ordinal)),
-            (_, None) => Err("give auto, cpu, cuda or cuda:N, such as cuda:0".to_owned()),
-        }
-    }
-
-    /// The machine.
-    pub fn open(self) -> Result<Device, RunError> {
-        match self {
-            Self::Cpu => Ok(Device::Cpu),
-            Self::Auto => Ok(gpu(0).unwrap_or_else(|why| {
-                if !why.is_absent() {
-                    eprintln!("computing on the CPU: {}", why.0);
-                }
-                Device::Cpu
-            })),
-            Self::Cuda(ordinal) => {
-                let why = |why: NoGpu| RunError::Refused(format!("--device cuda:{ordinal}: {}", why.0));
-                gpu(ordinal).map_err(why)
+        let give = || "give auto, cpu, cuda (all GPUs) or their numbers, such as cuda:0 or cuda:0,2".to_owned();
+        match word {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::AllCuda),
+            _ => {
+                let list = word.strip_prefix("cuda:").ok_or_else(give)?;
+                let numbers: Option<Vec<usize>> = list.split(',').map(|n| n.parse().ok()).collect();
+                let numbers = numbers.ok_or_else(give)?;
+                let twice = numbers.iter().enumerate().find(|(i, n)| numbers[..*i].contains(n));
+                twice.map_or(Ok(()), |(_, n)| Err(format!("cuda:{n} is named twice; name every GPU once")))?;
+                Ok(Self::Cuda(numbers))
             }
         }
     }
-}
 
-/// Why there is no GPU.
-struct NoGpu(String, bool);
+    /// The devices, for commands that share their work among all of them.
+    pub fn open(&self) -> Result<Device, RunError> {
+        match self {
+            Self::Cpu => Ok(Device::Cpu),
+            Self::Auto => auto(HowMany::All),
+            Self::AllCuda => Device::machines(all()?),
+            Self::Cuda(numbers) => Device::machines(named(numbers)?),
+        }
+    }
 
-impl NoGpu {
-    /// Whether this machine has none at all, of which `auto` says nothing.
-    fn is_absent(&self) -> bool {
-        self.1
+    /// The device, for commands that compute on one: of those that no number names, the first.
+    pub fn open_one(&self) -> Result<Device, RunError> {
+        match self {
+            Self::Cpu => Ok(Device::Cpu),
+            Self::Auto => auto(HowMany::One),
+            Self::AllCuda => Device::machines(HowMany::One.of(all()?)),
+            Self::Cuda(numbers) if numbers.len() > 1 => Err(RunError::Refused(format!(
+                "this command computes on one device; give --device cuda:{}",
+                numbers[0]
+            ))),
+            Self::Cuda(numbers) => Device::machines(named(numbers)?),
+        }
     }
 }
 
+type Gpu = Arc<dyn run::Machine>;
+
+/// The GPUs that can be used, as far as they are of one kind; the CPU where there is none. What is not used is said.
+fn auto(how_many: HowMany) -> Result<Device, RunError> {
+    let (mut usable, mut unusable): (Vec<Gpu>, Vec<NoGpu>) = (vec![], vec![]);
+    for ordinal in 0..gpus_there().max(1) {
+        gpu(ordinal).map_or_else(|why| unusable.push(why), |machine| usable.push(machine));
+    }
+    let Some(first) = usable.first().cloned() else {
+        if let Some(NoGpu { why, .. }) = unusable.iter().find(|no| !no.absent) {
+            eprintln!("computing on the CPU: {why}");
+        }
+        return Ok(Device::Cpu);
+    };
+    for NoGpu { why, .. } in unusable {
+        eprintln!("one GPU less: {why}");
+    }
+    let (same, others): (Vec<Gpu>, Vec<Gpu>) = usable.into_iter().partition(|gpu| same_kind(&**gpu, &*first));
+    for other in others {
+        eprintln!("not computing on {}: it is of another kind than {}", other.name(), first.name());
+    }
+    Device::machines(how_many.of(same))
+}
+
+/// All GPUs, each of which must be one that can be used.
+fn all() -> Result<Vec<Gpu>, RunError> {
+    let numbers: Vec<usize> = (0..gpus_there().max(1)).collect();
+    named(&numbers)
+}
+
+fn named(numbers: &[usize]) -> Result<Vec<Gpu>, RunError> {
+    let refused = |ordinal, NoGpu { why, .. }| RunError::Refused(format!("--device cuda:{ordinal}: {why}"));
+    numbers.iter().map(|&ordinal| gpu(ordinal).map_err(|why| refused(ordinal, why))).collect()
+}
+
+/// How many of those that no number names a command takes.
+#[derive(Clone, Copy)]
+enum HowMany {
+    All,
+    One,
+}
+
+impl HowMany {
+    fn of(self, mut gpus: Vec<Gpu>) -> Vec<Gpu> {
+        match self {
+            Self::All => {}
+            Self::One => {
+                if let [first, _, ..] = &gpus[..] {
+                    eprintln!("computing on {}, the first of {} GPUs", first.name(), gpus.len());
+                }
+                gpus.truncate(1);
+            }
+        }
+        gpus
+    }
+}
+
+/// Why there is no GPU, and whether this machine has none at all, of which `auto` says nothing.
+struct NoGpu {
+    why: String,
+    absent: bool,
+}
+
+/// GPUs that the driver knows, whether they can be used or not.
 #[cfg(feature = "cuda")]
-fn gpu(ordinal: usize) -> Result<Device, NoGpu> {
+fn gpus_there() -> usize {
+    cuda::cards().map_or(0, |cards| cards.len())
+}
+
+#[cfg(feature = "cuda")]
+fn gpu(ordinal: usize) -> Result<Gpu, NoGpu> {
     match cuda::CudaMachine::new(ordinal, cuda::Options::default()) {
-        Ok(machine) => Ok(Device::Machine(std::sync::Arc::new(machine))),
-        Err(error) => Err(NoGpu(error.to_string(), error.is_absent())),
+        Ok(machine) => Ok(Arc::new(machine)),
+        Err(error) => Err(NoGpu { why: error.to_string(), absent: error.is_absent() }),
     }
 }
 
@@ -90,8 +165,13 @@ pub fn gpus() -> Vec<String> {
 }
 
 #[cfg(not(feature = "cuda"))]
-fn gpu(_: usize) -> Result<Device, NoGpu> {
-    Err(NoGpu("this plimsoll was built without the feature `cuda`".to_owned(), true))
+fn gpus_there() -> usize {
+    0
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpu(_: usize) -> Result<Gpu, NoGpu> {
+    Err(NoGpu { why: "this plimsoll was built without the feature `cuda`".to_owned(), absent: true })
 }
 
 #[cfg(test)]
@@ -103,9 +183,12 @@ mod tests {
         for (word, wanted) in [
             ("auto", Some(DeviceName::Auto)),
             ("cpu", Some(DeviceName::Cpu)),
-            ("cuda", Some(DeviceName::Cuda(0))),
-            ("cuda:3", Some(DeviceName::Cuda(3))),
+            ("cuda", Some(DeviceName::AllCuda)),
+            ("cuda:3", Some(DeviceName::Cuda(vec![3]))),
+            ("cuda:2,0,5", Some(DeviceName::Cuda(vec![2, 0, 5]))),
             ("cuda:", None),
+            ("cuda:1,", None),
+            ("cuda:1,2,1", None),
             ("cuda:-1", None),
             ("gpu", None),
             ("", None),

@@ -3,13 +3,14 @@
 use super::at_least_one;
 use super::device::DeviceName;
 use clap::{Args, ValueEnum};
-use run::{RunError, Settings, Stream, machine};
+use run::{Device, RunError, Settings, Stream, machine};
 
 /// Flags about the machine.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Machine")]
 pub struct Machine {
-    /// Where to compute: auto, cpu, cuda or cuda:N; auto takes the first NVIDIA GPU that can be used, or the CPU
+    /// Where to compute: auto, cpu, cuda or cuda:N,M,...; cuda is all NVIDIA GPUs, which share the work (bench and
+    /// verify take the first), auto those that can be used, or the CPU
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = DeviceName::parse)]
     device: DeviceName,
 
@@ -114,7 +115,15 @@ fn threads(text: &str) -> Result<u64, String> {
 impl Machine {
     /// As `run` takes them.
     pub fn settings(&self) -> Result<Settings, RunError> {
-        let device = self.device.open()?;
+        self.settings_on(self.device.open()?)
+    }
+
+    /// The same for commands that compute on one device.
+    pub fn settings_of_one(&self) -> Result<Settings, RunError> {
+        self.settings_on(self.device.open_one()?)
+    }
+
+    fn settings_on(&self, device: Device) -> Result<Settings, RunError> {
         let precision = self.precision.chosen();
         let base = Settings { device, precision, ..Settings::default() };
         let free = base.free()?;

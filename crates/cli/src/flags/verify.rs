@@ -40,7 +40,7 @@ impl Verify {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, RunError> {
         let mut terminal = self.voice.terminal()?;
-        let settings = self.machine.settings()?;
+        let settings = self.machine.settings_of_one()?;
         let options =
             Options { weights: self.weights, models: self.model, reference: self.reference, settings };
         let done = verify(&options, &mut terminal);

@@ -5,6 +5,7 @@ mod choose;
 mod description;
 mod table;
 
+use crate::compile::digest;
 use crate::context::Context;
 use crate::kernel::{Arg, File, Kernel, Kernels, Shape};
 use crate::{CudaError, Libraries};
@@ -12,7 +13,6 @@ use choose::Trial;
 use cudarc::cublaslt::sys as lt;
 use description::{Description, Handle};
 use graph::DType;
-use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -112,8 +112,7 @@ impl Gemm {
 
     /// Runs a product by the library; `false` where that is for [`own`].
     pub(crate) fn run(&self, context: &Context, form: Form, operands: &Operands) -> Result<bool, CudaError> {
-        let unprepared =
-            || CudaError::Compile { kernel: form.to_string(), log: "it was not prepared".to_owned() };
+        let unprepared = || CudaError::Unprepared { what: format!("the product {form}") };
         let (description, choice) = self.products.get(&form).ok_or_else(unprepared)?;
         match choice {
             Some(algorithm) => description.run(algorithm, operands, context.stream).map(|()| true),
@@ -134,7 +133,7 @@ impl Gemm {
 
     /// A digest of what was chosen: with the card and the library, all that the products' bits depend on.
     pub(crate) fn digest(&self) -> String {
-        hex(&Sha256::digest(format!("cuBLASLt {}\n{}", self.handle.version(), self.choices().join("\n"))))
+        digest(&format!("cuBLASLt {}\n{}", self.handle.version(), self.choices().join("\n")))
     }
 }
 
@@ -152,8 +151,4 @@ pub(crate) fn own(form: Form, operands: &Operands) -> (Kernel, Shape, [Arg; 8]) 
 pub(crate) fn every_kernel() -> Vec<Kernel> {
     let dtypes = [DType::F32, DType::Bf16, DType::F16];
     dtypes.iter().flat_map(|&d| ["product", "noise"].map(|entry| Kernel::new(File::Matmul, entry, d))).collect()
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,11 +1,10 @@
 //! The choices for a card, in memory and on disk. Invariant: all devices of a process on one kind of card see one table; a
 //! file is used only if it is whole and made with this card, driver and library.
 
-use super::{Choice, Form, hex};
-use crate::compile::{cache, keep};
+use super::{Choice, Form};
+use crate::compile::{cache, digest, keep};
 use crate::context::Card;
 use cudarc::cublaslt::sys as lt;
-use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,10 +21,8 @@ impl Table {
         let identity =
             format!("plimsoll products 1, {}, driver {}, cuBLASLt {library}", card.name, card.driver);
         let mut tables = TABLES.get_or_init(Tables::default).lock().unwrap_or_else(PoisonError::into_inner);
-        let file = || {
-            cache()
-                .map(|folder| folder.join(format!("products-{}.txt", &hex(&Sha256::digest(&identity))[..16])))
-        };
+        let name = || format!("products-{}.txt", &digest(&identity)[..16]);
+        let file = || cache().map(|folder| folder.join(name()));
         let entries = tables
             .entry(identity.clone())
             .or_insert_with(|| Arc::new(Mutex::new(Entries::open(identity.clone(), file()))));
@@ -93,13 +90,13 @@ fn parse(text: &str) -> Option<Choice> {
 fn write(choices: &BTreeMap<String, Choice>, identity: &str) -> String {
     let lines = choices.iter().map(|(key, choice)| format!("{key}\t{}\n", text(choice)));
     let body = format!("{identity}\n{}", lines.collect::<String>());
-    format!("{body}sha256 {}\n", hex(&Sha256::digest(&body)))
+    format!("{body}sha256 {}\n", digest(&body))
 }
 
 fn read(file: &Path, identity: &str) -> Option<BTreeMap<String, Choice>> {
     let all = fs::read_to_string(file).ok()?;
-    let (body, digest) = all.split_at(all.rfind("sha256 ")?);
-    if digest != format!("sha256 {}\n", hex(&Sha256::digest(body))) {
+    let (body, sum) = all.split_at(all.rfind("sha256 ")?);
+    if sum != format!("sha256 {}\n", digest(body)) {
         return None;
     }
     let lines = body.strip_prefix(identity)?.strip_prefix('\n')?.lines();

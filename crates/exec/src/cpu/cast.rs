@@ -137,7 +137,7 @@ pub(super) fn f16_to_f32(x: u16) -> f32 {
 
 /// Half of the unit in the last place less one bit, and one more where that unit is odd, carry into it.
 #[inline(always)]
-pub(super) fn f32_to_bf16(x: f32) -> u16 {
+pub(crate) fn f32_to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
     let rounded = (bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16) as u16;
     if bits & 0x7FFF_FFFF > 0x7F80_0000 { (bits >> 16) as u16 | 0x40 } else { rounded }
@@ -146,7 +146,7 @@ pub(super) fn f32_to_bf16(x: f32) -> u16 {
 /// As for bf16 where the result is normal; below, adding 1/2 lets the hardware round to units of 2^-24, which are
 /// the last bits of 1/2.
 #[inline(always)]
-pub(super) fn f32_to_f16(x: f32) -> u16 {
+pub(crate) fn f32_to_f16(x: f32) -> u16 {
     let (bits, sign) = (x.to_bits() & 0x7FFF_FFFF, ((x.to_bits() >> 16) & 0x8000) as u16);
     let normal = (bits.wrapping_sub(112 << 23).wrapping_add(0xFFF + ((bits >> 13) & 1)) >> 13) as u16;
     let small = (f32::from_bits(bits) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits()) as u16;

@@ -55,7 +55,7 @@ pub fn bench(request: &Request) -> Result<Report, RunError> {
     let cpu = match request.settings.device {
         Device::Cpu => Some(Cpu::new(request.settings.threads)),
         // Its ceiling is a library's product, not a loop of ours.
-        Device::Machine(_) => None,
+        Device::Machines(_) => None,
     };
     let raw = |dtype, seconds| raw_loop(cpu.as_ref()?, dtype, seconds);
     let turns = subject.time(request.repeats, &raw)?;

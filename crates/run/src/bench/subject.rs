@@ -104,7 +104,7 @@ impl Subject {
         steps: Vec<Counts>,
         inputs: Vec<(&'static str, Data)>,
     ) -> Result<Self, RunError> {
-        let mut executor = settings.start(program)?;
+        let mut executor = settings.start_one(program)?;
         let mut weights = numbers(0);
         load(&mut executor, 0, |param, _, out| {
             // A norm's weights are about 1, so that numbers keep their size through the layers.

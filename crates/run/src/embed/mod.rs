@@ -297,7 +297,7 @@ fn plan(options: &Options, longest: Option<u64>, build: Graphs<'_>) -> Result<(E
             Ok(Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]))
         })?;
     let line = memory_line(&program, budget);
-    Ok((settings.start(program)?, line))
+    Ok((settings.start_one(program)?, line))
 }
 
 /// What happened to records on their way.

@@ -209,7 +209,7 @@ impl Run<'_> {
             return Ok(Compute::new(executor, stage, self.shape, self.options));
         }
         observer.say(Level::Info, &memory_line(&program, self.budget));
-        let mut executor = self.options.settings.start(program)?;
+        let mut executor = self.options.settings.start_one(program)?;
         observer.say(Level::Detail, &executor.device().name());
         let plans = PLANS.map(|name| executor.program().index(name));
         let Opened { dna, protein, head, .. } = self.opened;

@@ -63,7 +63,7 @@ impl Runner {
             let plan = compile(&graph, &policy, &target)?;
             Ok(Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]))
         })?;
-        let mut executor = settings.start(program)?;
+        let mut executor = settings.start_one(program)?;
         let mut broken_weights = 0;
         load(&mut executor, ENCODER, |param, range, out| {
             model.read(param, range, out)?;

@@ -156,7 +156,7 @@ impl Runner {
         let target = settings.target()?;
         let plan = compile(&graph, &Policy::default(), &target)?;
         let program = Program::new(target, vec![("head".to_owned(), plan)], vec![]).within(settings.line()?)?;
-        let mut executor = settings.start(program)?;
+        let mut executor = settings.start_one(program)?;
         load(&mut executor, 0, |param, range, out| head.read(param, range, out))?;
         let (dna, protein) = (head.config.dna as usize, head.config.protein as usize);
         Ok(Self { executor, dna, columns: dna + protein })

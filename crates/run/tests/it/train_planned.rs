@@ -167,7 +167,7 @@ fn holds(program: Program, threads: usize, what: &str) {
     }
     let instructions: u64 = program.plans().iter().map(|(_, p)| p.schedule.instrs.len() as u64).sum();
     let region = Region::new(ALLOCATOR);
-    let executor = Settings { threads, ..Settings::default() }.start(program).expect("started");
+    let executor = Settings { threads, ..Settings::default() }.start_one(program).expect("started");
     let beside = held(&region).checked_sub(arena).unwrap_or_else(|| panic!("{what}: less than the arena"));
     assert!(
         beside <= DEVICE + PER_INSTRUCTION * instructions,

@@ -53,7 +53,7 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
     feed.bound(of_data(bounds))?;
     let plan::Found { program, candidate, .. } = found;
     let machine = config.run.machine();
-    let mut executor = machine.start(program)?;
+    let mut executor = machine.start_one(program)?;
     start(&mut executor, subject.source(config.run.seed))?;
     let store = Store::of(&executor, &subject, config.run.seed);
     let asked = |auto: bool, key: &str, value: Value| auto.then(|| (key.to_owned(), value));

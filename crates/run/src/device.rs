@@ -1,0 +1,89 @@
+//! Where to run: the CPU, or machines that share the work. Invariant: machines of a run are of one kind, so that one
+//! program fits all of them and a result does not depend on which of them computed it.
+
+use crate::RunError;
+use exec::Machine;
+use std::sync::Arc;
+
+/// Where to run.
+#[derive(Clone, Debug, Default)]
+pub enum Device {
+    /// The CPU.
+    #[default]
+    Cpu,
+    /// Other machines, such as GPUs: one or more, of one kind. [`Device::machines`] makes sure of that.
+    Machines(Vec<Arc<dyn Machine>>),
+}
+
+impl Device {
+    /// Machines that share the work, in this order.
+    pub fn machines(machines: Vec<Arc<dyn Machine>>) -> Result<Self, RunError> {
+        let Some(first) = machines.first().map(|machine| machine.name()) else {
+            return Err(RunError::Refused("there is no device to compute on".to_owned()));
+        };
+        for (i, machine) in machines.iter().enumerate() {
+            let name = machine.name();
+            if kind(&name) != kind(&first) {
+                return Err(RunError::Refused(format!(
+                    "{first} and {name} are of different kinds, and a run computes on cards of one kind; name some of \
+                     one kind, such as --device {}",
+                    first.split(' ').next().unwrap_or_default()
+                )));
+            }
+            if machines[..i].iter().any(|other| other.name() == name) {
+                return Err(RunError::Refused(format!("{name} is named twice; name every device once")));
+            }
+        }
+        Ok(Self::Machines(machines))
+    }
+
+    /// How many devices it is.
+    pub fn count(&self) -> usize {
+        match self {
+            Self::Cpu => 1,
+            Self::Machines(machines) => machines.len(),
+        }
+    }
+}
+
+/// Whether two machines are of one kind: their names differ in nothing but a number.
+pub fn same_kind(one: &dyn Machine, other: &dyn Machine) -> bool {
+    kind(&one.name()) == kind(&other.name())
+}
+
+/// What a machine is, without its number: `cuda (NVIDIA H200)` of `cuda:3 (NVIDIA H200)`.
+pub(crate) fn kind(name: &str) -> String {
+    let (place, about) = name.split_once(' ').unwrap_or((name, ""));
+    let place = place.split(':').next().unwrap_or_default();
+    format!("{place} {about}").trim_end().to_owned()
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        let names = |machines: &[Arc<dyn Machine>]| machines.iter().map(|m| m.name()).collect::<Vec<_>>();
+        match (self, other) {
+            (Self::Cpu, Self::Cpu) => true,
+            (Self::Machines(some), Self::Machines(others)) => names(some) == names(others),
+            (Self::Cpu | Self::Machines(_), _) => false,
+        }
+    }
+}
+
+impl Eq for Device {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_names_without_numbers() {
+        for (name, wanted) in [
+            ("cuda:0 (NVIDIA H200)", "cuda (NVIDIA H200)"),
+            ("cuda:13 (NVIDIA H200)", "cuda (NVIDIA H200)"),
+            ("cuda:0 (NVIDIA RTX 4090)", "cuda (NVIDIA RTX 4090)"),
+            ("cpu", "cpu"),
+        ] {
+            assert_eq!(kind(name), wanted);
+        }
+    }
+}
