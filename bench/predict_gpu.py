@@ -1,6 +1,9 @@
 """Open reading frames per second of `plimsoll predict` with models of random weights, on a GPU.
 
-    python3 bench/predict_gpu.py [PLIMSOLL] [--orfs 200000] [--precision bf16 fp8] [--protein 3B] [--goldens FOLDER] [--work FOLDER]
+    python3 bench/predict_gpu.py [PLIMSOLL] [--orfs 200000] [--precision bf16 fp8] [--protein 3B] [--goldens FOLDER]
+        [--work FOLDER] [--more FLAG...]
+
+and without a GPU, to try it: --protein tiny --precision f32 --orfs 1000 --more --device cpu
 
 Makes DNABERT-S, ESM-2 and a head with random weights in their authors' layout (the tokenizer is that of the goldens, with 1 024
 words: shorter ones than the real model's) and reads of 150 coding bases, so that an open reading frame has about 51 residue
@@ -22,7 +25,9 @@ from safetensors.torch import save_file
 
 ROOT = Path(__file__).resolve().parent.parent
 DNA = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 4096}
+TINY_DNA = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 12, "intermediate_size": 384, "vocab_size": 1024}
 PROTEIN = {  # width, heads, layers
+    "tiny": (40, 5, 2),  # with a tiny DNABERT-S: to try this script without a GPU
     "8M": (320, 20, 6),
     "650M": (1280, 20, 33),
     "3B": (2560, 40, 36),
@@ -92,17 +97,20 @@ def save(shapes, path, dtype):
 
 def models(work, goldens, protein):
     folders = work / "weights/dnabert_s", work / "weights/esm2"
-    if (work / "weights/head.safetensors").exists():
+    made = work / "weights/made"
+    if made.exists() and made.read_text() == protein:
         return
     width, heads, layers = PROTEIN[protein]
+    dna = TINY_DNA if protein == "tiny" else DNA
     sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": 4 * width}
-    for folder, name, shape, shapes in zip(folders, ("dnabert_s", "esm2"), (DNA, sizes), (dnabert_s, esm2)):
+    for folder, name, shape, shapes in zip(folders, ("dnabert_s", "esm2"), (dna, sizes), (dnabert_s, esm2)):
         folder.mkdir(parents=True, exist_ok=True)
         config = json.loads((goldens / name / "config.json").read_text()) | shape
         (folder / "config.json").write_text(json.dumps(config))
         save(shapes(shape), folder / "model.safetensors", torch.bfloat16)
     shutil.copy(goldens / "dnabert_s/tokenizer.json", folders[0])
-    save(head(DNA["hidden_size"] + width), work / "weights/head.safetensors", torch.float32)
+    save(head(dna["hidden_size"] + width), work / "weights/head.safetensors", torch.float32)
+    made.write_text(protein)
 
 
 def reads(path, count):

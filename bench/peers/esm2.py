@@ -1,6 +1,6 @@
 """PyTorch's side of the GPU figures: ESM-2 in bf16 with random weights, on the first GPU.
 
-    python bench/peers/esm2.py [--model 3B] [--pack 16384] [--length 168 | --lognormal] [--side packed sdpa] [--seconds 3]
+    python bench/peers/esm2.py [--model 3B ...] [--pack 16384] [--length 168 | --lognormal] [--side packed sdpa] [--seconds 3]
 
 Sides: `packed` is a model packed by hand: fused query, key and value, variable-length flash attention, under torch.compile
 (the fastest PyTorch that we know); `sdpa` is transformers' EsmModel with SDPA under torch.compile, `sdpa-eager` without.
@@ -9,6 +9,7 @@ tokens/s of the median pass, real tokens only, and the peak of torch's allocator
 """
 
 import argparse
+import itertools
 
 import torch
 import torch.nn as nn
@@ -77,10 +78,10 @@ def pack(lengths, size):
     return torch.randint(4, 24, (size,), device="cuda"), positions, ends
 
 
-def packed(a, size, lengths, compiled):
+def packed(a, name, size, lengths, compiled):
     with torch.device("cuda"):
         torch.set_default_dtype(torch.bfloat16)
-        model = Packed(*SIZES[a.model]).eval()
+        model = Packed(*SIZES[name]).eval()
         torch.set_default_dtype(torch.float32)
     model = torch.compile(model) if compiled else model
     longest = max(lengths)
@@ -96,10 +97,10 @@ def some(batches, size, a):
     return batches[:: max(1, len(batches) // count)][:count]
 
 
-def sdpa(a, size, lengths, compiled):
+def sdpa(a, name, size, lengths, compiled):
     from transformers import EsmConfig, EsmModel
 
-    d, heads, inner, layers = SIZES[a.model]
+    d, heads, inner, layers = SIZES[name]
     config = EsmConfig(
         vocab_size=33,
         hidden_size=d,
@@ -144,19 +145,18 @@ SIDES = {
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model", choices=SIZES, default="3B")
+    parser.add_argument("--model", choices=SIZES, nargs="+", default=["3B"])
     parser.add_argument("--pack", type=int, nargs="+", default=[16384])
     parser.add_argument("--length", type=int, default=168)
     parser.add_argument("--lognormal", action="store_true", help="lengths exp N(5.6, 0.75), from 30 to 1022, and 2")
     parser.add_argument("--side", choices=SIDES, nargs="+", default=["packed"])
     parser.add_argument("--seconds", type=float, default=3.0)
     a = parser.parse_args()
-    for size in a.pack:
+    for model, size, side in itertools.product(a.model, a.pack, a.side):
         lengths = timing.lognormal(40000) if a.lognormal else [a.length] * (size // a.length)
-        for side in a.side:
-            make, compiled = SIDES[side]
-            shape = {"model": a.model, "pack": size, "lengths": "lognormal" if a.lognormal else a.length}
-            timing.measured(side, lambda: make(a, size, lengths, compiled), a.seconds, **shape)
+        make, compiled = SIDES[side]
+        shape = {"model": model, "pack": size, "lengths": "lognormal" if a.lognormal else a.length}
+        timing.measured(side, lambda: make(a, model, size, lengths, compiled), a.seconds, **shape)
 
 
 main()

@@ -2,10 +2,10 @@
 //! its peak is within the budget; what was chosen is reported.
 
 use crate::device::kind;
-use crate::{Device, EncoderModel, RunError, machine};
+use crate::{Device, EncoderModel, Level, RunError, machine};
 use exec::cpu::{CpuDevice, Isa};
 use exec::{Executor, Param};
-use graph::{Bounds, Bytes};
+use graph::{Bounds, Bytes, Op};
 use plan::{Build, PlanError, Policy, Precision, Program, Search, Stream, Target};
 use serde_json::{Value, json};
 use std::ops::Range;
@@ -89,6 +89,22 @@ impl Settings {
         })
     }
 
+    /// What takes time before the first step on a machine that was never used.
+    pub(crate) fn first_use(&self) -> Option<String> {
+        match &self.device {
+            Device::Cpu => None,
+            Device::Machines(machines) => machines[0].first_use(),
+        }
+    }
+
+    /// How loudly the device and its kernels are told: on the CPU there is nothing to choose.
+    pub(crate) fn computing_level(&self) -> Level {
+        match &self.device {
+            Device::Cpu => Level::Detail,
+            Device::Machines(_) => Level::Info,
+        }
+    }
+
     /// What the arena's memory could still give; of several devices, the one that could give least.
     pub fn free(&self) -> Result<Bytes, RunError> {
         match &self.device {
@@ -164,6 +180,20 @@ impl Settings {
             )
         })
     }
+}
+
+/// How a program is computed, as a run prints it when it begins: attention, products, precision, and what bits depend on.
+pub(crate) fn computing_line(executor: &Executor, precision: Precision) -> String {
+    let program = executor.program();
+    let nodes = || program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().map(|n| (&p.graph, n)));
+    let kernel = |is: fn(&Op) -> bool| {
+        let (graph, node) = nodes().find(|(_, node)| is(&node.op))?;
+        program.target().kernel_of(graph, node).ok().map(|row| row.kernel.as_str())
+    };
+    let attention = kernel(|op| matches!(op, Op::Attention(_))).unwrap_or("none");
+    let linear = kernel(|op| matches!(op, Op::Linear(_))).unwrap_or("none");
+    let (device, with) = (executor.device().name(), executor.device().arithmetic());
+    format!("{device}: precision {}, attention: {attention}, products: {linear} ({with})", precision.name())
 }
 
 /// The bounds of a step of `tokens`.

@@ -5,8 +5,9 @@ mod choose;
 mod description;
 mod table;
 
+use crate::api::CublasLt;
 use crate::compile::digest;
-use crate::context::Context;
+use crate::context::{Card, Context};
 use crate::kernel::{Arg, File, Kernel, Kernels, Shape};
 use crate::{CudaError, Libraries};
 use choose::Trial;
@@ -135,6 +136,14 @@ impl Gemm {
     pub(crate) fn digest(&self) -> String {
         digest(&format!("cuBLASLt {}\n{}", self.handle.version(), self.choices().join("\n")))
     }
+}
+
+/// Whether no product was ever timed on a card of this kind, with this driver and library.
+pub(crate) fn nothing_is_timed(card: &Card) -> bool {
+    // SAFETY: it has no preconditions.
+    let version = |library: &CublasLt| unsafe { (library.cublasLtGetVersion)() };
+    let library = Libraries::get().cublaslt.as_ref();
+    library.is_ok_and(|library| Table::of(card, version(library)).lock().is_empty())
 }
 
 /// Our own kernel for a form, its grid and arguments.

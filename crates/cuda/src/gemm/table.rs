@@ -48,6 +48,11 @@ impl Entries {
         Self { identity, file, choices }
     }
 
+    /// Whether nothing is known.
+    pub(super) fn is_empty(&self) -> bool {
+        self.choices.is_empty()
+    }
+
     /// What is known for a form, near a number of rows.
     pub(super) fn get(&self, form: &Form, rows: u64) -> Option<Choice> {
         self.choices.get(&key(form, rows)).copied()

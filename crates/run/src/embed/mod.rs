@@ -13,7 +13,7 @@ mod output;
 mod states;
 
 use crate::observer::stopped;
-use crate::session::{attach, bounds, memory_line};
+use crate::session::{attach, bounds, computing_line, memory_line};
 use crate::{EncoderModel, Level, Observer, Progress, RunError, Settings};
 use data::pack::Order;
 use data::sequence::Reader;
@@ -199,9 +199,11 @@ fn run(
     let width = reading.width as u64;
     observer.say(Level::Detail, "reading the input once for its longest sequence");
     let longest = longest(options, model, limits, observer)?;
+    options.settings.first_use().iter().for_each(|text| observer.say(Level::Info, text));
     let (mut executor, memory_line) = plan(options, longest, build)?;
     observer.say(Level::Info, &memory_line);
-    observer.say(Level::Detail, &executor.device().name());
+    let settings = &options.settings;
+    observer.say(settings.computing_level(), &computing_line(&executor, settings.precision()?));
     attach(&mut executor, 0, model)?;
 
     let front = open(options, model, limits)?;

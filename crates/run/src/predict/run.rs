@@ -14,7 +14,7 @@ use super::stage::Stage;
 use super::{Opened, Options, Report, Warm};
 use crate::machine::{Tracker, resident};
 use crate::observer::stopped;
-use crate::session::{attach, load, memory_line};
+use crate::session::{attach, computing_line, load, memory_line};
 use crate::{Level, Observer, RunError, Settings, price};
 use data::pack::Fill;
 use data::sequence::Input;
@@ -100,7 +100,8 @@ impl Run<'_> {
             }
             return Ok(self.shard(&done.totals, start, false));
         }
-        self.finish(done, (before.as_ref(), warm), start, &tracker, memory_line)
+        let arithmetic = self.options.settings.arithmetic()?;
+        self.finish(done, (before.as_ref(), warm), start, &tracker, (memory_line, arithmetic))
     }
 
     /// Computes the nucleotide embeddings of all open reading frames, if they are not there.
@@ -128,13 +129,13 @@ impl Run<'_> {
             return Err(RunError::Refused(text.to_owned()));
         };
         let width = self.shape.kept_width(Stage::Whole, self.options.save_embeddings.is_some());
-        let results = keys.merge(&self.options.merge, width)?;
+        let (results, arithmetic) = keys.merge(&self.options.merge, width)?;
         self.start_over()?;
         let (outputs, strict) = (Some(self.outputs()?), self.options.strict);
         let parts = Parts { compute: None, results, embeddings: None, keeper: None, outputs, strict };
         let done = self.stream(parts, observer)?;
         tracker.track("merged");
-        self.finish(done, (None, &mut None), start, &tracker, String::new())
+        self.finish(done, (None, &mut None), start, &tracker, (String::new(), arithmetic))
     }
 
     /// With `--force` nothing is gone on with: only once it is known that the run can begin. What is to be put
@@ -209,8 +210,10 @@ impl Run<'_> {
             return Ok(Compute::new(executor, stage, self.shape, self.options));
         }
         observer.say(Level::Info, &memory_line(&program, self.budget));
-        let mut executor = self.options.settings.start_one(program)?;
-        observer.say(Level::Detail, &executor.device().name());
+        let settings = &self.options.settings;
+        settings.first_use().iter().for_each(|text| observer.say(Level::Info, text));
+        let mut executor = settings.start_one(program)?;
+        observer.say(settings.computing_level(), &computing_line(&executor, settings.precision()?));
         let plans = PLANS.map(|name| executor.program().index(name));
         let Opened { dna, protein, head, .. } = self.opened;
         for (part, plan) in plans.into_iter().enumerate() {
@@ -316,7 +319,7 @@ impl Run<'_> {
         (before, warm): (Option<&Value>, &mut Warm),
         start: Instant,
         tracker: &Tracker,
-        memory_line: String,
+        (memory_line, arithmetic): (String, Value),
     ) -> Result<Report, RunError> {
         let Done { parts, totals, fill, inputs } = done;
         let seconds = start.elapsed().as_secs_f64();
@@ -331,7 +334,7 @@ impl Run<'_> {
             seconds,
             tracker,
             inputs: &inputs,
-            identity: record::identity(self.options, self.opened, &inputs),
+            identity: record::identity(self.options, self.opened, &inputs, arithmetic),
         };
         let mut run_record = story.record()?;
         let counts = match parts.outputs {
