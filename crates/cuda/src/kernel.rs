@@ -182,9 +182,9 @@ pub(crate) struct Kernels {
 unsafe impl Send for Kernels {}
 
 impl Kernels {
-    pub(crate) fn new(context: &Context) -> Result<Self, CudaError> {
+    pub(crate) fn new(context: &Context, steps: usize) -> Result<Self, CudaError> {
         let compiler = Compiler::new(context.card.capability)?;
-        Ok(Self { compiler, functions: HashMap::new(), status: Status::new(context)? })
+        Ok(Self { compiler, functions: HashMap::new(), status: Status::new(context, steps)? })
     }
 
     /// Compiles and loads a kernel, unless it is there.
@@ -227,13 +227,19 @@ impl Kernels {
             *pointer = ptr::from_ref(&arg.0).cast_mut().cast();
         }
         let api = context.api;
-        // SAFETY: the arguments are those of the kernel's declaration, by the launch code beside it; the driver copies
-        // them before it returns.
-        let code = unsafe {
-            let (stream, extra) = (context.stream, ptr::null_mut());
-            (api.cuLaunchKernel)(function, x, y, z, threads, 1, 1, shared, stream, pointers.as_mut_ptr(), extra)
-        };
-        api.check(kernel.entry, code)
+        context.trace.kernel(
+            context.stream,
+            || kernel.entry.to_owned(),
+            || {
+                let (stream, args, extra) = (context.stream, pointers.as_mut_ptr(), ptr::null_mut());
+                // SAFETY: the arguments are those of the kernel's declaration, by the launch code beside it; the driver
+                // copies them before it returns.
+                let code = unsafe {
+                    (api.cuLaunchKernel)(function, x, y, z, threads, 1, 1, shared, stream, args, extra)
+                };
+                api.check(kernel.entry, code)
+            },
+        )
     }
 
     /// Unloads all; the stream must be idle.

@@ -35,7 +35,7 @@ const CONTEXT: Bytes = Bytes(551_550_976);
 impl CudaMachine {
     /// The card of a number, if everything that is needed to use it is there.
     pub fn new(ordinal: usize, options: Options) -> Result<Self, CudaError> {
-        let context = Context::new(ordinal)?;
+        let context = Context::new(ordinal, false)?;
         Ok(Self { card: context.card.clone(), options, context: Mutex::new(context) })
     }
 
@@ -67,6 +67,10 @@ impl Machine for CudaMachine {
         context.enter()?;
         // The context is there by now; the plan counts it, so it is counted as free.
         Ok((context.memory()?.0 + self.target()?.reserved()).min(self.card.memory))
+    }
+
+    fn depth(&self) -> usize {
+        self.options.depth
     }
 
     fn arithmetic(&self) -> String {

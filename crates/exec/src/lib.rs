@@ -14,7 +14,7 @@ mod persistent;
 pub mod reference;
 mod submit;
 
-pub use device::{Device, DeviceError, Launch, Machine, Operand, Span, Ticket};
+pub use device::{Device, DeviceError, Launch, Machine, Operand, Repeat, Span, Ticket};
 pub use executor::Executor;
 pub use graph::Param;
 pub use load::{ParamSource, ReadError, ReadParam};

@@ -4,12 +4,9 @@
 use crate::device::{Device, DeviceError};
 use crate::persistent::{element, round};
 use graph::{DType, Layout, Param, TensorSpec};
-use plan::{Plan, Program};
+use plan::{PIECE as CHUNK, Plan, Program};
 use std::error::Error;
 use std::ops::Range;
-
-/// Elements of a row-major parameter that are read at once.
-const CHUNK: u64 = 1 << 18;
 
 /// Why elements could not be read.
 pub type ReadError = Box<dyn Error + Send + Sync>;

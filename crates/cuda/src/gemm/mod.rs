@@ -116,7 +116,10 @@ impl Gemm {
         let unprepared = || CudaError::Unprepared { what: format!("the product {form}") };
         let (description, choice) = self.products.get(&form).ok_or_else(unprepared)?;
         match choice {
-            Some(algorithm) => description.run(algorithm, operands, context.stream).map(|()| true),
+            Some(algorithm) => {
+                let run = || description.run(algorithm, operands, context.stream);
+                context.trace.kernel(context.stream, || form.to_string(), run).map(|()| true)
+            }
             None => Ok(false),
         }
     }

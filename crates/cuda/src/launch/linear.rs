@@ -4,8 +4,8 @@
 use super::{Call, Tensor, rows};
 use crate::gemm::{self, Form, Operands};
 use exec::DeviceError;
+use graph::Layout;
 use graph::ops::{Epilogue, Linear};
-use graph::{DType, Layout};
 
 pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError> {
     let (x, w, y) = (call.input(0)?, call.input(1)?, call.output(0)?);
@@ -46,9 +46,10 @@ fn product(call: &mut Call<'_>, form: Form, operands: &Operands) -> Result<(), D
 
 /// An error unless all are rows of one float type.
 fn accepted(call: &Call<'_>, operands: &[Option<Tensor>]) -> Result<(), DeviceError> {
-    let dtypes: Vec<DType> = operands.iter().flatten().map(|operand| operand.dtype).collect();
-    if !dtypes[0].is_float() || dtypes.iter().any(|dtype| *dtype != dtypes[0]) {
-        let names: Vec<&str> = dtypes.iter().map(|dtype| dtype.name()).collect();
+    let dtypes = || operands.iter().flatten().map(|operand| operand.dtype);
+    let first = dtypes().next().filter(|dtype| dtype.is_float());
+    if dtypes().any(|dtype| Some(dtype) != first) {
+        let names: Vec<&str> = dtypes().map(|dtype| dtype.name()).collect();
         return Err(call.refused(format!("operands must have one float type, not {}", names.join(", "))));
     }
     let layouts = call.launch.ins.iter().map(|operand| operand.spec.layout);
