@@ -172,7 +172,7 @@ impl CudaDevice {
             let code = unsafe { (api.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes.len(), stream) };
             api.check("cuMemcpyHtoDAsync", code)
         };
-        context.trace.span(Track::In, stream, || "copy in".to_owned(), copy)?;
+        context.trace.span(Track::In, stream, || format!("copy in, {}", Bytes(bytes.len() as u64)), copy)?;
         event.map_or(Ok(()), |event| event.record(stream))?;
         Ok(context.order(stream, context.stream)?)
     }
@@ -192,13 +192,13 @@ impl CudaDevice {
 
 /// Arena to host in a stream. The caller waits for the stream before `out` is used or given back.
 fn receive(context: &Context, from: u64, out: &mut [u8], stream: cu::CUstream) -> Result<(), CudaError> {
-    let api = context.api;
+    let (api, bytes) = (context.api, Bytes(out.len() as u64));
     let copy = || {
         // SAFETY: `from` is a range of the arena that is as long as `out`.
         let code = unsafe { (api.cuMemcpyDtoHAsync_v2)(out.as_mut_ptr().cast(), from, out.len(), stream) };
         api.check("cuMemcpyDtoHAsync", code)
     };
-    context.trace.span(Track::Out, stream, || "copy out".to_owned(), copy)
+    context.trace.span(Track::Out, stream, || format!("copy out, {bytes}"), copy)
 }
 
 /// What a status word says.
@@ -282,7 +282,7 @@ impl Device for CudaDevice {
             let code = unsafe { (api.cuMemcpyDtoDAsync_v2)(to, from, bytes.0 as usize, stream) };
             api.check("cuMemcpyDtoDAsync", code)
         };
-        Ok(self.context.trace.span(Track::Compute, stream, || "copy".to_owned(), copy)?)
+        Ok(self.context.trace.span(Track::Compute, stream, || format!("copy, {bytes}"), copy)?)
     }
 
     fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
