@@ -3,6 +3,7 @@
 
 use crate::compile::Compiler;
 use crate::context::{Context, Status};
+use crate::machine::FP8;
 use crate::{CudaError, launch};
 use cudarc::driver::sys as cu;
 use graph::DType;
@@ -23,6 +24,8 @@ pub enum File {
     Matmul,
     /// `norm.cu`
     Norm,
+    /// `quantize.cu`
+    Quantize,
     /// `sequence.cu`
     Sequence,
 }
@@ -36,6 +39,7 @@ impl File {
             Self::Elementwise => "elementwise.cu",
             Self::Matmul => "matmul.cu",
             Self::Norm => "norm.cu",
+            Self::Quantize => "quantize.cu",
             Self::Sequence => "sequence.cu",
         }
     }
@@ -48,9 +52,16 @@ impl File {
             Self::AttentionF32 => {
                 concat!(include_str!("kernels/attention.cuh"), include_str!("kernels/attention_f32.cu"))
             }
-            Self::Elementwise => include_str!("kernels/elementwise.cu"),
+            Self::Elementwise => {
+                concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/elementwise.cu"))
+            }
             Self::Matmul => include_str!("kernels/matmul.cu"),
-            Self::Norm => include_str!("kernels/norm.cu"),
+            Self::Norm => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/norm.cu")),
+            Self::Quantize => concat!(
+                include_str!("kernels/rows.cuh"),
+                include_str!("kernels/activation.cuh"),
+                include_str!("kernels/quantize.cu")
+            ),
             Self::Sequence => include_str!("kernels/sequence.cu"),
         }
     }
@@ -78,6 +89,16 @@ impl Kernel {
         let mut constants = [("", 0); CONSTANTS];
         constants[0] = ("TYPE", code(dtype));
         Self { file, entry, constants }
+    }
+
+    /// The same on or to e4m3.
+    pub fn on_codes(self) -> Self {
+        self.with("CODES", 1)
+    }
+
+    /// The compute capability from which on it is there.
+    pub fn since(&self) -> (u32, u32) {
+        if self.constants().any(|(name, _)| name == "CODES") { FP8 } else { (8, 0) }
     }
 
     /// The same with another constant.
@@ -111,6 +132,7 @@ pub(crate) fn code(dtype: DType) -> i64 {
         DType::F16 => 2,
         DType::I32 => 3,
         DType::U8 => 4,
+        DType::F8 => 5,
     }
 }
 

@@ -29,6 +29,9 @@ const KNOWN: &[(&str, &str)] = &[
     ("RTX 3090", "3090"),
 ];
 
+/// Compute capability from which on there are products of e4m3.
+pub(crate) const FP8: (u32, u32) = (8, 9);
+
 /// What the first context of a process takes, where it was not measured.
 const CONTEXT: Bytes = Bytes(551_550_976);
 
@@ -56,6 +59,9 @@ impl Machine for CudaMachine {
         let mut target =
             Target::named(name).map_err(|error| DeviceError::Machine { source: Box::new(error) })?;
         target.memory = self.card.memory;
+        if self.card.capability < FP8 {
+            target.rates.fp8 = None;
+        }
         if target.reserved.is_empty() {
             target.reserved.push(Reserved { label: "CUDA context".to_owned(), bytes: CONTEXT });
         }

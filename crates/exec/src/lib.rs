@@ -12,11 +12,12 @@ mod host;
 mod load;
 mod persistent;
 pub mod reference;
+pub mod scaled;
 mod submit;
 
 pub use device::{Device, DeviceError, Launch, Machine, Operand, Repeat, Span, Ticket};
 pub use executor::Executor;
 pub use graph::Param;
-pub use load::{ParamSource, ReadError, ReadParam};
+pub use load::{ParamSource, ReadError, ReadParam, load_all};
 pub use persistent::{Resident, Survivor};
 pub use submit::{Data, Submitted};

@@ -1,12 +1,20 @@
 //! Parameters on their way from their file into the arena, in the layout that the kernels stream. Invariant: the
 //! same bytes whether a parameter is loaded once or in every step, and loading allocates nothing.
 
-use crate::device::{Device, DeviceError};
+use crate::Executor;
+use crate::device::DeviceError;
 use crate::persistent::{element, round};
+use crate::scaled;
 use graph::{DType, Layout, Param, TensorSpec};
 use plan::{PIECE as CHUNK, Plan, Program};
 use std::error::Error;
 use std::ops::Range;
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+
+/// Parts of weights that wait for a device while another takes them.
+const PARTS_AHEAD: usize = 4;
 
 /// Why elements could not be read.
 pub type ReadError = Box<dyn Error + Send + Sync>;
@@ -16,6 +24,40 @@ pub type ReadParam<'a> = &'a mut dyn FnMut(&Param, Range<u64>, &mut [f32]) -> Re
 
 /// The same for as long as an executor runs. It should allocate nothing: it is called in every step.
 pub type ParamSource = Box<dyn FnMut(&Param, Range<u64>, &mut [f32]) -> Result<(), ReadError> + Send>;
+
+/// Where bytes of the arena go: to one device, or to several.
+pub(crate) type Upload<'a> = &'a mut dyn FnMut(u64, &[u8]) -> Result<(), DeviceError>;
+
+/// Reads the resident parameters of a plan once, and puts them into the arenas of all executors, which run one program.
+pub fn load_all(executors: &mut [Executor], plan: usize, read: ReadParam<'_>) -> Result<(), DeviceError> {
+    let weights: Vec<Weight> = match executors {
+        [] => return Ok(()),
+        [one] => return one.load(plan, read),
+        [first, ..] => Weight::resident(first.program(), plan).collect(),
+    };
+    std::thread::scope(|scope| {
+        let (mut senders, mut threads) = (vec![], vec![]);
+        for executor in executors {
+            let (sender, parts) = sync_channel::<(u64, Arc<[u8]>)>(PARTS_AHEAD);
+            let mut put = move |(at, part): (u64, Arc<[u8]>)| executor.device_mut().upload(at, &part);
+            threads.push(scope.spawn(move || parts.iter().try_for_each(&mut put)));
+            senders.push(sender);
+        }
+        let mut upload = |at: u64, part: &[u8]| {
+            let part: Arc<[u8]> = part.into();
+            // A device that failed takes no more; why, it says at the end.
+            senders.iter().for_each(|sender| drop(sender.send((at, Arc::clone(&part)))));
+            Ok(())
+        };
+        let loaded = weights
+            .iter()
+            .try_for_each(|weight| weight.load(&mut upload, &mut Buffers::of(std::iter::once(weight)), read));
+        drop(senders);
+        let ended =
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        ended.fold(Ok(()), Result::and).and(loaded)
+    })
+}
 
 /// A parameter and its place.
 pub(crate) struct Weight {
@@ -37,6 +79,11 @@ enum Shape {
         n: u64,
         k: u64,
     },
+    /// (n, k) as codes and scales.
+    Scaled {
+        n: u64,
+        k: u64,
+    },
 }
 
 /// What a parameter passes through: the only copies beside the arena.
@@ -45,6 +92,8 @@ pub(crate) struct Buffers {
     rows: Vec<f32>,
     panel: Vec<f32>,
     narrow: Vec<u16>,
+    codes: Vec<u8>,
+    scales: Vec<f32>,
 }
 
 /// Where a streamed plan's parameters come from.
@@ -74,14 +123,15 @@ impl Weight {
     /// Reads it into the arena.
     pub(crate) fn load(
         &self,
-        device: &mut dyn Device,
+        upload: Upload<'_>,
         buffers: &mut Buffers,
         read: ReadParam<'_>,
     ) -> Result<(), DeviceError> {
         let fail = |source| DeviceError::Load { param: self.param.name.clone(), source };
         let mut read = |range: Range<u64>, out: &mut [f32]| read(&self.param, range, out).map_err(fail);
         match self.shape {
-            Shape::Rows { elements, dtype } => load_rows(device, self.at, elements, dtype, buffers, &mut read),
+            Shape::Rows { elements, dtype } => load_rows(upload, self.at, elements, dtype, buffers, &mut read),
+            Shape::Scaled { n, k } => load_scaled(upload, self.at, n, k, buffers, &mut read),
             Shape::Panels { width, n, k } => {
                 for first in (0..n).step_by(width as usize) {
                     let rows = &mut buffers.rows[..(width * k) as usize];
@@ -90,7 +140,7 @@ impl Weight {
                     beyond.fill(0.0);
                     let panel = &mut buffers.panel[..rows.len()];
                     transpose(rows, k as usize, panel, width as usize);
-                    device.upload(self.at + first * k * DType::F32.size(), bytemuck::cast_slice(panel))?;
+                    upload(self.at + first * k * DType::F32.size(), bytemuck::cast_slice(panel))?;
                 }
                 Ok(())
             }
@@ -112,6 +162,7 @@ impl Shape {
             Layout::Panels { width } => {
                 Self::Panels { width: u64::from(width), n: spec.rows(full), k: spec.row_elements() }
             }
+            Layout::Scaled => Self::Scaled { n: spec.rows(full), k: spec.row_elements() },
         }
     }
 }
@@ -119,7 +170,7 @@ impl Shape {
 impl Buffers {
     /// Large enough for each of these.
     pub(crate) fn of<'a>(weights: impl Iterator<Item = &'a Weight>) -> Self {
-        let (mut rows, mut panel, mut narrow) = (0, 0, 0);
+        let (mut rows, mut panel, mut narrow, mut codes, mut scales) = (0, 0, 0, 0, 0);
         for weight in weights {
             match weight.shape {
                 Shape::Rows { elements, dtype } => {
@@ -132,17 +183,24 @@ impl Buffers {
                     rows = rows.max(width * k);
                     panel = panel.max(width * k);
                 }
+                Shape::Scaled { n, k } => {
+                    let together = scaled_rows(n, k);
+                    rows = rows.max(together * k);
+                    codes = codes.max(together as usize * scaled::stride(k as usize));
+                    scales = scales.max(n);
+                }
             }
         }
         let (rows, panel) = (vec![0.0; rows as usize], vec![0.0; panel as usize]);
-        Self { rows, panel, narrow: vec![0; narrow as usize] }
+        let (codes, scales) = (vec![0; codes], vec![0.0; scales as usize]);
+        Self { rows, panel, narrow: vec![0; narrow as usize], codes, scales }
     }
 }
 
 type ReadElements<'a> = &'a mut dyn FnMut(Range<u64>, &mut [f32]) -> Result<(), DeviceError>;
 
 fn load_rows(
-    device: &mut dyn Device,
+    upload: Upload<'_>,
     at: u64,
     elements: u64,
     dtype: DType,
@@ -155,20 +213,47 @@ fn load_rows(
         read(first..first + part.len() as u64, part)?;
         let to = at + first * dtype.size();
         match dtype {
-            DType::F32 => device.upload(to, bytemuck::cast_slice(part))?,
+            DType::F32 => upload(to, bytemuck::cast_slice(part))?,
             DType::Bf16 | DType::F16 => {
                 let narrow = &mut narrow[..part.len()];
                 round(part, dtype, narrow);
-                device.upload(to, bytemuck::cast_slice(narrow))?;
+                upload(to, bytemuck::cast_slice(narrow))?;
             }
             // No parameter is of integers so far, so this may allocate.
-            DType::I32 | DType::U8 => {
+            DType::F8 | DType::I32 | DType::U8 => {
                 let bytes: Vec<u8> = part.iter().flat_map(|&x| element(x, dtype)).collect();
-                device.upload(to, &bytes)?;
+                upload(to, &bytes)?;
             }
         }
     }
     Ok(())
+}
+
+/// Rows of a scaled matrix that are read at once.
+fn scaled_rows(n: u64, k: u64) -> u64 {
+    (CHUNK / k.max(1)).clamp(1, n.max(1))
+}
+
+fn load_scaled(
+    upload: Upload<'_>,
+    at: u64,
+    n: u64,
+    k: u64,
+    buffers: &mut Buffers,
+    read: ReadElements<'_>,
+) -> Result<(), DeviceError> {
+    let (stride, together) = (scaled::stride(k as usize), scaled_rows(n, k));
+    let scales = &mut buffers.scales[..n as usize];
+    for (first, scales) in (0..n).step_by(together as usize).zip(scales.chunks_mut(together as usize)) {
+        let rows = &mut buffers.rows[..scales.len() * k as usize];
+        read(first * k..first * k + rows.len() as u64, rows)?;
+        let codes = &mut buffers.codes[..scales.len() * stride];
+        for ((row, codes), scale) in rows.chunks(k as usize).zip(codes.chunks_mut(stride)).zip(scales) {
+            *scale = scaled::quantise_weights(row, codes);
+        }
+        upload(at + first * stride as u64, codes)?;
+    }
+    upload(at + n * stride as u64, bytemuck::cast_slice(scales))
 }
 
 /// `width` rows of `k` elements become `k` rows of `width`.

@@ -26,10 +26,31 @@ pub(crate) struct Form {
     pub(crate) n: u64,
     /// Columns of x.
     pub(crate) k: u64,
-    /// Of all operands: a float.
+    /// Of x and w: a float.
     pub(crate) dtype: DType,
     pub(crate) bias: bool,
     pub(crate) residual: bool,
+}
+
+impl Form {
+    /// The element type of y, the bias and the residual.
+    pub(crate) fn out(&self) -> DType {
+        match self.dtype {
+            DType::F8 => DType::Bf16,
+            DType::F32 | DType::Bf16 | DType::F16 | DType::I32 | DType::U8 => self.dtype,
+        }
+    }
+
+    /// Whether x and w are codes, with a scale for each of their rows.
+    pub(crate) fn scaled(&self) -> bool {
+        self.dtype == DType::F8
+    }
+
+    /// An entry of `matmul.cu` for its operands.
+    fn kernel(&self, entry: &'static str) -> Kernel {
+        let kernel = Kernel::new(File::Matmul, entry, self.out());
+        if self.scaled() { kernel.on_codes() } else { kernel }
+    }
 }
 
 impl fmt::Display for Form {
@@ -47,6 +68,8 @@ pub(crate) struct Operands {
     pub(crate) x: u64,
     /// (N, K)
     pub(crate) w: u64,
+    /// Of the rows of x: (R) f32, and of w: (N) f32; for codes.
+    pub(crate) scales: (u64, u64),
     /// (N)
     pub(crate) bias: u64,
     /// (R, N), may be `y`.
@@ -150,17 +173,20 @@ pub(crate) fn nothing_is_timed(card: &Card) -> bool {
 }
 
 /// Our own kernel for a form, its grid and arguments.
-pub(crate) fn own(form: Form, operands: &Operands) -> (Kernel, Shape, [Arg; 8]) {
+pub(crate) fn own(form: Form, operands: &Operands) -> (Kernel, Shape, [Arg; 10]) {
     const TILE: u64 = 64;
-    let &Operands { x, w, bias, residual, y, rows, .. } = operands;
+    let &Operands { x, w, scales, bias, residual, y, rows, .. } = operands;
     let blocks = (rows.div_ceil(TILE) as u32, form.n.div_ceil(TILE) as u32, 1);
     let [x, w, bias, residual, y] = [x, w, bias, residual, y].map(Arg::pointer);
-    let args = [x, w, bias, residual, y, Arg::long(rows), Arg::int(form.n), Arg::int(form.k)];
-    (Kernel::new(File::Matmul, "product", form.dtype), Shape { blocks, threads: 256, shared: 0 }, args)
+    let scales = [Arg::pointer(scales.0), Arg::pointer(scales.1)];
+    let sizes = [Arg::long(rows), Arg::int(form.n), Arg::int(form.k)];
+    let args = [x, w, scales[0], scales[1], bias, residual, y, sizes[0], sizes[1], sizes[2]];
+    (form.kernel("product"), Shape { blocks, threads: 256, shared: 0 }, args)
 }
 
 /// Every kernel of this file, in every form.
 pub(crate) fn every_kernel() -> Vec<Kernel> {
-    let dtypes = [DType::F32, DType::Bf16, DType::F16];
-    dtypes.iter().flat_map(|&d| ["product", "noise"].map(|entry| Kernel::new(File::Matmul, entry, d))).collect()
+    let form = |dtype| Form { n: 1, k: 1, dtype, bias: false, residual: false };
+    let forms = [DType::F32, DType::Bf16, DType::F16, DType::F8].map(form);
+    forms.iter().flat_map(|form| ["product", "noise"].map(|entry| form.kernel(entry))).collect()
 }

@@ -1,11 +1,11 @@
 //! Linear maps: a product with its bias and residual, and what comes behind it. Invariant: operands are of one float
-//! type, which is what the product's sums are rounded to once.
+//! type, which is what the product's sums are rounded to once; or else x and w are codes, and all others bf16.
 
 use super::{Call, Tensor, rows};
 use crate::gemm::{self, Form, Operands};
 use exec::DeviceError;
-use graph::Layout;
 use graph::ops::{Epilogue, Linear};
+use graph::{DType, Layout};
 
 pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError> {
     let (x, w, y) = (call.input(0)?, call.input(1)?, call.output(0)?);
@@ -14,13 +14,26 @@ pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError
         Epilogue::Residual => Some(call.input(2 + usize::from(op.bias))?),
         Epilogue::None | Epilogue::Gelu => None,
     };
-    accepted(call, &[Some(x), Some(w), bias, residual, Some(y)])?;
+    if [x, w].iter().all(|operand| operand.dtype == DType::F8) {
+        accepted_beside_codes(call, &[bias, residual, Some(y)])?;
+    } else {
+        accepted(call, &[Some(x), Some(w), bias, residual, Some(y)])?;
+    }
     let address = |tensor: Option<Tensor>| tensor.map_or(0, |tensor| tensor.address);
     let (scratch, bytes) = call.workspace()?;
-    let form =
-        Form { n: y.columns, k: x.columns, dtype: x.dtype, bias: bias.is_some(), residual: residual.is_some() };
-    let (x, w, bias, residual) = (x.address, w.address, address(bias), address(residual));
-    let operands = Operands { x, w, bias, residual, y: y.address, rows: y.rows, workspace: (scratch, bytes.0) };
+    let (n, k, dtype) = (y.columns, x.stride(), x.dtype);
+    let form = Form { n, k, dtype, bias: bias.is_some(), residual: residual.is_some() };
+    let (scales, bias, residual) = ((x.scales(), w.scales()), address(bias), address(residual));
+    let operands = Operands {
+        x: x.address,
+        w: w.address,
+        scales,
+        bias,
+        residual,
+        y: y.address,
+        rows: y.rows,
+        workspace: (scratch, bytes.0),
+    };
     product(call, form, &operands)?;
     match op.epilogue {
         // The library's gelu is the one by tanh, ours by erf.
@@ -42,6 +55,15 @@ fn product(call: &mut Call<'_>, form: Form, operands: &Operands) -> Result<(), D
     }
     let (kernel, shape, args) = gemm::own(form, operands);
     call.kernel(&kernel, shape, &args)
+}
+
+/// An error unless all are of the type that products of codes give, on a card that has these.
+fn accepted_beside_codes(call: &Call<'_>, others: &[Option<Tensor>]) -> Result<(), DeviceError> {
+    call.has_codes()?;
+    match others.iter().flatten().find(|other| other.dtype != DType::Bf16) {
+        None => Ok(()),
+        Some(other) => Err(call.refused(format!("beside codes operands are bf16, not {}", other.dtype.name()))),
+    }
 }
 
 /// An error unless all are rows of one float type.

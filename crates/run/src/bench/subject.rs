@@ -133,8 +133,10 @@ impl Subject {
         let table = g.param("table.weight", &[VOCABULARY, width]);
         let mut x = g.one(Op::Embed(Embed { token_dropout: None, row: false }), &[ids, table]);
         for i in 0..count {
-            x = g.linear(x, &format!("product.{i}"), width, true);
+            g.scope(format!("layer.{i}."), Some(i));
+            x = g.linear(x, "product", width, true);
         }
+        g.scope("", None);
         let mean = g.one(Op::SegmentMean(SegmentMean { skip_first: 0, skip_last: 0 }), &[x, spans]);
         g.output("mean", mean);
         let program = one(&settings.target()?, &settings.policy()?, g.finish())?.within(settings.line()?)?;
