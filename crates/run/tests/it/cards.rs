@@ -15,6 +15,8 @@ pub struct Card {
     /// The launch at which its device fails, counted over all its devices, and never works again.
     fails_at: u64,
     launches: Arc<AtomicU64>,
+    /// Bytes of the arena that was made last.
+    arena: Arc<AtomicU64>,
     /// What every launch takes longer.
     delay: Duration,
 }
@@ -25,6 +27,7 @@ impl Card {
             name: format!("card:{number} (of the tests)"),
             fails_at: u64::MAX,
             launches: Arc::default(),
+            arena: Arc::default(),
             delay: Duration::ZERO,
         }
     }
@@ -35,6 +38,11 @@ impl Card {
 
     pub fn slow(self, delay: Duration) -> Self {
         Self { delay, ..self }
+    }
+
+    /// Bytes of the arena that was made last on its devices.
+    pub fn arena(&self) -> Bytes {
+        Bytes(self.arena.load(Ordering::Relaxed))
     }
 
     pub fn of_kind(number: usize, kind: &str) -> Self {
@@ -66,7 +74,8 @@ impl Machine for Card {
 
     fn open(&self) -> Result<Box<dyn Device>, DeviceError> {
         let (fails_at, launches, delay) = (self.fails_at, Arc::clone(&self.launches), self.delay);
-        Ok(Box::new(CardDevice { cpu: CpuDevice::new(1), name: self.name.clone(), fails_at, launches, delay }))
+        let (cpu, name, arena) = (CpuDevice::new(1), self.name.clone(), Arc::clone(&self.arena));
+        Ok(Box::new(CardDevice { cpu, name, fails_at, launches, arena, delay }))
     }
 }
 
@@ -75,6 +84,7 @@ struct CardDevice {
     name: String,
     fails_at: u64,
     launches: Arc<AtomicU64>,
+    arena: Arc<AtomicU64>,
     delay: Duration,
 }
 
@@ -101,6 +111,7 @@ impl Device for CardDevice {
     }
 
     fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
+        self.arena.store(bytes.0, Ordering::Relaxed);
         self.cpu.alloc_arena(bytes)
     }
 
