@@ -1,8 +1,7 @@
 //! Plans for a machine in place. Invariant: what `plan` says is what the arena takes, to the byte.
 
-use crate::cards::Card;
+use crate::cards::{Card, Memory};
 use crate::rig::fixture;
-use exec::Machine;
 use graph::Bytes;
 use plan::Reserved;
 use plimsoll_run::price::{Request, program};
@@ -11,18 +10,19 @@ use std::sync::Arc;
 
 #[test]
 fn planned_bytes_are_the_arena() {
-    let card = Arc::new(Card::new(0));
-    let machines: Vec<Arc<dyn Machine>> = vec![Arc::clone(&card) as Arc<dyn Machine>];
-    let settings = Settings { device: Device::machines(machines).expect("one kind"), ..Settings::default() };
-    let mut target = settings.target().expect("a target");
-    target.reserved.push(Reserved { label: "context".to_owned(), bytes: Bytes(12_345) });
     for tokens in [512, 1024] {
+        let memory = Arc::new(Memory::of(4 << 30));
+        let card = Arc::new(Card::new(0).with(Arc::clone(&memory)));
+        let device = Device::machines(vec![card]).expect("one kind");
+        let settings = Settings { device, ..Settings::default() };
+        let mut target = settings.target().expect("a target");
+        target.reserved.push(Reserved { label: "context".to_owned(), bytes: Bytes(12_345) });
         let model = fixture("goldens/esm2/config.json").display().to_string();
         let (precision, stream) = (None, Stream::Never);
-        let request = Request { tokens: Some(tokens), budget: None, stream, precision, target: target.clone() };
+        let request = Request { tokens: Some(tokens), budget: None, stream, precision, target };
         let program = program(&model, &request).expect("planned");
         let (peak, executors) = (program.peak(), settings.start(program).expect("started"));
-        assert_eq!(peak, card.arena() + Bytes(12_345));
-        assert_eq!(executors[0].program().arena_bytes(), card.arena());
+        assert_eq!(peak, memory.mapped() + Bytes(12_345));
+        assert_eq!(executors[0].program().arena_bytes(), memory.mapped());
     }
 }

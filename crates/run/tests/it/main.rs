@@ -5,6 +5,7 @@ mod cards;
 mod in_place;
 mod interop;
 mod lanes;
+mod memory;
 mod plot;
 mod predict;
 mod resume;
