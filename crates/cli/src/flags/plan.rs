@@ -1,6 +1,7 @@
 //! `plimsoll plan`: the flags. Invariant: a flag that has no meaning for what is planned, a model or its training, is
 //! refused.
 
+use super::card::Options;
 use super::device::DeviceName;
 use super::machine::{Precision, Streaming};
 use super::{at_least_one, print};
@@ -171,7 +172,7 @@ impl Plan {
     fn target(&self, known: impl FnOnce(&str) -> Result<Target, RunError>) -> Result<Target, RunError> {
         let Some(gpu) = in_place(&self.target) else { return known(&self.target) };
         let refused = |why: String| RunError::Refused(format!("--target {}: {why}", self.target));
-        match gpu.open_one().map_err(|error| refused(error.to_string()))? {
+        match gpu.open_one(Options::default()).map_err(|error| refused(error.to_string()))? {
             Device::Machines(machines) => Ok(machines[0].target()?),
             Device::Cpu => Err(refused("there is no GPU".to_owned())),
         }
