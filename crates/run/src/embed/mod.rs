@@ -309,7 +309,7 @@ fn plan(
             Ok(Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]))
         })?;
     let kept = Bytes(output_bytes(&program).0 * settings.ahead() as u64);
-    let line = memory_lines(&program, &settings, budget, kept, "outputs");
+    let line = memory_lines(&program, budget, kept, "outputs");
     Ok((settings.start(program)?, line))
 }
 
