@@ -4,7 +4,7 @@
 
 use crate::arena::Arena;
 use crate::context::{Card, Context};
-use crate::gemm::Gemm;
+use crate::gemm::{self, Choosing, Gemm};
 use crate::kernel::Kernels;
 use crate::launch::{self, Call};
 use crate::{CudaError, Libraries};
@@ -54,19 +54,30 @@ impl CudaDevice {
 
     /// The same, used so.
     pub fn with(ordinal: usize, options: Options) -> Result<Self, CudaError> {
-        Self::open(ordinal, true, options)
+        Self::open(ordinal, Choosing::Timed, options)
     }
 
     /// The same, where products are computed by the library's first choice instead of the one that was timed to be the
     /// fastest: nothing is read from the disk or kept there.
     pub fn without_timing(ordinal: usize) -> Result<Self, CudaError> {
-        Self::open(ordinal, false, Options::default())
+        Self::open(ordinal, Choosing::First, Options::default())
     }
 
-    fn open(ordinal: usize, timed: bool, options: Options) -> Result<Self, CudaError> {
+    /// The same, where products are computed by our own kernel in one of its forms, wherever that can: for tests and
+    /// measurements.
+    pub fn with_product(ordinal: usize, name: &str) -> Result<Self, CudaError> {
+        Self::open(ordinal, Choosing::Named(name.to_owned()), Options::default())
+    }
+
+    fn open(ordinal: usize, choosing: Choosing, options: Options) -> Result<Self, CudaError> {
         let context = Context::new(ordinal)?;
-        let (gemm, kernels) = (Gemm::new(&context, timed)?, Kernels::new(&context)?);
+        let (gemm, kernels) = (Gemm::new(&context, choosing)?, Kernels::new(&context)?);
         Ok(Self { options, arena: None, open: VecDeque::new(), next: 0, gemm, kernels, context })
+    }
+
+    /// The names that [`Self::with_product`] knows.
+    pub fn own_products() -> Vec<&'static str> {
+        gemm::own_products()
     }
 
     /// What it is.

@@ -25,6 +25,8 @@ pub enum File {
     Norm,
     /// `sequence.cu`
     Sequence,
+    /// `wgmma.cu`: for compute capability 9.0 only.
+    Wgmma,
 }
 
 impl File {
@@ -37,6 +39,20 @@ impl File {
             Self::Matmul => "matmul.cu",
             Self::Norm => "norm.cu",
             Self::Sequence => "sequence.cu",
+            Self::Wgmma => "wgmma.cu",
+        }
+    }
+
+    /// Whether it is written for a compute capability.
+    pub fn suits(self, capability: (u32, u32)) -> bool {
+        match self {
+            Self::Wgmma => capability == (9, 0),
+            Self::Attention
+            | Self::AttentionF32
+            | Self::Elementwise
+            | Self::Matmul
+            | Self::Norm
+            | Self::Sequence => true,
         }
     }
 
@@ -48,10 +64,13 @@ impl File {
             Self::AttentionF32 => {
                 concat!(include_str!("kernels/attention.cuh"), include_str!("kernels/attention_f32.cu"))
             }
-            Self::Elementwise => include_str!("kernels/elementwise.cu"),
+            Self::Elementwise => {
+                concat!(include_str!("kernels/gelu.cuh"), include_str!("kernels/elementwise.cu"))
+            }
             Self::Matmul => include_str!("kernels/matmul.cu"),
             Self::Norm => include_str!("kernels/norm.cu"),
             Self::Sequence => include_str!("kernels/sequence.cu"),
+            Self::Wgmma => concat!(include_str!("kernels/gelu.cuh"), include_str!("kernels/wgmma.cu")),
         }
     }
 }
@@ -216,6 +235,18 @@ impl Kernels {
         shape: Shape,
         args: &[Arg],
     ) -> Result<(), CudaError> {
+        self.call_with(context, kernel, shape, &[], args)
+    }
+
+    /// The same for a kernel whose first arguments describe matrices.
+    pub(crate) fn call_with(
+        &self,
+        context: &Context,
+        kernel: &Kernel,
+        shape: Shape,
+        maps: &[cu::CUtensorMap],
+        args: &[Arg],
+    ) -> Result<(), CudaError> {
         let unprepared = || CudaError::Unprepared { what: kernel.to_string() };
         let &(_, function) = self.functions.get(kernel).ok_or_else(unprepared)?;
         let Shape { blocks: (x, y, z), threads, shared } = shape;
@@ -223,7 +254,11 @@ impl Kernels {
             return Ok(());
         }
         let mut pointers = [ptr::null_mut::<c_void>(); ARGUMENTS];
-        for (pointer, arg) in pointers.iter_mut().zip(args) {
+        let (of_maps, of_args) = pointers.split_at_mut(maps.len());
+        for (pointer, map) in of_maps.iter_mut().zip(maps) {
+            *pointer = ptr::from_ref(map).cast_mut().cast();
+        }
+        for (pointer, arg) in of_args.iter_mut().zip(args) {
             *pointer = ptr::from_ref(&arg.0).cast_mut().cast();
         }
         let api = context.api;

@@ -4,32 +4,6 @@
 
 #define THREADS 256
 
-// x Phi(x), Phi the normal distribution (Hendrycks and Gimpel 2016, the exact form). f32: CUDA's normcdff,
-// which keeps its digits in the left tail. 16 bits: max(x, 0) - |x| Q(|x|), with log2 Q as a polynomial of
-// degree 8 on 0..10, fitted by weighted minimax (Lawson's iteration): relative error of Q below 9e-6 to 4,
-// below 2e-5 to 6, where f16 ends; that is a hundredth of an element's half unit, and takes half the
-// instructions of erf, which memory then hides.
-__device__ __forceinline__ float x_phi(float x) {
-#if TYPE == 0
-  return x * normcdff(x);
-#else
-  float t = fminf(fabsf(x), 10.0f), positive, q;
-  float log2q = 6.639395878e-08f;
-  log2q = fmaf(log2q, t, -3.404787094e-06f);
-  log2q = fmaf(log2q, t, 7.643782737e-05f);
-  log2q = fmaf(log2q, t, -1.002188656e-03f);
-  log2q = fmaf(log2q, t, 8.695435710e-03f);
-  log2q = fmaf(log2q, t, -5.421991646e-02f);
-  log2q = fmaf(log2q, t, -4.582926929e-01f);
-  log2q = fmaf(log2q, t, -1.151292801e+00f);
-  log2q = fmaf(log2q, t, -9.999936819e-01f);
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(q) : "f"(log2q));
-  // NaN stays NaN.
-  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(positive) : "f"(x));
-  return fmaf(-t, q, positive);
-#endif
-}
-
 // x / (1 + exp(-x)).
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 

@@ -12,6 +12,7 @@ use crate::gemm::{self, Gemm};
 use crate::kernel::{Arg, Kernel, Kernels, Shape};
 use exec::{DeviceError, Launch, Operand};
 use graph::{Bytes, DType, Op};
+pub(crate) use rows::gelu_in_place;
 
 /// An op with everything that its kernels need.
 pub(crate) struct Call<'a> {
