@@ -63,8 +63,8 @@ impl CudaDevice {
         Self::open(ordinal, Choosing::First, Options::default())
     }
 
-    /// The same, where products are computed by our own kernel in one of its forms, wherever that can: for tests and
-    /// measurements.
+    /// The same, where products are computed by our own kernel in one of its forms, wherever that can, or by the fastest
+    /// of `cuBLASLt`: for tests and measurements.
     pub fn with_product(ordinal: usize, name: &str) -> Result<Self, CudaError> {
         Self::open(ordinal, Choosing::Named(name.to_owned()), Options::default())
     }

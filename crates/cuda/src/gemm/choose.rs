@@ -6,7 +6,7 @@
 
 use super::description::Description;
 use super::hopper::{self, TILES, Tile};
-use super::{Choice, Choosing, Form, Operands};
+use super::{Choice, Choosing, Form, LIBRARY, Operands};
 use crate::CudaError;
 use crate::api::Driver;
 use crate::context::Context;
@@ -65,6 +65,7 @@ impl Trial<'_> {
         let mut candidates: Vec<Choice> = match choosing {
             Choosing::First => self.algorithms()?,
             Choosing::Timed => [self.algorithms()?, self.tiles().map(Choice::Hopper).collect()].concat(),
+            Choosing::Named(name) if name == LIBRARY => self.algorithms()?,
             Choosing::Named(name) => {
                 self.tiles().filter(|tile| tile.name == name).map(Choice::Hopper).collect()
             }
@@ -76,7 +77,7 @@ impl Trial<'_> {
             candidate.prepare(self.context, self.kernels, self.form, &self.operands)?;
         }
         self.noise_all()?;
-        if *choosing == Choosing::Timed {
+        if *choosing != Choosing::First {
             candidates = self.by_time(&candidates);
         }
         let mut chosen = Choice::Own;

@@ -87,6 +87,9 @@ enum Choice {
     Hopper(Tile),
 }
 
+/// What the library is called among the names of our own.
+pub(crate) const LIBRARY: &str = "cuBLASLt";
+
 /// How a product's kernel is chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Choosing {
@@ -94,7 +97,7 @@ pub(crate) enum Choosing {
     Timed,
     /// The one that the library expects to be the fastest.
     First,
-    /// Our own of this name wherever it computes the form.
+    /// Our own of this name wherever it computes the form, or the library's fastest by [`LIBRARY`].
     Named(String),
 }
 
@@ -239,7 +242,7 @@ fn pass(form: Form, operands: &Operands) -> (Kernel, Shape, [Arg; 3]) {
     gelu_in_place(form.dtype, operands.y, operands.rows * form.n)
 }
 
-/// The names of our own kernel's forms.
+/// The names of our own kernel's forms on Hopper.
 pub(crate) fn own_products() -> Vec<&'static str> {
     hopper::TILES.iter().map(|tile| tile.name).collect()
 }
