@@ -125,7 +125,7 @@ pub(super) fn suits(context: &Context, form: Form) -> bool {
         DType::Bf16 | DType::F16 => true,
         DType::F32 | DType::I32 | DType::U8 => false,
     };
-    narrow && File::Wgmma.suits(context.card.capability) && form.n % 8 == 0 && form.k % 8 == 0
+    narrow && File::Wgmma.suits(context.card.capability) && form.n.is_multiple_of(8) && form.k.is_multiple_of(8)
 }
 
 /// A sample of it.
