@@ -72,6 +72,14 @@ functions! {
         cuEventCreate(*mut cu::CUevent, c_uint) -> c_int;
         cuEventDestroy_v2(cu::CUevent) -> c_int;
         cuEventRecord(cu::CUevent, cu::CUstream) -> c_int;
+        cuEventSynchronize(cu::CUevent) -> c_int;
+        cuStreamWaitEvent(cu::CUstream, cu::CUevent, c_uint) -> c_int;
+        cuStreamBeginCapture_v2(cu::CUstream, cu::CUstreamCaptureMode) -> c_int;
+        cuStreamEndCapture(cu::CUstream, *mut cu::CUgraph) -> c_int;
+        cuGraphInstantiateWithFlags(*mut cu::CUgraphExec, cu::CUgraph, c_ulonglong) -> c_int;
+        cuGraphLaunch(cu::CUgraphExec, cu::CUstream) -> c_int;
+        cuGraphDestroy(cu::CUgraph) -> c_int;
+        cuGraphExecDestroy(cu::CUgraphExec) -> c_int;
         cuEventElapsedTime(*mut f32, cu::CUevent, cu::CUevent) -> c_int;
         cuModuleLoadData(*mut cu::CUmodule, *const c_void) -> c_int;
         cuModuleUnload(cu::CUmodule) -> c_int;

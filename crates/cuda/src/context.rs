@@ -1,7 +1,9 @@
-//! A card with its context and one stream. Invariant: every call's code is looked at, and every call is made on a thread
+//! A card with its context and streams. Invariant: every call's code is looked at, and every call is made on a thread
 //! to which the context is current.
 
 use crate::api::Driver;
+use crate::event::Event;
+use crate::trace::Trace;
 use crate::{CudaError, Libraries};
 use cudarc::driver::sys as cu;
 use graph::Bytes;
@@ -86,12 +88,20 @@ fn card(api: &Driver, ordinal: usize) -> Result<(Card, cu::CUdevice), CudaError>
     Ok((card, device))
 }
 
-/// A card that is in use: its primary context and a stream.
+/// A card that is in use: its primary context and three streams, or one that stands for all.
 pub(crate) struct Context {
     pub(crate) api: &'static Driver,
     pub(crate) card: Card,
     pub(crate) device: cu::CUdevice,
+    /// Where kernels run.
     pub(crate) stream: cu::CUstream,
+    /// Copies from the host.
+    pub(crate) inward: cu::CUstream,
+    /// Copies to the host.
+    pub(crate) outward: cu::CUstream,
+    pub(crate) trace: Trace,
+    /// Orders two streams: recorded in one, and waited for by the other at once, so it is free again.
+    link: Option<Event>,
     context: cu::CUcontext,
 }
 
@@ -99,22 +109,47 @@ pub(crate) struct Context {
 unsafe impl Send for Context {}
 
 impl Context {
-    /// Takes a card, if it and everything that is needed to use it is there.
-    pub(crate) fn new(ordinal: usize) -> Result<Self, CudaError> {
+    /// Takes a card, if it and everything that is needed to use it is there; with streams of their own for copies, if
+    /// these are wanted.
+    pub(crate) fn new(ordinal: usize, streams: bool) -> Result<Self, CudaError> {
         let api = initialised(Libraries::whole()?)?;
         let (card, device) = card(api, ordinal)?;
         if card.capability < (8, 0) {
             return Err(CudaError::TooOld { card: card.name, capability: card.capability });
         }
-        let (mut context, mut stream) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: pointers are to locals; the context is current when the stream is made.
+        let mut context = ptr::null_mut();
+        // SAFETY: the pointer is to a local.
         unsafe {
             api.check("cuDevicePrimaryCtxRetain", (api.cuDevicePrimaryCtxRetain)(&mut context, device))?;
-            api.check("cuCtxSetCurrent", (api.cuCtxSetCurrent)(context))?;
-            let flags = cu::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-            api.check("cuStreamCreate", (api.cuStreamCreate)(&mut stream, flags))?;
         }
-        Ok(Self { api, card, device, stream, context })
+        let (none, trace) = (ptr::null_mut(), Trace::new(api));
+        let (stream, inward, outward) = (none, none, none);
+        // From here on its drop undoes what was done.
+        let mut new = Self { api, card, device, stream, inward, outward, trace, link: None, context };
+        new.enter()?;
+        new.stream = new.create_stream()?;
+        (new.inward, new.outward) = match streams {
+            true => (new.create_stream()?, new.create_stream()?),
+            false => (new.stream, new.stream),
+        };
+        new.link = Some(Event::new(api)?);
+        Ok(new)
+    }
+
+    fn create_stream(&self) -> Result<cu::CUstream, CudaError> {
+        let mut stream = ptr::null_mut();
+        let flags = cu::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the pointer is to a local, and the context is current.
+        self.api.check("cuStreamCreate", unsafe { (self.api.cuStreamCreate)(&mut stream, flags) })?;
+        Ok(stream)
+    }
+
+    /// What is put into `second` from now on comes behind what is in `first`.
+    pub(crate) fn order(&self, first: cu::CUstream, second: cu::CUstream) -> Result<(), CudaError> {
+        match &self.link {
+            Some(link) if first != second => link.record(first).and_then(|()| link.before(second)),
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Makes the context current to the calling thread.
@@ -123,10 +158,15 @@ impl Context {
         self.api.check("cuCtxSetCurrent", unsafe { (self.api.cuCtxSetCurrent)(self.context) })
     }
 
-    /// Waits for everything in the stream.
+    /// Waits for everything in all streams.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
+        [self.inward, self.stream, self.outward].into_iter().try_for_each(|stream| self.wait_for(stream))
+    }
+
+    /// Waits for everything in a stream.
+    pub(crate) fn wait_for(&self, stream: cu::CUstream) -> Result<(), CudaError> {
         // SAFETY: the stream lives as long as `self`.
-        self.api.check("cuStreamSynchronize", unsafe { (self.api.cuStreamSynchronize)(self.stream) })
+        self.api.check("cuStreamSynchronize", unsafe { (self.api.cuStreamSynchronize)(stream) })
     }
 
     /// (free, total) of the card's memory, all processes counted.
@@ -140,57 +180,83 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: nothing of ours uses the stream any more; failures change nothing here.
+        let mut streams = [self.stream, self.inward, self.outward].to_vec();
+        streams.dedup();
+        // Events go before the context.
+        (self.link, self.trace) = (None, Trace::new(self.api));
+        // SAFETY: nothing of ours uses the streams any more; failures change nothing here.
         unsafe {
             (self.api.cuCtxSetCurrent)(self.context);
-            (self.api.cuStreamDestroy_v2)(self.stream);
+            for stream in streams.into_iter().filter(|stream| !stream.is_null()) {
+                (self.api.cuStreamDestroy_v2)(stream);
+            }
             (self.api.cuDevicePrimaryCtxRelease_v2)(self.device);
         }
     }
 }
 
-/// A word of host memory that kernels can write: what they met that they refuse.
+/// Words of host memory that kernels can write: what they met that they refuse. Open steps have a word each.
 pub(crate) struct Status {
     api: &'static Driver,
-    word: *mut c_void,
+    start: *mut u64,
+    words: usize,
+    /// The word of the step that is being put into the stream.
+    current: usize,
 }
 
-// SAFETY: the word is owned, and is only read between kernels.
+// SAFETY: the words are owned, and one is only read when no kernel has it.
 unsafe impl Send for Status {}
 
 impl Status {
-    pub(crate) fn new(context: &Context) -> Result<Self, CudaError> {
-        let (api, mut word) = (context.api, ptr::null_mut());
-        // SAFETY: the pointer is to a local; the word is written before anyone reads it.
+    pub(crate) fn new(context: &Context, words: usize) -> Result<Self, CudaError> {
+        let (api, mut start) = (context.api, ptr::null_mut::<c_void>());
+        let words = words.max(1);
+        // SAFETY: the pointer is to a local; the words are written before anyone reads them.
         unsafe {
             let portable = cu::CU_MEMHOSTALLOC_PORTABLE | cu::CU_MEMHOSTALLOC_DEVICEMAP;
-            api.check("cuMemHostAlloc", (api.cuMemHostAlloc)(&mut word, 8, portable))?;
-            word.cast::<u64>().write_volatile(0);
+            api.check("cuMemHostAlloc", (api.cuMemHostAlloc)(&mut start, words * size_of::<u64>(), portable))?;
+            ptr::write_bytes(start.cast::<u64>(), 0, words);
         }
-        Ok(Self { api, word })
+        Ok(Self { api, start: start.cast(), words, current: 0 })
     }
 
-    /// Where kernels write it: one address for host and device.
+    /// Where the step's kernels write: one address for host and device.
     pub(crate) fn address(&self) -> u64 {
-        self.word as u64
+        self.start as u64 + (self.current * size_of::<u64>()) as u64
     }
 
-    /// What was written since the last look; to be asked when the stream is idle.
-    pub(crate) fn take(&self) -> u32 {
+    /// The step's word.
+    pub(crate) fn current(&self) -> usize {
+        self.current
+    }
+
+    /// Another step begins.
+    pub(crate) fn advance(&mut self) {
+        self.current = (self.current + 1) % self.words;
+    }
+
+    /// What was written to a word since the last look; its step is over.
+    pub(crate) fn take(&self, word: usize) -> u32 {
+        assert!(word < self.words, "a word for each open step");
         // SAFETY: the word is ours, aligned and initialised.
         unsafe {
-            let word = self.word.cast::<u32>();
+            let word = self.start.add(word).cast::<u32>();
             let value = word.read_volatile();
             word.write_volatile(0);
             value
         }
+    }
+
+    /// The same of any word; the streams are idle.
+    pub(crate) fn take_any(&self) -> u32 {
+        (0..self.words).map(|word| self.take(word)).fold(0, |first, code| if first == 0 { code } else { first })
     }
 }
 
 impl Drop for Status {
     fn drop(&mut self) {
         // SAFETY: it came from `cuMemHostAlloc`.
-        unsafe { (self.api.cuMemFreeHost)(self.word) };
+        unsafe { (self.api.cuMemFreeHost)(self.start.cast()) };
     }
 }
 

@@ -1,17 +1,23 @@
-//! A card as a device: an arena of its memory, one stream, and the kernel of each op. Invariant: operands come from a
-//! checked plan; token ids and spans come from outside, and what a kernel refuses of them is an error of the next
-//! download.
+//! A card as a device: an arena of its memory, three streams, and the kernel of each op. Invariant: what was asked for
+//! later finds what was asked for earlier done, whatever runs beside it. Operands come from a checked plan; token ids and
+//! spans come from outside, and what a kernel refuses of them is an error of its step's results.
 
 use crate::arena::Arena;
 use crate::context::{Card, Context};
+use crate::event::Event;
 use crate::gemm::{self, Choosing, Gemm};
+use crate::graphs::Graphs;
 use crate::kernel::Kernels;
 use crate::launch::{self, Call};
+use crate::staging::{Staging, affordable};
+use crate::trace::Track;
 use crate::{CudaError, Libraries};
-use exec::{Device, DeviceError, Launch, Span, Ticket};
-use graph::Bytes;
-use plan::{KernelRow, Target};
+use cudarc::driver::sys as cu;
+use exec::{Device, DeviceError, Launch, Repeat, Span, Ticket};
+use graph::{Bytes, Counts};
+use plan::{KernelRow, OPEN_STEPS, Target};
 use std::collections::VecDeque;
+use std::time::Duration;
 
 /// How a card is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +36,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { streams: true, pinned: None, depth: 2, expandable: true, cache_clear_interval: 100 }
+        Self { streams: true, pinned: None, depth: OPEN_STEPS, expandable: true, cache_clear_interval: 100 }
     }
 }
 
@@ -38,12 +44,29 @@ impl Default for Options {
 pub struct CudaDevice {
     options: Options,
     arena: Option<Arena>,
-    /// Ranges that were asked for and not yet collected, oldest first, with the number of the next.
-    open: VecDeque<(u64, Bytes)>,
+    /// Pinned memory for what comes and for what goes; none where copies use the caller's.
+    ways: [Option<Staging>; 2],
+    /// Ranges that are on their way to the host, oldest first.
+    fetched: VecDeque<Fetched>,
+    /// The number of the next.
     next: u64,
+    /// Whether a range was asked for since the last launch: the next begins another step.
+    asked: bool,
+    graphs: Graphs,
     gemm: Gemm,
     kernels: Kernels,
     context: Context,
+}
+
+/// A range that is on its way.
+struct Fetched {
+    at: u64,
+    bytes: Bytes,
+    /// The status word of its step.
+    word: usize,
+    /// Where it is not in pinned memory: behind the step. It is copied when it is collected, since a copy to memory that
+    /// is not pinned would hold the host until the step is over.
+    done: Option<Event>,
 }
 
 impl CudaDevice {
@@ -69,15 +92,27 @@ impl CudaDevice {
         Self::open(ordinal, Choosing::Named(name.to_owned()), Options::default())
     }
 
-    fn open(ordinal: usize, choosing: Choosing, options: Options) -> Result<Self, CudaError> {
-        let context = Context::new(ordinal)?;
-        let (gemm, kernels) = (Gemm::new(&context, choosing)?, Kernels::new(&context)?);
-        Ok(Self { options, arena: None, open: VecDeque::new(), next: 0, gemm, kernels, context })
-    }
-
     /// The names that [`Self::with_product`] knows.
     pub fn own_products() -> Vec<&'static str> {
         gemm::own_products()
+    }
+
+    fn open(ordinal: usize, choosing: Choosing, options: Options) -> Result<Self, CudaError> {
+        let context = Context::new(ordinal, options.streams)?;
+        let (gemm, kernels) = (Gemm::new(&context, choosing)?, Kernels::new(&context, options.depth)?);
+        let (fetched, graphs) = (VecDeque::new(), Graphs::default());
+        Ok(Self {
+            options,
+            arena: None,
+            ways: [None, None],
+            fetched,
+            next: 0,
+            asked: false,
+            graphs,
+            gemm,
+            kernels,
+            context,
+        })
     }
 
     /// What it is.
@@ -111,16 +146,77 @@ impl CudaDevice {
         self.context.enter()?;
         let arena = self.arena.as_ref().ok_or(DeviceError::OutsideArena { at: 0, bytes: Bytes::ZERO })?;
         let Self { context, kernels, gemm, .. } = self;
+        context.trace.of_op(launch.op.name());
         launch::run(&mut Call { context, arena, kernels, gemm, launch, preparing })
     }
 
-    /// Waits for the stream, and for what kernels said of their data.
+    /// The first launch behind a range that was asked for begins another step, with a status word of its own.
+    fn begin(&mut self) {
+        if std::mem::take(&mut self.asked) {
+            self.kernels.status.advance();
+        }
+    }
+
+    /// Waits for the streams, and for what kernels said of their data.
     fn finish(&self) -> Result<(), CudaError> {
         self.context.synchronize()?;
-        match self.kernels.status.take() {
-            0 => Ok(()),
-            code => Err(CudaError::Data { what: launch::refusal(code) }),
+        refused(self.kernels.status.take_any())
+    }
+
+    /// Host to arena in the stream for what comes; kernels that are put behind it find it there. Through pinned memory,
+    /// unless there is none or it is small: then the driver has read the bytes when its call returns.
+    fn send(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        let to = self.arena()?.range(at, Bytes(bytes.len() as u64))?;
+        let Self { context, ways: [inward, _], .. } = self;
+        let (api, stream) = (context.api, context.inward);
+        let place = inward.as_mut().map(|staging| staging.wait_and_take(bytes.len())).transpose()?.flatten();
+        let (from, event) = match place {
+            Some((pinned, event)) => {
+                pinned.copy_from_slice(bytes);
+                (pinned.as_ptr(), Some(event))
+            }
+            None => (bytes.as_ptr(), None),
+        };
+        let copy = || {
+            // SAFETY: the range is inside of the arena; pinned memory is kept until the event, other memory is read before
+            // the call returns.
+            let code = unsafe { (api.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes.len(), stream) };
+            api.check("cuMemcpyHtoDAsync", code)
+        };
+        context.trace.span(Track::In, stream, || "copy in".to_owned(), copy)?;
+        event.map_or(Ok(()), |event| event.record(stream))?;
+        Ok(context.order(stream, context.stream)?)
+    }
+
+    /// The host's memory of one way: none where there is nothing to hold, or pinning is not wanted or not affordable.
+    fn pinned(&self, bytes: Bytes) -> Result<Option<Staging>, CudaError> {
+        let wanted = match self.options.pinned {
+            Some(wanted) => wanted,
+            None => affordable(bytes),
+        };
+        match wanted && bytes > Bytes::ZERO {
+            true => Ok(Some(Staging::new(self.context.api, bytes)?)),
+            false => Ok(None),
         }
+    }
+}
+
+/// Arena to host in a stream. The caller waits for the stream before `out` is used or given back.
+fn receive(context: &Context, from: u64, out: &mut [u8], stream: cu::CUstream) -> Result<(), CudaError> {
+    let api = context.api;
+    let copy = || {
+        // SAFETY: `from` is a range of the arena that is as long as `out`.
+        let code = unsafe { (api.cuMemcpyDtoHAsync_v2)(out.as_mut_ptr().cast(), from, out.len(), stream) };
+        api.check("cuMemcpyDtoHAsync", code)
+    };
+    context.trace.span(Track::Out, stream, || "copy out".to_owned(), copy)
+}
+
+/// What a status word says.
+fn refused(code: u32) -> Result<(), CudaError> {
+    match code {
+        0 => Ok(()),
+        code => Err(CudaError::Data { what: launch::refusal(code) }),
     }
 }
 
@@ -140,31 +236,42 @@ impl Device for CudaDevice {
 
     fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
         self.context.enter()?;
+        self.context.synchronize()?;
+        self.graphs.clear(&self.context);
         self.arena = None;
         self.arena = Some(Arena::new(&self.context, bytes)?);
         Ok(())
     }
 
+    fn stage(&mut self, [inward, outward]: [Bytes; 2]) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        self.context.synchronize()?;
+        self.ways = [None, None];
+        self.ways = [self.pinned(inward)?, self.pinned(outward)?];
+        Ok(())
+    }
+
     fn prepare(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        self.graphs.clear(&self.context);
         self.call(launch, true)
     }
 
     fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         self.context.enter()?;
-        let to = self.arena()?.range(at, Bytes(bytes.len() as u64))?;
-        let (api, stream) = (self.context.api, self.context.stream);
-        // SAFETY: the range is inside of the arena; pageable memory is read before the call returns.
-        let code = unsafe { (api.cuMemcpyHtoDAsync_v2)(to, bytes.as_ptr().cast(), bytes.len(), stream) };
-        Ok(api.check("cuMemcpyHtoDAsync", code)?)
+        self.context.order(self.context.stream, self.context.inward)?;
+        self.send(at, bytes)
+    }
+
+    fn feed(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        self.send(at, bytes)
     }
 
     fn download(&mut self, at: u64, out: &mut [u8]) -> Result<(), DeviceError> {
         self.context.enter()?;
         let from = self.arena()?.range(at, Bytes(out.len() as u64))?;
-        let (api, stream) = (self.context.api, self.context.stream);
-        // SAFETY: the range is inside of the arena, and the stream is waited for before `out` is used.
-        let code = unsafe { (api.cuMemcpyDtoHAsync_v2)(out.as_mut_ptr().cast(), from, out.len(), stream) };
-        api.check("cuMemcpyDtoHAsync", code)?;
+        receive(&self.context, from, out, self.context.stream)?;
         Ok(self.finish()?)
     }
 
@@ -181,12 +288,16 @@ impl Device for CudaDevice {
         self.context.enter()?;
         let (from, to) = (self.arena()?.range(from, bytes)?, self.arena()?.range(to, bytes)?);
         let (api, stream) = (self.context.api, self.context.stream);
-        // SAFETY: both ranges are inside of the arena.
-        let code = unsafe { (api.cuMemcpyDtoDAsync_v2)(to, from, bytes.0 as usize, stream) };
-        Ok(api.check("cuMemcpyDtoDAsync", code)?)
+        let copy = || {
+            // SAFETY: both ranges are inside of the arena.
+            let code = unsafe { (api.cuMemcpyDtoDAsync_v2)(to, from, bytes.0 as usize, stream) };
+            api.check("cuMemcpyDtoDAsync", code)
+        };
+        Ok(self.context.trace.span(Track::Compute, stream, || "copy".to_owned(), copy)?)
     }
 
     fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        self.begin();
         self.call(launch, false)
     }
 
@@ -195,31 +306,87 @@ impl Device for CudaDevice {
         Ok(self.finish()?)
     }
 
+    fn repeat(&mut self, plan: usize, counts: Counts) -> Result<Repeat, DeviceError> {
+        self.context.enter()?;
+        self.begin();
+        if self.context.trace.is_on() {
+            return Ok(Repeat::Plain);
+        }
+        Ok(self.graphs.repeat(&self.context, (plan, counts, self.kernels.status.current()))?)
+    }
+
+    fn recorded(&mut self, whole: bool) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        Ok(self.graphs.recorded(&self.context, whole)?)
+    }
+
     fn fetch(&mut self, at: u64, bytes: Bytes) -> Result<Ticket, DeviceError> {
-        self.arena()?.range(at, bytes)?;
-        self.open.push_back((at, bytes));
+        self.context.enter()?;
+        let from = self.arena()?.range(at, bytes)?;
+        let Self { context, ways: [_, outward], fetched, kernels, .. } = self;
+        let place = outward.as_mut().map(|staging| staging.take(bytes.0 as usize)).transpose()?.flatten();
+        let done = match place {
+            Some((pinned, event)) => {
+                context.order(context.stream, context.outward)?;
+                receive(context, from, pinned, context.outward)?;
+                event.record(context.outward)?;
+                None
+            }
+            None => {
+                let event = Event::new(context.api)?;
+                event.record(context.stream)?;
+                Some(event)
+            }
+        };
+        fetched.push_back(Fetched { at, bytes, word: kernels.status.current(), done });
+        self.asked = true;
         self.next += 1;
         Ok(Ticket(self.next - 1))
     }
 
     fn collect(&mut self, ticket: Ticket, out: &mut [u8]) -> Result<(), DeviceError> {
-        let oldest = self.next - self.open.len() as u64;
-        let open = self.open.front().filter(|(_, b)| ticket.0 == oldest && b.0 == out.len() as u64);
-        let &(at, _) = open.ok_or_else(|| ticket.refused(oldest))?;
-        self.open.pop_front();
-        self.download(at, out)
+        self.context.enter()?;
+        let oldest = self.next - self.fetched.len() as u64;
+        let open = self.fetched.front().filter(|f| ticket.0 == oldest && f.bytes.0 == out.len() as u64);
+        open.ok_or_else(|| ticket.refused(oldest))?;
+        let Some(Fetched { at, bytes, word, done }) = self.fetched.pop_front() else { return Ok(()) };
+        match (done, &mut self.ways[1]) {
+            (None, Some(staging)) => {
+                staging.wait_and_give(|pinned| out.copy_from_slice(&pinned[..out.len()]))?
+            }
+            (done, _) => {
+                done.map_or(Ok(()), |done| done.wait())?;
+                let (context, from) = (&self.context, self.arena()?.range(at, bytes)?);
+                receive(context, from, out, context.outward)?;
+                context.wait_for(context.outward)?;
+            }
+        }
+        Ok(refused(self.kernels.status.take(word))?)
     }
 
     fn depth(&self) -> usize {
-        self.options.depth
+        self.options.depth.max(1)
     }
 
-    fn trace(&mut self, _: bool) -> Result<(), DeviceError> {
-        Ok(())
+    fn mark(&mut self, n: usize) -> Result<bool, DeviceError> {
+        self.context.enter()?;
+        Ok(self.context.trace.mark(n, self.context.stream).map(|()| true)?)
+    }
+
+    fn marked(&mut self, times: &mut [Duration]) -> Result<(), DeviceError> {
+        self.wait()?;
+        Ok(self.context.trace.marked(times)?)
+    }
+
+    fn trace(&mut self, on: bool) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        Ok(self.context.trace.set(on, self.context.stream)?)
     }
 
     fn spans(&mut self) -> Result<Vec<Span>, DeviceError> {
-        Ok(vec![])
+        self.context.enter()?;
+        self.context.synchronize()?;
+        Ok(self.context.trace.take()?)
     }
 
     fn arithmetic(&self) -> String {
@@ -237,6 +404,7 @@ impl Drop for CudaDevice {
     fn drop(&mut self) {
         // What cannot be waited for is gone with the context.
         let _ = self.context.enter().and_then(|()| self.context.synchronize());
+        self.graphs.clear(&self.context);
         self.kernels.unload(&self.context);
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::compile::Compiler;
 use crate::context::{Context, Status};
+use crate::machine::FP8;
 use crate::{CudaError, launch};
 use cudarc::driver::sys as cu;
 use graph::DType;
@@ -23,6 +24,8 @@ pub enum File {
     Matmul,
     /// `norm.cu`
     Norm,
+    /// `quantize.cu`
+    Quantize,
     /// `sequence.cu`
     Sequence,
     /// `wgmma.cu`: for compute capability 9.0 only.
@@ -38,21 +41,9 @@ impl File {
             Self::Elementwise => "elementwise.cu",
             Self::Matmul => "matmul.cu",
             Self::Norm => "norm.cu",
+            Self::Quantize => "quantize.cu",
             Self::Sequence => "sequence.cu",
             Self::Wgmma => "wgmma.cu",
-        }
-    }
-
-    /// Whether it is written for a compute capability.
-    pub fn suits(self, capability: (u32, u32)) -> bool {
-        match self {
-            Self::Wgmma => capability == (9, 0),
-            Self::Attention
-            | Self::AttentionF32
-            | Self::Elementwise
-            | Self::Matmul
-            | Self::Norm
-            | Self::Sequence => true,
         }
     }
 
@@ -65,15 +56,23 @@ impl File {
                 concat!(include_str!("kernels/attention.cuh"), include_str!("kernels/attention_f32.cu"))
             }
             Self::Elementwise => {
-                concat!(include_str!("kernels/gelu.cuh"), include_str!("kernels/elementwise.cu"))
+                concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/elementwise.cu"))
             }
             Self::Matmul => include_str!("kernels/matmul.cu"),
-            Self::Norm => include_str!("kernels/norm.cu"),
+            Self::Norm => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/norm.cu")),
+            Self::Quantize => concat!(
+                include_str!("kernels/rows.cuh"),
+                include_str!("kernels/activation.cuh"),
+                include_str!("kernels/quantize.cu")
+            ),
             Self::Sequence => include_str!("kernels/sequence.cu"),
-            Self::Wgmma => concat!(include_str!("kernels/gelu.cuh"), include_str!("kernels/wgmma.cu")),
+            Self::Wgmma => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/wgmma.cu")),
         }
     }
 }
+
+/// The one compute capability that has warpgroups' products.
+pub(crate) const HOPPER: (u32, u32) = (9, 0);
 
 /// What every file starts with.
 const COMMON: &str = include_str!("kernels/common.cuh");
@@ -97,6 +96,26 @@ impl Kernel {
         let mut constants = [("", 0); CONSTANTS];
         constants[0] = ("TYPE", code(dtype));
         Self { file, entry, constants }
+    }
+
+    /// The same on or to e4m3.
+    pub fn on_codes(self) -> Self {
+        self.with("CODES", 1)
+    }
+
+    /// Whether a compute capability has it.
+    pub fn runs_on(&self, capability: (u32, u32)) -> bool {
+        let codes = self.constants().any(|(name, _)| name == "CODES");
+        match self.file {
+            File::Wgmma => capability == HOPPER,
+            File::Attention
+            | File::AttentionF32
+            | File::Elementwise
+            | File::Matmul
+            | File::Norm
+            | File::Quantize
+            | File::Sequence => capability >= if codes { FP8 } else { (8, 0) },
+        }
     }
 
     /// The same with another constant.
@@ -130,6 +149,7 @@ pub(crate) fn code(dtype: DType) -> i64 {
         DType::F16 => 2,
         DType::I32 => 3,
         DType::U8 => 4,
+        DType::F8 => 5,
     }
 }
 
@@ -201,9 +221,9 @@ pub(crate) struct Kernels {
 unsafe impl Send for Kernels {}
 
 impl Kernels {
-    pub(crate) fn new(context: &Context) -> Result<Self, CudaError> {
+    pub(crate) fn new(context: &Context, steps: usize) -> Result<Self, CudaError> {
         let compiler = Compiler::new(context.card.capability)?;
-        Ok(Self { compiler, functions: HashMap::new(), status: Status::new(context)? })
+        Ok(Self { compiler, functions: HashMap::new(), status: Status::new(context, steps)? })
     }
 
     /// Compiles and loads a kernel, unless it is there.
@@ -235,14 +255,15 @@ impl Kernels {
         shape: Shape,
         args: &[Arg],
     ) -> Result<(), CudaError> {
-        self.call_with(context, kernel, shape, &[], args)
+        self.call_with(context, kernel, || kernel.entry.to_owned(), shape, &[], args)
     }
 
-    /// The same for a kernel whose first arguments describe matrices.
+    /// The same by another name in traces, for a kernel whose first arguments describe matrices.
     pub(crate) fn call_with(
         &self,
         context: &Context,
         kernel: &Kernel,
+        name: impl FnOnce() -> String,
         shape: Shape,
         maps: &[cu::CUtensorMap],
         args: &[Arg],
@@ -262,13 +283,14 @@ impl Kernels {
             *pointer = ptr::from_ref(&arg.0).cast_mut().cast();
         }
         let api = context.api;
-        // SAFETY: the arguments are those of the kernel's declaration, by the launch code beside it; the driver copies
-        // them before it returns.
-        let code = unsafe {
-            let (stream, extra) = (context.stream, ptr::null_mut());
-            (api.cuLaunchKernel)(function, x, y, z, threads, 1, 1, shared, stream, pointers.as_mut_ptr(), extra)
-        };
-        api.check(kernel.entry, code)
+        context.trace.kernel(context.stream, name, || {
+            let (stream, args, extra) = (context.stream, pointers.as_mut_ptr(), ptr::null_mut());
+            // SAFETY: the arguments are those of the kernel's declaration, by the launch code beside it; the driver
+            // copies them before it returns.
+            let code =
+                unsafe { (api.cuLaunchKernel)(function, x, y, z, threads, 1, 1, shared, stream, args, extra) };
+            api.check(kernel.entry, code)
+        })
     }
 
     /// Unloads all; the stream must be idle.

@@ -10,11 +10,15 @@ mod compile;
 mod context;
 mod device;
 mod error;
+mod event;
 mod gemm;
+mod graphs;
 mod kernel;
 mod launch;
 mod library;
 mod machine;
+mod staging;
+mod trace;
 
 pub use compile::{Compiler, Resources};
 pub use context::{Card, cards};

@@ -28,13 +28,16 @@ const KNOWN: &[(&str, &str)] = &[
     ("RTX 3090", "3090"),
 ];
 
+/// Compute capability from which on there are products of e4m3.
+pub(crate) const FP8: (u32, u32) = (8, 9);
+
 /// What the first context of a process takes, where it was not measured.
 const CONTEXT: Bytes = Bytes(551_550_976);
 
 impl CudaMachine {
     /// The card of a number, if everything that is needed to use it is there.
     pub fn new(ordinal: usize, options: Options) -> Result<Self, CudaError> {
-        let context = Context::new(ordinal)?;
+        let context = Context::new(ordinal, false)?;
         Ok(Self { card: context.card.clone(), options, context: Mutex::new(context) })
     }
 
@@ -55,6 +58,9 @@ impl Machine for CudaMachine {
         let mut target =
             Target::named(name).map_err(|error| DeviceError::Machine { source: Box::new(error) })?;
         target.memory = self.card.memory;
+        if self.card.capability < FP8 {
+            target.rates.fp8 = None;
+        }
         if target.reserved.is_empty() {
             target.reserved.push(Reserved { label: "CUDA context".to_owned(), bytes: CONTEXT });
         }
@@ -66,6 +72,10 @@ impl Machine for CudaMachine {
         context.enter()?;
         // The context is there by now; the plan counts it, so it is counted as free.
         Ok((context.memory()?.0 + self.target()?.reserved()).min(self.card.memory))
+    }
+
+    fn depth(&self) -> usize {
+        self.options.depth
     }
 
     fn arithmetic(&self) -> String {

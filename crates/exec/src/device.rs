@@ -3,6 +3,7 @@
 use graph::{Bytes, Counts, Op, TensorSpec};
 use plan::{KernelRow, Target};
 use std::fmt;
+use std::time::Duration;
 
 /// A machine with one arena. All positions are bytes from its start.
 pub trait Device: Send {
@@ -40,6 +41,32 @@ pub trait Device: Send {
     /// Waits until everything is done that was asked for.
     fn wait(&mut self) -> Result<(), DeviceError>;
 
+    /// Makes the host's memory through which inputs and outputs of open steps travel; a second call replaces it. Those
+    /// that do everything at once need none.
+    fn stage(&mut self, _ways: [Bytes; 2]) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// What to do about a step of a plan of `prepare`d launches.
+    fn repeat(&mut self, _plan: usize, _counts: Counts) -> Result<Repeat, DeviceError> {
+        Ok(Repeat::Plain)
+    }
+
+    /// Ends what [`Repeat::Record`] began, and runs it unless it broke off.
+    fn recorded(&mut self, _whole: bool) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// Notes, as number `n`, when all is done that was asked for so far. False where the host's clock tells.
+    fn mark(&mut self, _n: usize) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
+
+    /// Adds the time between each of the marks and the next; waits for what runs.
+    fn marked(&mut self, _times: &mut [Duration]) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// Host to arena, beside what runs: nothing that was asked for so far touches the range; what is asked for later
     /// finds it written.
     fn feed(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
@@ -67,6 +94,17 @@ pub trait Device: Send {
 
     /// Gives back what was mapped for a larger arena than the present one: how many bytes.
     fn trim(&mut self) -> Result<Bytes, DeviceError>;
+}
+
+/// How a step runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repeat {
+    /// It does: the device had recorded one of the same counts.
+    Done,
+    /// By its launches, which are recorded until [`Device::recorded`].
+    Record,
+    /// By its launches.
+    Plain,
 }
 
 /// A range that is on its way to the host; numbers count a device's fetches.
@@ -101,6 +139,11 @@ pub trait Machine: Send + Sync + fmt::Debug {
 
     /// What plans are made for.
     fn target(&self) -> Result<Target, DeviceError>;
+
+    /// Steps that its devices keep open.
+    fn depth(&self) -> usize {
+        1
+    }
 
     /// What it could still give for an arena, everything outside of it included.
     fn free(&self) -> Result<Bytes, DeviceError>;

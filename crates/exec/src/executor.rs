@@ -1,7 +1,7 @@
 //! Follows a program. Invariant: `run` allocates nothing; every address was computed by the plan before the
 //! arena was allocated.
 
-use crate::device::{Device, DeviceError, Launch, Operand};
+use crate::device::{Device, DeviceError, Launch, Operand, Repeat};
 use crate::load::{Buffers, ParamSource, ReadParam, Source, Weight};
 use crate::submit::Open;
 use graph::{Bytes, Counts, Op, TensorSpec, ValueId};
@@ -36,6 +36,7 @@ impl Executor {
         let sources = steps.iter().map(|_| None).collect();
         let bytes = program.arena_bytes();
         device.alloc_arena(bytes)?;
+        device.stage(program.host_staging())?;
         device.fill(0, bytes, POISON)?;
         for (step, (_, plan)) in steps.iter().zip(program.plans()) {
             step.iter().try_for_each(|step| step.prepare(device.as_mut(), plan.graph.bounds.full()))?;
@@ -97,34 +98,62 @@ impl Executor {
 
     /// Runs one step of a plan on inputs that were given for `counts`.
     pub fn run(&mut self, plan: usize, counts: Counts) -> Result<(), DeviceError> {
-        self.admits(plan, counts)?;
-        let Self { device, steps, sources, .. } = self;
-        steps[plan].iter().try_for_each(|step| step.run(device.as_mut(), counts, sources[plan].as_mut()))
+        self.open.none("run")?;
+        self.follow(plan, counts)
     }
 
-    /// The same, and adds the time of every instruction of the plan's schedule to its entry of `times`.
+    /// Runs one step, behind those that are open.
+    pub(crate) fn follow(&mut self, plan: usize, counts: Counts) -> Result<(), DeviceError> {
+        self.admits(plan, counts)?;
+        let Self { device, steps, sources, .. } = self;
+        let mut run = |device: &mut dyn Device| {
+            steps[plan].iter().try_for_each(|step| step.run(device, counts, sources[plan].as_mut()))
+        };
+        // What is read in a step cannot be recorded.
+        if steps[plan].iter().any(|step| step.weight().is_some()) {
+            return run(device.as_mut());
+        }
+        match device.repeat(plan, counts)? {
+            Repeat::Done => Ok(()),
+            Repeat::Plain => run(device.as_mut()),
+            Repeat::Record => {
+                let ran = run(device.as_mut());
+                let recorded = device.recorded(ran.is_ok());
+                ran.and(recorded)
+            }
+        }
+    }
+
+    /// The same, and adds the time of every instruction of the plan's schedule to its entry of `times`: by the device's
+    /// own clock where it has one, else by waiting for each.
     pub fn run_timed(
         &mut self,
         plan: usize,
         counts: Counts,
         times: &mut [Duration],
     ) -> Result<(), DeviceError> {
+        self.open.none("run_timed")?;
         self.admits(plan, counts)?;
         let (entries, instructions) = (times.len(), self.steps[plan].len());
         if entries != instructions {
             let why = format!("{entries} entries for the times of {instructions} instructions");
             return Err(DeviceError::Kernel { op: "run_timed", why });
         }
-        for (step, time) in self.steps[plan].iter().zip(times) {
+        let marks = self.device.mark(0)?;
+        for (i, (step, time)) in self.steps[plan].iter().zip(times.iter_mut()).enumerate() {
             let start = Instant::now();
             step.run(self.device.as_mut(), counts, self.sources[plan].as_mut())?;
-            self.device.wait()?;
-            *time += start.elapsed();
+            if marks {
+                self.device.mark(i + 1)?;
+            } else {
+                self.device.wait()?;
+                *time += start.elapsed();
+            }
         }
-        Ok(())
+        if marks { self.device.marked(times) } else { Ok(()) }
     }
 
-    fn admits(&self, plan: usize, counts: Counts) -> Result<(), DeviceError> {
+    pub(crate) fn admits(&self, plan: usize, counts: Counts) -> Result<(), DeviceError> {
         if self.program.plans()[plan].1.graph.bounds.admits(counts) {
             return Ok(());
         }

@@ -12,9 +12,10 @@ mod host;
 mod load;
 mod persistent;
 pub mod reference;
+pub mod scaled;
 mod submit;
 
-pub use device::{Device, DeviceError, Launch, Machine, Operand, Span, Ticket};
+pub use device::{Device, DeviceError, Launch, Machine, Operand, Repeat, Span, Ticket};
 pub use executor::Executor;
 pub use graph::Param;
 pub use load::{ParamSource, ReadError, ReadParam};

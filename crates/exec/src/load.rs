@@ -3,13 +3,11 @@
 
 use crate::device::{Device, DeviceError};
 use crate::persistent::{element, round};
+use crate::scaled;
 use graph::{DType, Layout, Param, TensorSpec};
-use plan::{Plan, Program};
+use plan::{PIECE as CHUNK, Plan, Program};
 use std::error::Error;
 use std::ops::Range;
-
-/// Elements of a row-major parameter that are read at once.
-const CHUNK: u64 = 1 << 18;
 
 /// Why elements could not be read.
 pub type ReadError = Box<dyn Error + Send + Sync>;
@@ -40,6 +38,11 @@ enum Shape {
         n: u64,
         k: u64,
     },
+    /// (n, k) as codes and scales.
+    Scaled {
+        n: u64,
+        k: u64,
+    },
 }
 
 /// What a parameter passes through: the only copies beside the arena.
@@ -48,6 +51,8 @@ pub(crate) struct Buffers {
     rows: Vec<f32>,
     panel: Vec<f32>,
     narrow: Vec<u16>,
+    codes: Vec<u8>,
+    scales: Vec<f32>,
 }
 
 /// Where a streamed plan's parameters come from.
@@ -85,6 +90,7 @@ impl Weight {
         let mut read = |range: Range<u64>, out: &mut [f32]| read(&self.param, range, out).map_err(fail);
         match self.shape {
             Shape::Rows { elements, dtype } => load_rows(device, self.at, elements, dtype, buffers, &mut read),
+            Shape::Scaled { n, k } => load_scaled(device, self.at, n, k, buffers, &mut read),
             Shape::Panels { width, n, k } => {
                 for first in (0..n).step_by(width as usize) {
                     let rows = &mut buffers.rows[..(width * k) as usize];
@@ -115,6 +121,7 @@ impl Shape {
             Layout::Panels { width } => {
                 Self::Panels { width: u64::from(width), n: spec.rows(full), k: spec.row_elements() }
             }
+            Layout::Scaled => Self::Scaled { n: spec.rows(full), k: spec.row_elements() },
         }
     }
 }
@@ -122,7 +129,7 @@ impl Shape {
 impl Buffers {
     /// Large enough for each of these.
     pub(crate) fn of<'a>(weights: impl Iterator<Item = &'a Weight>) -> Self {
-        let (mut rows, mut panel, mut narrow) = (0, 0, 0);
+        let (mut rows, mut panel, mut narrow, mut codes, mut scales) = (0, 0, 0, 0, 0);
         for weight in weights {
             match weight.shape {
                 Shape::Rows { elements, dtype } => {
@@ -135,10 +142,17 @@ impl Buffers {
                     rows = rows.max(width * k);
                     panel = panel.max(width * k);
                 }
+                Shape::Scaled { n, k } => {
+                    let together = scaled_rows(n, k);
+                    rows = rows.max(together * k);
+                    codes = codes.max(together as usize * scaled::stride(k as usize));
+                    scales = scales.max(n);
+                }
             }
         }
         let (rows, panel) = (vec![0.0; rows as usize], vec![0.0; panel as usize]);
-        Self { rows, panel, narrow: vec![0; narrow as usize] }
+        let (codes, scales) = (vec![0; codes], vec![0.0; scales as usize]);
+        Self { rows, panel, narrow: vec![0; narrow as usize], codes, scales }
     }
 }
 
@@ -165,13 +179,40 @@ fn load_rows(
                 device.upload(to, bytemuck::cast_slice(narrow))?;
             }
             // No parameter is of integers so far, so this may allocate.
-            DType::I32 | DType::U8 => {
+            DType::F8 | DType::I32 | DType::U8 => {
                 let bytes: Vec<u8> = part.iter().flat_map(|&x| element(x, dtype)).collect();
                 device.upload(to, &bytes)?;
             }
         }
     }
     Ok(())
+}
+
+/// Rows of a scaled matrix that are read at once.
+fn scaled_rows(n: u64, k: u64) -> u64 {
+    (CHUNK / k.max(1)).clamp(1, n.max(1))
+}
+
+fn load_scaled(
+    device: &mut dyn Device,
+    at: u64,
+    n: u64,
+    k: u64,
+    buffers: &mut Buffers,
+    read: ReadElements<'_>,
+) -> Result<(), DeviceError> {
+    let (stride, together) = (scaled::stride(k as usize), scaled_rows(n, k));
+    let scales = &mut buffers.scales[..n as usize];
+    for (first, scales) in (0..n).step_by(together as usize).zip(scales.chunks_mut(together as usize)) {
+        let rows = &mut buffers.rows[..scales.len() * k as usize];
+        read(first * k..first * k + rows.len() as u64, rows)?;
+        let codes = &mut buffers.codes[..scales.len() * stride];
+        for ((row, codes), scale) in rows.chunks(k as usize).zip(codes.chunks_mut(stride)).zip(scales) {
+            *scale = scaled::quantise_weights(row, codes);
+        }
+        device.upload(at + first * stride as u64, codes)?;
+    }
+    device.upload(at + n * stride as u64, bytemuck::cast_slice(scales))
 }
 
 /// `width` rows of `k` elements become `k` rows of `width`.

@@ -3,7 +3,8 @@
 
 use crate::device::{DeviceError, Span, Ticket};
 use crate::executor::Executor;
-use graph::{Bytes, Counts, DType, TensorSpec, ValueId};
+use graph::{Bytes, Counts, DType, Graph, ValueId};
+use plan::Way;
 use std::collections::VecDeque;
 
 /// What an input is given as.
@@ -35,10 +36,20 @@ pub(crate) struct Open {
     tickets: VecDeque<(Ticket, usize)>,
 }
 
+impl Open {
+    /// An error where a step is open: it would be overwritten.
+    pub(crate) fn none(&self, op: &'static str) -> Result<(), DeviceError> {
+        match self.steps {
+            0 => Ok(()),
+            n => Err(DeviceError::Kernel { op, why: format!("{n} steps are open; collect them before") }),
+        }
+    }
+}
+
 impl Executor {
     /// Steps that may be open at a time.
     pub fn depth(&self) -> usize {
-        1
+        self.program().depth().min(self.device().depth())
     }
 
     /// Puts a step behind those that run: its inputs by name, and the first `n` values of each output that will be
@@ -50,29 +61,76 @@ impl Executor {
         counts: Counts,
         outputs: &[(&str, usize)],
     ) -> Result<Submitted, DeviceError> {
-        if self.open.steps as usize >= self.depth() {
-            let why = format!("{} steps are open, as many as the program has room for", self.open.steps);
-            return Err(DeviceError::Kernel { op: "submit", why });
-        }
-        for &(name, data) in inputs {
-            let value = self.program().plans()[plan].1.graph.input(name);
-            self.fits(plan, name, value, counts, data.dtype(), |elements| data.len() == elements)?;
-            let at = self.input_address(plan, name)?;
-            self.device_mut().feed(at, data.bytes())?;
-        }
-        for &(name, n) in outputs {
-            let value = self.program().plans()[plan].1.graph.output(name);
-            self.fits(plan, name, value, counts, DType::F32, |elements| n <= elements)?;
-        }
-        self.run(plan, counts)?;
-        for &(name, n) in outputs {
-            let at = self.output_address(plan, name)?;
-            let ticket = self.device_mut().fetch(at, Bytes(DType::F32.size() * n as u64))?;
-            self.open.tickets.push_back((ticket, n));
-        }
+        self.check(plan, inputs, counts, outputs)?;
+        self.give(plan, inputs)?;
+        self.follow(plan, counts)?;
+        self.ask(plan, outputs)?;
         self.open.steps += 1;
         self.open.next += 1;
         Ok(Submitted { number: self.open.next - 1, outputs: outputs.len() })
+    }
+
+    /// Inputs travel beside what runs, to a place of their own, and from there behind it to the plan's.
+    fn give(&mut self, plan: usize, inputs: &[(&str, Data<'_>)]) -> Result<(), DeviceError> {
+        let mut place = self.program().ring_address(self.open.next, Way::In);
+        for (name, data) in inputs {
+            let (at, bytes) = (self.input_address(plan, name)?, data.bytes());
+            let Some(from) = place else {
+                self.device_mut().upload(at, bytes)?;
+                continue;
+            };
+            let size = Bytes(bytes.len() as u64);
+            self.device_mut().feed(from, bytes)?;
+            self.device_mut().copy(from, at, size)?;
+            place = Some(from + self.padded(size));
+        }
+        Ok(())
+    }
+
+    /// Outputs are copied from the plan's places, and travel beside what comes next.
+    fn ask(&mut self, plan: usize, outputs: &[(&str, usize)]) -> Result<(), DeviceError> {
+        let mut place = self.program().ring_address(self.open.next, Way::Out);
+        for &(name, n) in outputs {
+            let (mut at, size) = (self.output_address(plan, name)?, Bytes(DType::F32.size() * n as u64));
+            if let Some(to) = place {
+                self.device_mut().copy(at, to, size)?;
+                at = to;
+                place = Some(to + self.padded(size));
+            }
+            let ticket = self.device_mut().fetch(at, size)?;
+            self.open.tickets.push_back((ticket, n));
+        }
+        Ok(())
+    }
+
+    fn padded(&self, bytes: Bytes) -> u64 {
+        bytes.align_up(self.program().target().alignment).0
+    }
+
+    /// An error unless there is room, and inputs and outputs are those of the plan.
+    fn check(
+        &self,
+        plan: usize,
+        inputs: &[(&str, Data<'_>)],
+        counts: Counts,
+        outputs: &[(&str, usize)],
+    ) -> Result<(), DeviceError> {
+        if self.open.steps as usize >= self.depth() {
+            let why = format!("{} steps are open, as many as there is room for", self.open.steps);
+            return Err(DeviceError::Kernel { op: "submit", why });
+        }
+        self.admits(plan, counts)?;
+        let graph = &self.program().plans()[plan].1.graph;
+        for (i, &(name, data)) in inputs.iter().enumerate() {
+            once(name, inputs[..i].iter().map(|(other, _)| *other))?;
+            let right = |elements| data.len() == elements;
+            fits(graph, name, graph.input(name), counts, data.dtype(), &right)?;
+        }
+        for (i, &(name, n)) in outputs.iter().enumerate() {
+            once(name, outputs[..i].iter().map(|(other, _)| *other))?;
+            fits(graph, name, graph.output(name), counts, DType::F32, &|elements| n <= elements)?;
+        }
+        Ok(())
     }
 
     /// The outputs of the oldest submitted step, in the order in which they were named.
@@ -88,7 +146,8 @@ impl Executor {
             return Err(DeviceError::Kernel { op: "collect", why });
         }
         self.open.steps -= 1;
-        let mut result = Ok(());
+        // A step of which nothing is read is waited for, since its inputs' places are given to another.
+        let mut result = if outs.is_empty() { self.device_mut().wait() } else { Ok(()) };
         for out in outs {
             let Some((ticket, n)) = self.open.tickets.pop_front() else { break };
             out.resize(n, 0.0);
@@ -108,24 +167,31 @@ impl Executor {
     pub fn spans(&mut self) -> Result<Vec<Span>, DeviceError> {
         self.device_mut().spans()
     }
+}
 
-    /// An error unless the value is there, has this type, and its elements in a step of `counts` are right.
-    fn fits(
-        &self,
-        plan: usize,
-        name: &str,
-        value: Option<ValueId>,
-        counts: Counts,
-        dtype: DType,
-        right: impl FnOnce(usize) -> bool,
-    ) -> Result<(), DeviceError> {
-        let refused = |why| Err(DeviceError::Kernel { op: "submit", why });
-        let Some(value) = value else { return refused(format!("there is no `{name}`")) };
-        let spec: &TensorSpec = self.program().plans()[plan].1.graph.spec(value);
-        match spec.dtype == dtype && right(spec.elements_at(counts) as usize) {
-            true => Ok(()),
-            false => refused(format!("`{name}` is {spec}, which is not what was given or asked for")),
-        }
+/// An error where a name was given before: each has one place.
+fn once<'a>(name: &str, mut before: impl Iterator<Item = &'a str>) -> Result<(), DeviceError> {
+    match before.any(|other| other == name) {
+        false => Ok(()),
+        true => Err(DeviceError::Kernel { op: "submit", why: format!("`{name}` was given twice") }),
+    }
+}
+
+/// An error unless the value is there, has this type, and its elements in a step of `counts` are right.
+fn fits(
+    graph: &Graph,
+    name: &str,
+    value: Option<ValueId>,
+    counts: Counts,
+    dtype: DType,
+    right: &dyn Fn(usize) -> bool,
+) -> Result<(), DeviceError> {
+    let refused = |why| Err(DeviceError::Kernel { op: "submit", why });
+    let Some(value) = value else { return refused(format!("there is no `{name}`")) };
+    let spec = graph.spec(value);
+    match spec.dtype == dtype && right(spec.elements_at(counts) as usize) {
+        true => Ok(()),
+        false => refused(format!("`{name}` is {spec}, which is not what was given or asked for")),
     }
 }
 

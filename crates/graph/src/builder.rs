@@ -205,7 +205,7 @@ impl Builder {
     }
 
     fn source(&mut self, mut spec: TensorSpec) -> ValueId {
-        spec.layout = Layout::RowMajor;
+        spec.layout = Layout::of(spec.dtype);
         spec.placement = Placement::Replicate;
         self.define(Value { spec, def: Def::Source })
     }

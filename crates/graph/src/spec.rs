@@ -81,6 +81,8 @@ pub enum DType {
     F16,
     /// Token ids, row indices and spans.
     I32,
+    /// e4m3 (Micikevicius et al. 2022, arXiv:2209.05433): no infinities, at most 448. Always with [`Layout::Scaled`].
+    F8,
     /// Codes of quantised optimizer states.
     U8,
 }
@@ -91,14 +93,14 @@ impl DType {
         match self {
             Self::F32 | Self::I32 => 4,
             Self::Bf16 | Self::F16 => 2,
-            Self::U8 => 1,
+            Self::F8 | Self::U8 => 1,
         }
     }
 
     /// Whether its elements are floating-point numbers.
     pub fn is_float(self) -> bool {
         match self {
-            Self::F32 | Self::Bf16 | Self::F16 => true,
+            Self::F32 | Self::Bf16 | Self::F16 | Self::F8 => true,
             Self::I32 | Self::U8 => false,
         }
     }
@@ -109,6 +111,7 @@ impl DType {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
             Self::F16 => "f16",
+            Self::F8 => "f8",
             Self::I32 => "i32",
             Self::U8 => "u8",
         }
@@ -207,6 +210,22 @@ pub enum Layout {
         /// Rows of W (columns of the product) in one panel.
         width: u32,
     },
+    /// A matrix of codes in C order, each row padded with zeros to a multiple of [`GRANULE`], and behind them all one f32
+    /// for each row, by which the row's codes are multiplied.
+    Scaled,
+}
+
+/// Codes of a row that products of 8 bits take at once: their rows start at multiples of 16 bytes.
+pub const GRANULE: u64 = 16;
+
+impl Layout {
+    /// How elements of a type lie where nobody asks for anything else.
+    pub fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::F8 => Self::Scaled,
+            DType::F32 | DType::Bf16 | DType::F16 | DType::I32 | DType::U8 => Self::RowMajor,
+        }
+    }
 }
 
 /// Why a tensor exists.
@@ -255,12 +274,12 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// A row-major, replicated activation.
+    /// A replicated activation in the usual layout.
     pub fn activation(shape: impl Into<Vec<Dim>>, dtype: DType) -> Self {
         Self {
             shape: shape.into(),
             dtype,
-            layout: Layout::RowMajor,
+            layout: Layout::of(dtype),
             role: Role::Activation,
             placement: Placement::Replicate,
         }
@@ -280,12 +299,17 @@ impl TensorSpec {
                 let rows = self.shape[0].at(counts).next_multiple_of(u64::from(width));
                 rows * self.shape[1..].iter().map(|d| d.at(counts)).product::<u64>()
             }
+            Layout::Scaled => self.rows(counts) * self.row_elements().next_multiple_of(GRANULE),
         }
     }
 
     /// Bytes in a step of `counts`.
     pub fn bytes_at(&self, counts: Counts) -> Bytes {
-        Bytes(self.elements_at(counts) * self.dtype.size())
+        let elements = Bytes(self.elements_at(counts) * self.dtype.size());
+        match self.layout {
+            Layout::RowMajor | Layout::Panels { .. } => elements,
+            Layout::Scaled => elements + Bytes(self.rows(counts) * DType::F32.size()),
+        }
     }
 
     /// Bytes of the worst case: what the plan sets aside.
@@ -317,6 +341,7 @@ impl fmt::Display for TensorSpec {
         match self.layout {
             Layout::RowMajor => Ok(()),
             Layout::Panels { width } => write!(f, " panels{width}"),
+            Layout::Scaled => f.write_str(" scaled"),
         }
     }
 }
@@ -342,5 +367,13 @@ mod tests {
         let x = TensorSpec::activation([Dim::Tokens(2), Dim::Fixed(3)], DType::F32);
         assert_eq!(x.bytes(&bounds), Bytes(14 * 3 * 4));
         assert_eq!(x.to_string(), "f32[2T, 3]");
+    }
+
+    #[test]
+    fn codes_have_padded_rows_and_their_scales() {
+        let x = TensorSpec::activation([Dim::Tokens(1), Dim::Fixed(40)], DType::F8);
+        let counts = Counts { tokens: 7, sequences: 1 };
+        assert_eq!((x.elements_at(counts), x.bytes_at(counts)), (7 * 48, Bytes(7 * 48 + 7 * 4)));
+        assert_eq!(x.to_string(), "f8[T, 40] scaled");
     }
 }

@@ -1,7 +1,7 @@
 //! The verifier: what every pass may rely on and must keep. Invariant: it trusts nothing; types are inferred
 //! again and compared.
 
-use crate::{Def, Dim, Graph, Layout, NodeId, Role, TensorSpec, ValueId, node_label};
+use crate::{DType, Def, Dim, Graph, Layout, NodeId, Role, TensorSpec, ValueId, node_label};
 use std::fmt;
 
 /// A graph that breaks a rule: our bug, not the user's.
@@ -146,8 +146,16 @@ fn malformed(spec: &TensorSpec) -> Option<&'static str> {
     if survives && spec.shape.iter().any(|d| d.fixed().is_none()) {
         return Some("what survives the step may not depend on its bounds");
     }
+    if (spec.dtype == DType::F8) != (spec.layout == Layout::Scaled) {
+        return Some("e4m3 and scaled rows go together");
+    }
     match spec.layout {
         Layout::RowMajor => None,
+        Layout::Scaled => {
+            let matrix = matches!(spec.shape[..], [_, Dim::Fixed(_)]);
+            let given = matches!(spec.role, Role::Param(_) | Role::Activation);
+            (!(matrix && given)).then_some("scaled rows hold parameters and activations that are matrices")
+        }
         Layout::Panels { width } => {
             let packed = matches!(spec.shape[..], [Dim::Fixed(_), Dim::Fixed(_)])
                 && matches!(spec.role, Role::Param(_))

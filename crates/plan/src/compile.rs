@@ -101,6 +101,10 @@ pub(crate) fn compile_checked(
         graph = verified("fuse", passes::fuse(&graph, policy.weights))?;
     }
     graph = verified("dce", passes::dce(&graph))?;
+    if policy.precision == Precision::Fp8 {
+        has_fp8(policy, target)?;
+        graph = verified("fp8", passes::fp8(&graph)?)?;
+    }
     match policy.weights {
         Weights::Trained => {}
         Weights::Resident => graph = verified("layout", passes::layout(&graph, target)?)?,
@@ -116,6 +120,21 @@ pub(crate) fn compile_checked(
         check_target(&graph, &schedule, &memory, target)?;
     }
     Ok(Plan { graph, schedule, memory })
+}
+
+/// Products of e4m3 are what some targets have, and nobody's gradients.
+fn has_fp8(policy: &Policy, target: &Target) -> Result<(), PlanError> {
+    let why = if target.rates.fp8.is_none() {
+        format!(
+            "fp8 needs products of e4m3, which `{}` does not have: an NVIDIA GPU of compute capability 8.9 or later",
+            target.name
+        )
+    } else if policy.autodiff.is_some() || policy.weights == Weights::Trained {
+        "fp8 is for inference".to_owned()
+    } else {
+        return Ok(());
+    };
+    Err(PlanError::BadPolicy { field: "precision", why })
 }
 
 /// Gives every value its address.

@@ -1,6 +1,7 @@
 //! Several plans over one arena: one persistent region with the resident weights of all, staging, and one transient
 //! region that they take turns in. Invariant: the arena is the sum of these three and nothing else.
 
+use crate::ring::Ring;
 use crate::{Bill, Instr, Ledger, Plan, PlanError, Region, Remedy, Slice, Target, step_seconds};
 use graph::{Bytes, Def, Graph, Role, ValueId, node_label};
 use serde::Serialize;
@@ -51,9 +52,10 @@ use std::fmt::Write as _;
 pub struct Program {
     target: Target,
     plans: Vec<(String, Plan)>,
-    staging: Vec<Staging>,
+    pub(crate) staging: Vec<Staging>,
     /// Whether all plans were made with one [`Persistent`](crate::Persistent).
     shared: bool,
+    pub(crate) ring: Option<Ring>,
 }
 
 /// Bytes of the arena that belong to no plan: rows that wait between two of them.
@@ -68,13 +70,13 @@ pub struct Staging {
 impl Program {
     /// Puts plans for one target together.
     pub fn new(target: Target, plans: Vec<(String, Plan)>, staging: Vec<Staging>) -> Self {
-        Self { target, plans, staging, shared: false }
+        Self { target, plans, staging, shared: false, ring: None }
     }
 
     /// Puts plans together that were made with one [`Persistent`](crate::Persistent): their parameters and states
     /// are the same bytes.
     pub fn sharing(target: Target, plans: Vec<(String, Plan)>) -> Self {
-        Self { target, plans, staging: vec![], shared: true }
+        Self { target, plans, staging: vec![], shared: true, ring: None }
     }
 
     /// The machine.

@@ -70,6 +70,9 @@ pub struct Rates {
     pub f32: f64,
     /// bf16 operations per second in matrix products.
     pub bf16: f64,
+    /// e4m3 operations per second in matrix products; none where there are no such products.
+    #[serde(default)]
+    pub fp8: Option<f64>,
     /// Bytes per second to and from the arena's memory.
     pub memory: f64,
     /// Seconds that a launch costs by itself.
@@ -175,6 +178,7 @@ fn columns(graph: &Graph, node: &Node) -> u64 {
         | Op::LinearCrossEntropyGrad(_)
         | Op::Relu(_)
         | Op::ReluGrad(_)
+        | Op::Quantize(_)
         | Op::RmsNorm(_)
         | Op::RmsNormGrad(_)
         | Op::RotaryTable(_)
@@ -257,8 +261,11 @@ impl Target {
 
     /// What the planner takes for granted of a target.
     fn check(&self) -> Result<(), String> {
-        let Rates { f32, bf16, memory, launch, storage } = self.rates;
-        for (key, rate) in [("f32", f32), ("bf16", bf16), ("memory", memory), ("storage", storage)] {
+        let Rates { f32, bf16, fp8, memory, launch, storage } = self.rates;
+        let fp8 = fp8.unwrap_or(bf16);
+        for (key, rate) in
+            [("f32", f32), ("bf16", bf16), ("fp8", fp8), ("memory", memory), ("storage", storage)]
+        {
             if !(1.0..=1e24).contains(&rate) {
                 return Err(format!("rates.{key} = {rate} is no rate between 1 and 1e24"));
             }

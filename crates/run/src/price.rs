@@ -9,7 +9,10 @@ use data::printable::Place;
 use data::weights::HubEnv;
 use graph::{Bytes, DType, Op};
 use models::{Encoder, Output, known};
-use plan::{Dump, Plan, PlanError, Policy, Precision, Program, Search, Stream, Target, Weights, compile_with};
+use plan::{
+    Dump, OPEN_STEPS, Plan, PlanError, Policy, Precision, Program, Search, Stream, Target, Weights,
+    compile_with,
+};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -95,7 +98,9 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
             .graph(bounds(tokens, longest), &[Output::Mean])
             .map_err(|source| PlanError::Verify { after: "build", source })?;
         let plan = compile_with(&graph, &Policy { precision, weights, ..Policy::default() }, target, dump)?;
-        Ok(Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]))
+        // As a run makes it that is told nothing else.
+        let program = Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]);
+        Ok(program.with_ring(OPEN_STEPS))
     };
     let budget = match (request.budget, target.memory) {
         (Some(budget), _) => budget,
@@ -117,6 +122,7 @@ pub fn to_json(program: &Program) -> Result<Value, RunError> {
         "bounds": bounds.map(|b| json!({"tokens": b.tokens, "sequences": b.sequences, "longest": b.longest})),
         "ledger": entries,
         "peak_bytes": program.peak().0,
+        "host_staging_bytes": host_staging(program).0,
         "streamed_bytes_per_step": program.streamed().0,
         "lower_bound_bytes": program.lower_bound().0,
         "peak_instruction": program.peak_at().1,
@@ -146,10 +152,18 @@ pub fn to_text(model: &str, program: &Program) -> Result<String, RunError> {
     let (peak, bound) = (program.peak(), program.lower_bound());
     let waste = peak.saturating_sub(bound).0 as f64 / bound.0.max(1) as f64;
     text += &format!("{}\n", program.ledger());
+    if host_staging(program) > Bytes::ZERO {
+        text += &format!("host staging {}, which is no memory of the card's\n", host_staging(program));
+    }
     text += &format!("peak at {}\n", program.peak_at().1);
     text += &format!("lower bound {bound}; packing wastes {:.2} %\n", 100.0 * waste);
     text += &format!("expected {:.3} s a step\ndigest {}", program.seconds(), program.digest()?);
     Ok(text)
+}
+
+/// Memory of the host through which steps' inputs and outputs travel.
+fn host_staging(program: &Program) -> Bytes {
+    program.host_staging().into_iter().sum()
 }
 
 /// The element type of a plan's products.

@@ -120,7 +120,8 @@ impl Settings {
             let text = "--stream-weights always: this command keeps its weights in memory";
             return Err(RunError::Refused(text.to_owned()));
         }
-        let search = self.search(longest)?;
+        let (search, depth) = (self.search(longest)?, self.depth());
+        let build = &mut |tokens| Ok(build(tokens)?.with_ring(depth));
         match self.tokens {
             None => Ok(Program::largest_bounds(search, build)?),
             Some(tokens) => Ok(Program::exactly(tokens, search, build)?),
@@ -130,7 +131,17 @@ impl Settings {
     /// The same for those who can attach a source of weights: where no step fits with resident weights, the
     /// program streams them, with the most tokens that fit. See [`plan::fit`].
     pub fn fit_streaming(&self, longest: u64, build: Build<'_>) -> Result<Program, RunError> {
-        Ok(plan::fit(self.tokens, self.search(longest)?, self.stream, build)?)
+        let depth = self.depth();
+        let mut build = |tokens, weights| Ok(build(tokens, weights)?.with_ring(depth));
+        Ok(plan::fit(self.tokens, self.search(longest)?, self.stream, &mut build)?)
+    }
+
+    /// Steps that are open at a time.
+    fn depth(&self) -> usize {
+        match &self.device {
+            Device::Cpu => 1,
+            Device::Machines(machines) => machines[0].depth(),
+        }
     }
 
     fn search(&self, longest: u64) -> Result<Search, RunError> {
@@ -194,6 +205,11 @@ pub(crate) fn memory_line(program: &Program, budget: Bytes) -> String {
     let tokens = program.plans().iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0);
     let (peak, ledger) = (program.peak(), program.ledger().line());
     let line = format!("memory line {budget}; planned {peak} at {tokens} tokens a step ({ledger})");
+    let staging: Bytes = program.host_staging().into_iter().sum();
+    let line = match staging {
+        Bytes::ZERO => line,
+        staging => format!("{line}; host staging {staging}"),
+    };
     match program.streamed() {
         Bytes::ZERO => line,
         streamed => format!("{line}; weights stream from disk: {streamed} per step"),

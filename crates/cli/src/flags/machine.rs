@@ -90,6 +90,8 @@ pub enum Precision {
     /// 5 bits of exponent, 11 of precision; sums, norms and means in f32
     Fp16,
     F32,
+    /// The encoders' products of 8 bits, 4 of precision, with scales; the rest as bf16. Compute capability 8.9 and later
+    Fp8,
 }
 
 impl Precision {
@@ -100,6 +102,7 @@ impl Precision {
             Self::Bf16 => Some(run::Precision::Bf16),
             Self::Fp16 => Some(run::Precision::Fp16),
             Self::F32 => Some(run::Precision::F32),
+            Self::Fp8 => Some(run::Precision::Fp8),
         }
     }
 }

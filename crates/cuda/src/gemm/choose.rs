@@ -5,12 +5,12 @@
 //! what stands behind the product, on noise: products of zeros draw less power and run faster.
 
 use super::description::Description;
-use super::hopper::{self, TILES, Tile};
+use super::hopper::{TILES, Tile};
 use super::{Choice, Choosing, Form, LIBRARY, Operands};
 use crate::CudaError;
 use crate::api::Driver;
 use crate::context::Context;
-use crate::kernel::{Arg, File, Kernel, Kernels, Shape};
+use crate::kernel::{Arg, Kernels, Shape};
 use cudarc::cublaslt::sys as lt;
 use cudarc::driver::sys as cu;
 use graph::DType;
@@ -95,14 +95,13 @@ impl Trial<'_> {
     pub(super) fn admits(&self, choice: &Choice) -> bool {
         match choice {
             Choice::Own => true,
-            Choice::Hopper(_) => hopper::suits(self.context, self.form),
+            Choice::Hopper(tile) => tile.suits(self.context, self.form),
             Choice::Library(algorithm) => self.admits_algorithm(algorithm),
         }
     }
 
-    fn tiles(&self) -> impl Iterator<Item = Tile> + use<> {
-        let suits = hopper::suits(self.context, self.form);
-        TILES.into_iter().filter(move |_| suits)
+    fn tiles(&self) -> impl Iterator<Item = Tile> {
+        TILES.into_iter().filter(|tile| tile.suits(self.context, self.form))
     }
 
     /// Those that run, the fastest first.
@@ -129,7 +128,8 @@ impl Trial<'_> {
         let Description { handle, operation, w, x, y, .. } = self.description;
         let mut found = NOTHING;
         // SAFETY: the descriptors live; the result is written to a local of its size.
-        let code = self.description.set_launch(rows, self.operands.bias).is_ok().then(|| unsafe {
+        let operands = Operands { rows, ..self.operands };
+        let code = self.description.set_launch(&operands).is_ok().then(|| unsafe {
             let found = ptr::from_mut(&mut found).cast();
             (handle.api.cublasLtMatmulAlgoCheck)(handle.raw, *operation, *w, *x, *y, *y, algorithm, found)
         });
@@ -139,7 +139,7 @@ impl Trial<'_> {
     /// The admissible ones of those that the library offers, in its order.
     fn algorithms(&self) -> Result<Vec<Choice>, CudaError> {
         let Description { handle, operation, w, x, y, .. } = self.description;
-        self.description.set_launch(self.operands.rows, self.operands.bias)?;
+        self.description.set_launch(&self.operands)?;
         let preference = Preference::new(self.description, self.form.dtype, self.operands.workspace.1)?;
         let (mut found, mut count) = ([NOTHING; CANDIDATES], 0);
         // SAFETY: the descriptors live; at most `CANDIDATES` results are written.
@@ -202,20 +202,23 @@ impl Trial<'_> {
     /// Runs some rows; of y nothing else is left.
     fn run_piece(&mut self, candidate: &Choice, start: u64, rows: u64) -> Result<(), CudaError> {
         let Form { n, k, dtype, .. } = self.form;
-        self.poison(self.operands.y, self.operands.rows * n)?;
+        let (all, out) = (self.operands.rows * n, self.form.out());
+        self.poison((self.operands.y, all, out))?;
         if self.form.residual() {
             // It may be y, which the run before has written.
-            self.noise(self.operands.residual, self.operands.rows * n, 4)?;
+            self.noise((self.operands.residual, all, out), RESIDUAL)?;
         }
-        let (wide, narrow) = (start * n * dtype.size(), start * k * dtype.size());
-        let Operands { x, residual, y, .. } = self.operands;
-        let piece = Operands { x: x + narrow, residual: residual + wide, y: y + wide, rows, ..self.operands };
+        let (wide, narrow) = (start * n * out.size(), start * k * dtype.size());
+        let Operands { x, scales, residual, y, .. } = self.operands;
+        let scales = (scales.0 + start * DType::F32.size(), scales.1);
+        let (x, residual, y) = (x + narrow, residual + wide, y + wide);
+        let piece = Operands { x, scales, residual, y, rows, ..self.operands };
         self.run(candidate, &piece)
     }
 
     /// The first and last rows of a piece of y.
     fn edges(&self, (start, length): (u64, u64)) -> Result<Vec<u8>, CudaError> {
-        let row = self.form.n * self.form.dtype.size();
+        let row = self.form.n * self.form.out().size();
         let compared = length.min(COMPARED);
         let mut bytes = vec![0; (2 * compared * row) as usize];
         let (first, last) = bytes.split_at_mut((compared * row) as usize);
@@ -231,24 +234,33 @@ impl Trial<'_> {
         Ok(bytes)
     }
 
-    /// Every operand of the form, with its elements.
-    fn extents(&self) -> [(u64, u64); 5] {
-        let (Form { n, k, .. }, Operands { x, w, bias, residual, y, rows, .. }) = (self.form, self.operands);
-        [(x, rows * k), (w, n * k), (bias, n), (y, rows * n), (residual, rows * n)]
+    /// Every operand of the form, with its elements and their type.
+    fn extents(&self) -> impl Iterator<Item = Extent> + use<> {
+        let (form @ Form { n, k, dtype, .. }, out) = (self.form, self.form.out());
+        let Operands { x, w, scales, bias, residual, y, rows, .. } = self.operands;
+        let scales = if form.scaled() { scales } else { (0, 0) };
+        let operands = [
+            (x, rows * k, dtype),
+            (w, n * k, dtype),
+            (bias, n, out),
+            (y, rows * n, out),
+            (residual, rows * n, out),
+            (scales.0, rows, DType::F32),
+            (scales.1, n, DType::F32),
+        ];
+        operands.into_iter().filter(|(address, ..)| *address != 0)
     }
 
     fn noise_all(&mut self) -> Result<(), CudaError> {
-        let extents = self.extents().into_iter().enumerate().filter(|(_, (address, _))| *address != 0);
-        extents.into_iter().try_for_each(|(seed, (address, elements))| self.noise(address, elements, seed))
+        self.extents().enumerate().try_for_each(|(seed, extent)| self.noise(extent, seed))
     }
 
     fn poison_all(&self) -> Result<(), CudaError> {
-        let operands = self.extents().into_iter().filter(|(address, _)| *address != 0);
-        operands.into_iter().try_for_each(|(address, elements)| self.poison(address, elements))
+        self.extents().try_for_each(|extent| self.poison(extent))
     }
 
-    fn noise(&mut self, address: u64, elements: u64, seed: usize) -> Result<(), CudaError> {
-        let kernel = Kernel::new(File::Matmul, "noise", self.form.dtype);
+    fn noise(&mut self, (address, elements, dtype): Extent, seed: usize) -> Result<(), CudaError> {
+        let kernel = Form { dtype, ..self.form }.kernel("noise");
         self.kernels.prepare(self.context, &kernel, 0)?;
         let shape = Shape::of(elements.div_ceil(256).min(8192), 256);
         let args = [Arg::pointer(address), Arg::long(elements), Arg::int(seed)];
@@ -256,13 +268,19 @@ impl Trial<'_> {
     }
 
     /// Not a number, as the executor leaves memory that nobody wrote.
-    fn poison(&self, address: u64, elements: u64) -> Result<(), CudaError> {
-        let (api, bytes) = (self.context.api, (elements * self.form.dtype.size()) as usize);
+    fn poison(&self, (address, elements, dtype): Extent) -> Result<(), CudaError> {
+        let (api, bytes) = (self.context.api, (elements * dtype.size()) as usize);
         // SAFETY: the range is one of the operands.
         let code = unsafe { (api.cuMemsetD8Async)(address, 0xFF, bytes, self.context.stream) };
         api.check("cuMemsetD8Async", code)
     }
 }
+
+/// Address, elements and their type.
+type Extent = (u64, u64, DType);
+
+/// The seed of the residual's noise before every run.
+const RESIDUAL: usize = 4;
 
 /// Codes with which the library says that it has no algorithm.
 const INVALID_VALUE: c_int = 7;
@@ -303,7 +321,7 @@ impl<'a> Preference<'a> {
         let implementations = match dtype {
             // All but those on tensor cores (cublasLt.h: bits 1 to 7), which would cut f32 to fewer bits.
             DType::F32 => !0xfe_u64,
-            DType::Bf16 | DType::F16 | DType::I32 | DType::U8 => !0,
+            DType::Bf16 | DType::F16 | DType::F8 | DType::I32 | DType::U8 => !0,
         };
         made.set(A::CUBLASLT_MATMUL_PREF_IMPL_MASK, &implementations)?;
         Ok(made)

@@ -1,10 +1,11 @@
 //! Products on Hopper's tensor cores by our own kernel (`wgmma.cu`), with all that stands behind them. Invariant: every
 //! tile sums an element in the same order, so tiles differ in speed only, and a row's bits depend on nothing but the form.
 
+use super::description::FAST_TERMS;
 use super::{Form, Operands};
 use crate::CudaError;
 use crate::context::Context;
-use crate::kernel::{Arg, File, Kernel, Kernels, Shape};
+use crate::kernel::{Arg, File, HOPPER, Kernel, Kernels, Shape};
 use cudarc::driver::sys as cu;
 use graph::DType;
 use graph::ops::Epilogue;
@@ -32,9 +33,9 @@ pub(crate) struct Tile {
 
 /// All that are tried.
 pub(super) const TILES: [Tile; 3] = [
+    Tile { name: "128x192-turns", columns: 192, atoms: 2, turns: true, cluster: 2, stages: 4, group: 8 },
     Tile { name: "128x256", columns: 256, atoms: 1, turns: false, cluster: 2, stages: 4, group: 8 },
-    Tile { name: "64x256-turns", columns: 256, atoms: 1, turns: true, cluster: 2, stages: 4, group: 16 },
-    Tile { name: "128x128-turns", columns: 128, atoms: 2, turns: true, cluster: 2, stages: 6, group: 8 },
+    Tile { name: "256x128", columns: 128, atoms: 2, turns: false, cluster: 2, stages: 4, group: 4 },
 ];
 
 /// Columns of a box of y and of the residual: 128 bytes, which is what shared memory is swizzled in.
@@ -49,6 +50,23 @@ impl Tile {
     /// By the name in the table.
     pub(super) fn named(name: &str) -> Option<Self> {
         TILES.into_iter().find(|tile| tile.name == name)
+    }
+
+    /// Whether it computes a form on a card: rows must be whole words of 16 bytes. Sums of codes stay on the tensor cores,
+    /// which only short ones may. The largest leaves no registers for a residual.
+    pub(super) fn suits(&self, context: &Context, form: Form) -> bool {
+        let in_x = match form.dtype {
+            DType::Bf16 | DType::F16 => 8,
+            DType::F8 if form.k <= FAST_TERMS => 16,
+            DType::F32 | DType::F8 | DType::I32 | DType::U8 => return false,
+        };
+        let whole = form.n.is_multiple_of(8) && form.k.is_multiple_of(in_x);
+        let kept = self.has_residual() || form.epilogue != Epilogue::Residual;
+        context.card.capability == HOPPER && whole && kept
+    }
+
+    fn has_residual(&self) -> bool {
+        self.atoms * self.columns <= 256
     }
 
     /// Rows of a block's tile.
@@ -67,8 +85,8 @@ impl Tile {
             Epilogue::Gelu => 1,
             Epilogue::Residual => 2,
         };
-        Kernel::new(File::Wgmma, "wgmma", form.dtype)
-            .with("FP8", 0)
+        Kernel::new(File::Wgmma, "wgmma", form.out())
+            .with("FP8", i64::from(form.scaled()))
             .with("EPILOGUE", epilogue)
             .with("BN", i64::from(self.columns))
             .with("MA", i64::from(self.atoms))
@@ -96,56 +114,54 @@ impl Tile {
         form: Form,
         operands: &Operands,
     ) -> Result<(), CudaError> {
-        let (Form { n, k, .. }, &Operands { x, w, bias, residual, y, rows, .. }) = (form, operands);
+        let (Form { n, k, dtype, .. }, out) = (form, form.out());
+        let &Operands { x, w, scales, bias, residual, y, rows, .. } = operands;
         // What is not there is not read, but must be described.
         let r = if residual == 0 { y } else { residual };
-        let matrix = |address, rows, columns, height| {
-            describe(context, form.dtype, (address, rows, columns), (height, PIECE))
-        };
+        let matrix =
+            |dtype, address, rows, columns, height| describe(context, dtype, (address, rows, columns), height);
         let maps = [
-            matrix(x, rows, k, self.rows())?,
-            matrix(w, n, k, self.columns / self.cluster)?,
-            matrix(y, rows, n, WARP_ROWS)?,
-            matrix(r, rows, n, self.rows())?,
+            matrix(dtype, x, rows, k, self.rows())?,
+            matrix(dtype, w, n, k, self.columns / self.cluster)?,
+            matrix(out, y, rows, n, WARP_ROWS)?,
+            matrix(out, r, rows, n, self.rows())?,
         ];
-        let none = Arg::pointer(0);
-        let args = [Arg::pointer(bias), none, none, Arg::int(rows), Arg::int(n), Arg::int(k)];
+        let scales = if form.scaled() { scales } else { (0, 0) };
+        let [bias, of_x, of_w] = [bias, scales.0, scales.1].map(Arg::pointer);
+        let args = [bias, of_x, of_w, Arg::int(rows), Arg::int(n), Arg::int(k)];
         // Clusters stay, and take tile after tile.
         let tiles = rows.div_ceil(u64::from(self.rows() * self.cluster)) * n.div_ceil(u64::from(self.columns));
         let clusters = tiles.min(u64::from(context.card.multiprocessors / self.cluster));
         let blocks = clusters * u64::from(self.cluster);
         let shape = Shape { shared: self.shared(), ..Shape::of(blocks, THREADS) };
-        kernels.call_with(context, &self.kernel(form), shape, &maps, &args)
+        kernels.call_with(context, &self.kernel(form), || form.to_string(), shape, &maps, &args)
     }
-}
-
-/// Whether the kernel computes a form on a card: rows must be whole words of 16 bytes.
-pub(super) fn suits(context: &Context, form: Form) -> bool {
-    let narrow = match form.dtype {
-        DType::Bf16 | DType::F16 => true,
-        DType::F32 | DType::I32 | DType::U8 => false,
-    };
-    narrow && File::Wgmma.suits(context.card.capability) && form.n.is_multiple_of(8) && form.k.is_multiple_of(8)
 }
 
 /// A sample of it.
 pub(super) fn every_kernel() -> Vec<Kernel> {
     let form = |dtype, epilogue| Form { n: 2560, k: 2560, dtype, bias: true, epilogue };
-    let epilogues = [Epilogue::None, Epilogue::Gelu, Epilogue::Residual];
+    let forms = [
+        form(DType::Bf16, Epilogue::None),
+        form(DType::Bf16, Epilogue::Gelu),
+        form(DType::F16, Epilogue::None),
+        form(DType::F8, Epilogue::None),
+    ];
+    let residual = [DType::Bf16, DType::F8].map(|dtype| form(dtype, Epilogue::Residual));
     let of = |tile: Tile| {
-        let narrow = epilogues.map(|epilogue| tile.kernel(form(DType::Bf16, epilogue)));
-        narrow.into_iter().chain([tile.kernel(form(DType::F16, Epilogue::None))])
+        let residual = residual.into_iter().filter(move |_| tile.has_residual());
+        forms.into_iter().chain(residual).map(move |form| tile.kernel(form))
     };
     TILES.into_iter().flat_map(of).collect()
 }
 
-/// What the copy engine knows of a matrix: (address, rows, columns), row-major, of which it copies boxes of (rows,
-/// columns).
+/// What the copy engine knows of a matrix: (address, rows, columns), row-major, of which it copies boxes of some rows that
+/// are 128 bytes wide.
 fn describe(
     context: &Context,
     dtype: DType,
     (address, rows, columns): (u64, u64, u64),
-    (height, width): (u32, u32),
+    height: u32,
 ) -> Result<cu::CUtensorMap, CudaError> {
     use cu::CUtensorMapDataType_enum as D;
     let element = match dtype {
@@ -153,9 +169,10 @@ fn describe(
         DType::Bf16 => D::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         DType::F16 => D::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         DType::I32 => D::CU_TENSOR_MAP_DATA_TYPE_INT32,
-        DType::U8 => D::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        DType::F8 | DType::U8 => D::CU_TENSOR_MAP_DATA_TYPE_UINT8,
     };
     let mut map = cu::CUtensorMap { opaque: [0; 16] };
+    let width = 128 / dtype.size() as u32;
     let (extents, stride, boxes, steps) = ([columns, rows], columns * dtype.size(), [width, height], [1, 1]);
     // SAFETY: pointers are to locals of the sizes that the rank of two says; the address is the card's and not read here.
     let code = unsafe {

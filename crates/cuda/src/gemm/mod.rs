@@ -29,7 +29,7 @@ pub(crate) struct Form {
     pub(crate) n: u64,
     /// Columns of x.
     pub(crate) k: u64,
-    /// Of all operands: a float.
+    /// Of x and w: a float.
     pub(crate) dtype: DType,
     pub(crate) bias: bool,
     pub(crate) epilogue: Epilogue,
@@ -41,6 +41,25 @@ impl Form {
             Epilogue::Residual => true,
             Epilogue::None | Epilogue::Gelu => false,
         }
+    }
+
+    /// The element type of y, the bias and the residual.
+    pub(crate) fn out(&self) -> DType {
+        match self.dtype {
+            DType::F8 => DType::Bf16,
+            DType::F32 | DType::Bf16 | DType::F16 | DType::I32 | DType::U8 => self.dtype,
+        }
+    }
+
+    /// Whether x and w are codes, with a scale for each of their rows.
+    pub(crate) fn scaled(&self) -> bool {
+        self.dtype == DType::F8
+    }
+
+    /// An entry of `matmul.cu` for its operands.
+    fn kernel(&self, entry: &'static str) -> Kernel {
+        let kernel = Kernel::new(File::Matmul, entry, self.out());
+        if self.scaled() { kernel.on_codes() } else { kernel }
     }
 }
 
@@ -64,6 +83,8 @@ pub(crate) struct Operands {
     pub(crate) x: u64,
     /// (N, K)
     pub(crate) w: u64,
+    /// Of the rows of x: (R) f32, and of w: (N) f32; for codes.
+    pub(crate) scales: (u64, u64),
     /// (N)
     pub(crate) bias: u64,
     /// (R, N), may be `y`.
@@ -158,8 +179,7 @@ impl Gemm {
         form: Form,
         operands: &Operands,
     ) -> Result<(), CudaError> {
-        let unprepared =
-            || CudaError::Compile { kernel: form.to_string(), log: "it was not prepared".to_owned() };
+        let unprepared = || CudaError::Unprepared { what: format!("the product {form}") };
         let (description, choice) = self.products.get(&form).ok_or_else(unprepared)?;
         choice.run(context, kernels, description, form, operands)
     }
@@ -215,7 +235,10 @@ impl Choice {
                 let (kernel, shape, args) = own(form, operands);
                 kernels.call(context, &kernel, shape, &args)?;
             }
-            Self::Library(algorithm) => description.run(algorithm, operands, context.stream)?,
+            Self::Library(algorithm) => {
+                let run = || description.run(algorithm, operands, context.stream);
+                context.trace.kernel(context.stream, || form.to_string(), run)?;
+            }
         }
         match form.epilogue {
             Epilogue::Gelu => {
@@ -228,18 +251,20 @@ impl Choice {
 }
 
 /// The plain loops for a form, their grid and arguments.
-fn own(form: Form, operands: &Operands) -> (Kernel, Shape, [Arg; 8]) {
+fn own(form: Form, operands: &Operands) -> (Kernel, Shape, [Arg; 10]) {
     const TILE: u64 = 64;
-    let &Operands { x, w, bias, residual, y, rows, .. } = operands;
+    let &Operands { x, w, scales, bias, residual, y, rows, .. } = operands;
     let blocks = (rows.div_ceil(TILE) as u32, form.n.div_ceil(TILE) as u32, 1);
     let [x, w, bias, residual, y] = [x, w, bias, residual, y].map(Arg::pointer);
-    let args = [x, w, bias, residual, y, Arg::long(rows), Arg::int(form.n), Arg::int(form.k)];
-    (Kernel::new(File::Matmul, "product", form.dtype), Shape { blocks, threads: 256, shared: 0 }, args)
+    let scales = [Arg::pointer(scales.0), Arg::pointer(scales.1)];
+    let sizes = [Arg::long(rows), Arg::int(form.n), Arg::int(form.k)];
+    let args = [x, w, scales[0], scales[1], bias, residual, y, sizes[0], sizes[1], sizes[2]];
+    (form.kernel("product"), Shape { blocks, threads: 256, shared: 0 }, args)
 }
 
 /// The pass over y that a GELU is where the product has none: the library's is the one by tanh, ours by erf.
 fn pass(form: Form, operands: &Operands) -> (Kernel, Shape, [Arg; 3]) {
-    gelu_in_place(form.dtype, operands.y, operands.rows * form.n)
+    gelu_in_place(form.out(), operands.y, operands.rows * form.n)
 }
 
 /// The names of our own kernel's forms on Hopper.
@@ -249,7 +274,8 @@ pub(crate) fn own_products() -> Vec<&'static str> {
 
 /// Every kernel of this folder, in every form.
 pub(crate) fn every_kernel() -> Vec<Kernel> {
-    let dtypes = [DType::F32, DType::Bf16, DType::F16];
-    let matmul = |d| ["product", "noise"].map(|entry| Kernel::new(File::Matmul, entry, d));
-    dtypes.into_iter().flat_map(matmul).chain(hopper::every_kernel()).collect()
+    let form = |dtype| Form { n: 1, k: 1, dtype, bias: false, epilogue: Epilogue::None };
+    let forms = [DType::F32, DType::Bf16, DType::F16, DType::F8].map(form);
+    let matmul = forms.iter().flat_map(|form| ["product", "noise"].map(|entry| form.kernel(entry)));
+    matmul.chain(hopper::every_kernel()).collect()
 }

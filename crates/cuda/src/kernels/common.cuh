@@ -1,6 +1,7 @@
 // What every kernel file starts with: element types without CUDA's headers, which NVRTC does not have built in. A file
 // is compiled for one element type at a time: TYPE is 0 for f32, 1 for bf16, 2 for f16. Arithmetic is in f32.
 
+typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;

@@ -4,9 +4,6 @@
 
 #define THREADS 256
 
-// x / (1 + exp(-x)).
-__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
-
 // max(x, 0), NaN stays NaN.
 __device__ __forceinline__ float positive_part(float x) {
   float y;

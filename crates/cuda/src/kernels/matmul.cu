@@ -6,11 +6,26 @@
 #define PART 4    // rows and columns of a thread
 #define THREADS 256
 
-// y (R, N) = x (R, K) w (N, K)^T + b (N) + r (R, N); b and r may be null, r may be y.
+#if defined(CODES)
+typedef u8 X;
+
+__device__ __forceinline__ float widen_operand(u8 code) {
+  u32 pair;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((u16)code));
+  return f16_to_float((u16)pair);
+}
+#else
+typedef T X;
+
+__device__ __forceinline__ float widen_operand(T x) { return load(x); }
+#endif
+
+// y (R, N) = x (R, K) w (N, K)^T + b (N) + r (R, N); b and r may be null, r may be y. With CODES x and w are e4m3 with
+// scales xs (R) and ws (N), and the others of type TYPE.
 // Blocks: (tiles of R, tiles of N). Threads: 256, as 16 of rows by 16 of columns.
 extern "C" __global__ void __launch_bounds__(THREADS)
-product(const T *__restrict__ x, const T *__restrict__ w, const T *__restrict__ b, const T *r, T *y, long long rows,
-        int n, int k) {
+product(const X *__restrict__ x, const X *__restrict__ w, const float *__restrict__ x_scales,
+        const float *__restrict__ w_scales, const T *__restrict__ b, const T *r, T *y, long long rows, int n, int k) {
   // Four more in a row keep float4 reads aligned and spread the writes over banks.
   __shared__ __align__(16) float xs[DEPTH][TILE + 4];
   __shared__ __align__(16) float ws[DEPTH][TILE + 4];
@@ -26,8 +41,8 @@ product(const T *__restrict__ x, const T *__restrict__ w, const T *__restrict__ 
       const bool inside = k0 + depth < k;
       const long long row = row0 + line;
       const int column = column0 + line;
-      xs[depth][line] = inside && row < rows ? load(x[row * k + k0 + depth]) : 0.0f;
-      ws[depth][line] = inside && column < n ? load(w[(long long)column * k + k0 + depth]) : 0.0f;
+      xs[depth][line] = inside && row < rows ? widen_operand(x[row * k + k0 + depth]) : 0.0f;
+      ws[depth][line] = inside && column < n ? widen_operand(w[(long long)column * k + k0 + depth]) : 0.0f;
     }
     __syncthreads();
 #pragma unroll
@@ -50,6 +65,9 @@ product(const T *__restrict__ x, const T *__restrict__ w, const T *__restrict__ 
       const int column = column0 + lane_column + j;
       if (row < rows && column < n) {
         float s = sums[i][j];
+#if defined(CODES)
+        s *= x_scales[row] * w_scales[column];
+#endif
         if (b) s += load(b[column]);
         if (r) s += load(r[row * n + column]);
         y[row * n + column] = store(s);
@@ -57,8 +75,9 @@ product(const T *__restrict__ x, const T *__restrict__ w, const T *__restrict__ 
     }
 }
 
-// out (count): numbers in [-1, 1) that depend on their place and the seed only. Blocks: any number, strided.
-extern "C" __global__ void __launch_bounds__(THREADS) noise(T *out, long long count, int seed) {
+// out (count): numbers in [-1, 1), or codes of 448 times as much, that depend on their place and the seed only.
+// Blocks: any number, strided.
+extern "C" __global__ void __launch_bounds__(THREADS) noise(X *out, long long count, int seed) {
   const long long stride = (long long)gridDim.x * THREADS;
   for (long long i = (long long)blockIdx.x * THREADS + threadIdx.x; i < count; i += stride) {
     // The finaliser of MurmurHash3 (Appleby 2011).
@@ -68,6 +87,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) noise(T *out, long long co
     h ^= h >> 13;
     h *= 0xc2b2ae35u;
     h ^= h >> 16;
-    out[i] = store((float)(h >> 8) * 0x1p-23f - 1.0f);
+    const float number = (float)(h >> 8) * 0x1p-23f - 1.0f;
+#if defined(CODES)
+    u16 pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %1;" : "=h"(pair) : "f"(448.0f * number));
+    out[i] = (u8)pair;
+#else
+    out[i] = store(number);
+#endif
   }
 }

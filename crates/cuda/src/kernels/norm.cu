@@ -1,64 +1,22 @@
-// Norms and softmax. Invariant: the order of a row's sums depends on the number of its columns only; a row is
-// read whole before it is written, so y may be x.
-
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  // A butterfly: every lane adds the same pairs, so all end with the same bits.
-  for (int lane = 16; lane > 0; lane >>= 1) x += __shfl_xor_sync(0xFFFFFFFFu, x, lane);
-  return x;
-}
+// Norms and softmax. Invariant: a row is read whole before it is written, so y may be x. rows.cuh has what several
+// files share.
 
 #if defined(COLUMNS)
 
-// GROUP threads have a row in registers, VECTORS accesses of WIDTH elements each; a block is as many whole
-// groups as 128 threads hold, or one.
-constexpr int BLOCK = GROUP < 128 ? 128 / GROUP * GROUP : GROUP;
-constexpr int WIDTH = COLUMNS * (int)sizeof(T) % 16 == 0 ? 16 / (int)sizeof(T) : 1;
-constexpr int ACCESSES = COLUMNS / WIDTH;
-constexpr int VECTORS = (ACCESSES + GROUP - 1) / GROUP;
+typedef typename Element<PARAM>::type P;
 // Whether gamma and beta stay in registers for all rows of a group, beside the next row.
 constexpr bool KEPT = GROUP <= 512 && VECTORS * WIDTH <= 24;
 
-template <int W> struct Chunk { typedef uint4 type; };
-template <> struct Chunk<1> { typedef T type; };
-typedef Chunk<WIDTH>::type Raw;
-typedef typename Element<PARAM>::type P;
-
-__device__ __forceinline__ void widen_raw(const Raw &raw, float (&x)[WIDTH]) {
-  load_many<TYPE, WIDTH>((const T *)&raw, x);
-}
-
-// The sum of x over the group; `buffer` alternates, so that one barrier is enough.
-__device__ __forceinline__ float group_sum(float x, int buffer) {
-  x = warp_sum(x);
-  if constexpr (GROUP > 32) {
-    __shared__ float sums[2][BLOCK / 32];
-    if (threadIdx.x % 32 == 0) sums[buffer][threadIdx.x / 32] = x;
-    __syncthreads();
-    const float *mine = sums[buffer] + threadIdx.x / GROUP * (GROUP / 32);
-    x = 0.0f;
-#pragma unroll
-    for (int w = 0; w < GROUP / 32; w++) x += mine[w];
-  }
-  return x;
-}
-
-__device__ __forceinline__ void load_raw(const T *x, long long row, long long rows, int lane,
-                                         Raw (&raw)[VECTORS]) {
-  const T *from = x + row * COLUMNS;
-#pragma unroll
-  for (int v = 0; v < VECTORS; v++) {
-    const int at = v * GROUP + lane;
-    if (row < rows && at < ACCESSES) raw[v] = *(const Raw *)(from + at * WIDTH);
-  }
-}
-
 // Per row (Ba, Kiros and Hinton 2016): mean = sum x / D; rstd = 1 / sqrt(sum (x - mean)^2 / D + eps); y = (x -
 // mean) rstd gamma + beta. x, y: (R, COLUMNS), gamma, beta: (COLUMNS) of type PARAM, means, rstds: (R) or null.
-// A group does `each` neighbouring rows.
+// A group does `each` neighbouring rows. With CODES y goes to codes (R, STRIDE) and scales (R) too, and y may be null.
 extern "C" __global__ void __launch_bounds__(BLOCK)
     layer_norm(const T *x, const P *__restrict__ gamma, const P *__restrict__ beta, T *y, float *means,
-               float *rstds, long long rows, int each, float eps) {
+               float *rstds, long long rows, int each, float eps
+#if defined(CODES)
+               , u8 *codes, float *scales
+#endif
+    ) {
   const int lane = threadIdx.x % GROUP;
   const long long first = ((long long)blockIdx.x * (BLOCK / GROUP) + threadIdx.x / GROUP) * each;
   Raw raw[VECTORS], next[VECTORS];
@@ -102,22 +60,23 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
       }
     }
     const float rstd = 1.0f / sqrtf(group_sum(squares, 1) / (float)COLUMNS + eps);
-    if (row < rows) {
 #pragma unroll
-      for (int v = 0; v < VECTORS; v++) {
-        const int at = v * GROUP + lane;
-        if (at >= ACCESSES) continue;
-        if constexpr (!KEPT) {
-          load_many<PARAM, WIDTH>(gamma + at * WIDTH, g[0]);
-          load_many<PARAM, WIDTH>(beta + at * WIDTH, b[0]);
-        }
-#pragma unroll
-        for (int k = 0; k < WIDTH; k++) f[v][k] = fmaf(f[v][k] * rstd, g[KEPT ? v : 0][k], b[KEPT ? v : 0][k]);
-        store_many<TYPE, WIDTH>(y + row * COLUMNS + at * WIDTH, f[v]);
+    for (int v = 0; v < VECTORS; v++) {
+      const int at = v * GROUP + lane;
+      if (at >= ACCESSES) continue;
+      if constexpr (!KEPT) {
+        load_many<PARAM, WIDTH>(gamma + at * WIDTH, g[0]);
+        load_many<PARAM, WIDTH>(beta + at * WIDTH, b[0]);
       }
-      if (lane == 0 && means) means[row] = mean;
-      if (lane == 0 && rstds) rstds[row] = rstd;
+#pragma unroll
+      for (int k = 0; k < WIDTH; k++) f[v][k] = fmaf(f[v][k] * rstd, g[KEPT ? v : 0][k], b[KEPT ? v : 0][k]);
+      if (row < rows && y) store_many<TYPE, WIDTH>(y + row * COLUMNS + at * WIDTH, f[v]);
     }
+    if (row < rows && lane == 0 && means) means[row] = mean;
+    if (row < rows && lane == 0 && rstds) rstds[row] = rstd;
+#if defined(CODES)
+    write_codes(f, row, rows, lane, codes, scales);
+#endif
   }
 }
 

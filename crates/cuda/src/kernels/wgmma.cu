@@ -353,6 +353,9 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
       for (int c = 0; c < CHUNKS; c++) {
         finish(c);
         if (c % IN_STAGE == IN_STAGE - 1 || c == CHUNKS - 1) {
+          // What was read has arrived before the copy engine may overwrite it: the products of others come first at
+          // shared memory, so reads may take longer than a copy.
+          asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
           __syncwarp();
           release(extra.stage);
           extra.next();

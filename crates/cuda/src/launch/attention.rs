@@ -28,7 +28,7 @@ pub(super) fn attention(call: &mut Call<'_>, op: &Attention) -> Result<(), Devic
             WARPS.iter().try_for_each(|&warps| call_form(Form::of_warps(op, warps)))
         }
         DType::Bf16 | DType::F16 => call_form(Form::for_counts(op, counts)),
-        DType::F32 | DType::I32 | DType::U8 => call_form(Form::f32(op)),
+        DType::F32 | DType::F8 | DType::I32 | DType::U8 => call_form(Form::f32(op)),
     }
 }
 

@@ -1,5 +1,5 @@
 //! Linear maps: a product with its bias and residual, and what comes behind it. Invariant: operands are of one float
-//! type, which is what the product's sums are rounded to once.
+//! type, which is what the product's sums are rounded to once; or else x and w are codes, and all others bf16.
 
 use super::{Call, Tensor};
 use crate::gemm::{Form, Operands};
@@ -14,12 +14,26 @@ pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError
         Epilogue::Residual => Some(call.input(2 + usize::from(op.bias))?),
         Epilogue::None | Epilogue::Gelu => None,
     };
-    accepted(call, &[Some(x), Some(w), bias, residual, Some(y)])?;
+    if [x, w].iter().all(|operand| operand.dtype == DType::F8) {
+        accepted_beside_codes(call, &[bias, residual, Some(y)])?;
+    } else {
+        accepted(call, &[Some(x), Some(w), bias, residual, Some(y)])?;
+    }
     let address = |tensor: Option<Tensor>| tensor.map_or(0, |tensor| tensor.address);
     let (scratch, bytes) = call.workspace()?;
-    let form = Form { n: y.columns, k: x.columns, dtype: x.dtype, bias: bias.is_some(), epilogue: op.epilogue };
-    let (x, w, bias, residual) = (x.address, w.address, address(bias), address(residual));
-    let operands = Operands { x, w, bias, residual, y: y.address, rows: y.rows, workspace: (scratch, bytes.0) };
+    let (n, k, dtype) = (y.columns, x.stride(), x.dtype);
+    let form = Form { n, k, dtype, bias: bias.is_some(), epilogue: op.epilogue };
+    let (scales, bias, residual) = ((x.scales(), w.scales()), address(bias), address(residual));
+    let operands = Operands {
+        x: x.address,
+        w: w.address,
+        scales,
+        bias,
+        residual,
+        y: y.address,
+        rows: y.rows,
+        workspace: (scratch, bytes.0),
+    };
     if operands.rows == 0 {
         return Ok(());
     }
@@ -30,11 +44,21 @@ pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError
     Ok(())
 }
 
+/// An error unless all are of the type that products of codes give, on a card that has these.
+fn accepted_beside_codes(call: &Call<'_>, others: &[Option<Tensor>]) -> Result<(), DeviceError> {
+    call.has_codes()?;
+    match others.iter().flatten().find(|other| other.dtype != DType::Bf16) {
+        None => Ok(()),
+        Some(other) => Err(call.refused(format!("beside codes operands are bf16, not {}", other.dtype.name()))),
+    }
+}
+
 /// An error unless all are rows of one float type.
 fn accepted(call: &Call<'_>, operands: &[Option<Tensor>]) -> Result<(), DeviceError> {
-    let dtypes: Vec<DType> = operands.iter().flatten().map(|operand| operand.dtype).collect();
-    if !dtypes[0].is_float() || dtypes.iter().any(|dtype| *dtype != dtypes[0]) {
-        let names: Vec<&str> = dtypes.iter().map(|dtype| dtype.name()).collect();
+    let dtypes = || operands.iter().flatten().map(|operand| operand.dtype);
+    let first = dtypes().next().filter(|dtype| dtype.is_float());
+    if dtypes().any(|dtype| Some(dtype) != first) {
+        let names: Vec<&str> = dtypes().map(|dtype| dtype.name()).collect();
         return Err(call.refused(format!("operands must have one float type, not {}", names.join(", "))));
     }
     let layouts = call.launch.ins.iter().map(|operand| operand.spec.layout);

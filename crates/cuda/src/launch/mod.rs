@@ -3,6 +3,7 @@
 
 mod attention;
 mod linear;
+mod quantize;
 mod rows;
 mod sequence;
 
@@ -10,8 +11,9 @@ use crate::arena::Arena;
 use crate::context::Context;
 use crate::gemm::{self, Gemm};
 use crate::kernel::{Arg, Kernel, Kernels, Shape};
+use crate::machine::FP8;
 use exec::{DeviceError, Launch, Operand};
-use graph::{Bytes, DType, Op};
+use graph::{Bytes, DType, GRANULE, Layout, Op};
 pub(crate) use rows::gelu_in_place;
 
 /// An op with everything that its kernels need.
@@ -41,6 +43,19 @@ impl Tensor {
 
     pub(crate) fn elements(&self) -> u64 {
         self.rows * self.columns
+    }
+
+    /// Elements from one row to the next.
+    pub(crate) fn stride(&self) -> u64 {
+        match Layout::of(self.dtype) {
+            Layout::Scaled => self.columns.next_multiple_of(GRANULE),
+            Layout::RowMajor | Layout::Panels { .. } => self.columns,
+        }
+    }
+
+    /// Where the scales of codes stand: behind the rows of this step.
+    pub(crate) fn scales(&self) -> u64 {
+        self.address + self.rows * self.stride()
     }
 }
 
@@ -88,6 +103,18 @@ impl Call<'_> {
         Arg::pointer(self.kernels.status.address())
     }
 
+    /// An error unless the card has products of e4m3.
+    pub(crate) fn has_codes(&self) -> Result<(), DeviceError> {
+        let (major, minor) = self.context.card.capability;
+        match (major, minor) >= FP8 {
+            true => Ok(()),
+            false => Err(self.refused(format!(
+                "e4m3 needs compute capability {}.{}, and this card has {major}.{minor}; take --precision bf16",
+                FP8.0, FP8.1
+            ))),
+        }
+    }
+
     /// An error of this op.
     pub(crate) fn refused(&self, why: String) -> DeviceError {
         DeviceError::Kernel { op: self.launch.op.name(), why }
@@ -117,6 +144,7 @@ pub(crate) fn run(call: &mut Call<'_>) -> Result<(), DeviceError> {
         Op::Glu(op) => rows::glu(call, op),
         Op::LayerNorm(op) => rows::layer_norm(call, op),
         Op::Linear(op) => linear::linear(call, op),
+        Op::Quantize(op) => quantize::quantize(call, op),
         Op::Relu(_) => rows::relu(call),
         Op::RotaryTable(_) => sequence::rotary_table(call),
         Op::SegmentMean(op) => sequence::segment_mean(call, op),
@@ -165,5 +193,12 @@ pub(crate) fn run(call: &mut Call<'_>) -> Result<(), DeviceError> {
 
 /// A sample of every kernel in every form that models use.
 pub(crate) fn every_kernel() -> Vec<Kernel> {
-    [rows::every_kernel(), sequence::every_kernel(), attention::every_kernel(), gemm::every_kernel()].concat()
+    [
+        rows::every_kernel(),
+        quantize::every_kernel(),
+        sequence::every_kernel(),
+        attention::every_kernel(),
+        gemm::every_kernel(),
+    ]
+    .concat()
 }

@@ -83,14 +83,24 @@ pub(super) fn concat(call: &mut Call<'_>) -> Result<(), DeviceError> {
 }
 
 pub(super) fn layer_norm(call: &mut Call<'_>, op: &LayerNorm) -> Result<(), DeviceError> {
-    let (x, gamma, beta) = (call.input(0)?, call.input(1)?, call.input(2)?);
     let outs = [call.output_if(0)?, call.output_if(1)?, call.output_if(2)?];
-    if gamma.dtype != beta.dtype {
-        return Err(call.refused(format!("gamma is {:?} and beta is {:?}", gamma.dtype, beta.dtype)));
-    }
     let [Some(y), mean, rstd] = outs else {
         return Err(call.refused("nobody reads its rows".to_owned()));
     };
+    norm(call, op, [Some(y), mean, rstd], None)
+}
+
+/// A layer norm whose rows are written as they are, as codes, or both.
+pub(super) fn norm(
+    call: &mut Call<'_>,
+    op: &LayerNorm,
+    [y, mean, rstd]: [Option<Tensor>; 3],
+    codes: Option<Tensor>,
+) -> Result<(), DeviceError> {
+    let (x, gamma, beta) = (call.input(0)?, call.input(1)?, call.input(2)?);
+    if gamma.dtype != beta.dtype {
+        return Err(call.refused(format!("gamma is {:?} and beta is {:?}", gamma.dtype, beta.dtype)));
+    }
     let Some(group) = group(x.dtype, x.columns) else {
         return Err(call.refused(format!("rows of {} columns are too wide for a block", x.columns)));
     };
@@ -98,12 +108,17 @@ pub(super) fn layer_norm(call: &mut Call<'_>, op: &LayerNorm) -> Result<(), Devi
     let each = if x.rows * group >= 1 << 20 { 8 } else { 1 };
     let threads = group.max(128);
     let shape = Shape::of(x.rows.div_ceil(each * (threads / group)), threads as u32);
-    let statistic = |of: Option<Tensor>| Arg::pointer(of.map_or(0, |t| t.address));
-    let (mean, rstd) = (statistic(mean), statistic(rstd));
-    let [x_at, gamma_at, beta_at, y_at] = [x, gamma, beta, y].map(|t| t.pointer());
+    let [y, mean, rstd, codes_at] = [y, mean, rstd, codes].map(|t| Arg::pointer(t.map_or(0, |t| t.address)));
+    let scales = Arg::pointer(codes.map_or(0, |codes| codes.scales()));
+    let [x_at, gamma_at, beta_at] = [x, gamma, beta].map(|t| t.pointer());
     let rows = [Arg::long(x.rows), Arg::int(each), Arg::float(op.eps)];
-    let args = [x_at, gamma_at, beta_at, y_at, mean, rstd, rows[0], rows[1], rows[2]];
-    call.kernel(&layer_norm_kernel(x.dtype, gamma.dtype, x.columns, group), shape, &args)
+    let args = [x_at, gamma_at, beta_at, y, mean, rstd, rows[0], rows[1], rows[2], codes_at, scales];
+    let kernel = layer_norm_kernel(x.dtype, gamma.dtype, x.columns, group);
+    // Without codes the kernel lacks the last two arguments.
+    match codes {
+        Some(_) => call.kernel(&kernel.on_codes(), shape, &args),
+        None => call.kernel(&kernel, shape, &args[..9]),
+    }
 }
 
 fn layer_norm_kernel(dtype: DType, params: DType, columns: u64, group: u64) -> Kernel {
@@ -177,7 +192,8 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
         kernels.push(Kernel::new(File::Norm, "softmax", dtype));
         for columns in [320, 480, 640, 768, 1280, 2560, 33, 16384] {
             let group = group(dtype, columns).unwrap_or_default();
-            kernels.extend([DType::F32, dtype].map(|params| layer_norm_kernel(dtype, params, columns, group)));
+            let norm = layer_norm_kernel(dtype, DType::F32, columns, group);
+            kernels.extend([norm, norm.on_codes(), layer_norm_kernel(dtype, dtype, columns, group)]);
         }
     }
     kernels.dedup();

@@ -148,6 +148,7 @@ fn run(l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
         Op::Glu(op) => launch::forward::glu(l, cpu, op)?,
         Op::LayerNorm(op) => launch::forward::layer_norm(l, cpu, op)?,
         Op::Linear(op) => l.linear(cpu, op)?,
+        Op::Quantize(_) => return Err(l.refuse("the CPU has no e4m3".to_owned())),
         Op::Relu(_) => elementwise::relu(cpu, l.input(0)?, l.output(0)?),
         Op::RotaryTable(op) => launch::forward::rotary_table(l, op)?,
         Op::SegmentMean(op) => launch::forward::segment_mean(l, cpu, op)?,

@@ -27,7 +27,7 @@ impl<'a> Operands<'a> {
         match o.spec.dtype {
             DType::F32 | DType::I32 => self.address(o),
             DType::Bf16 | DType::F16 => Ok(self.copy_of(o)?.as_mut_ptr()),
-            DType::U8 => Err(self.refuse(format!("no kernel for {}", o.spec))),
+            DType::F8 | DType::U8 => Err(self.refuse(format!("no kernel for {}", o.spec))),
         }
     }
 
@@ -201,6 +201,7 @@ impl<'a> Operands<'a> {
             Layout::Panels { .. } => {
                 gemm::linear(cpu, self.input(0)?, self.vector(1)?, epilogue, self.output(0)?, self.workspace()?)
             }
+            Layout::Scaled => return Err(self.refuse("the CPU has no products of e4m3".to_owned())),
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ use super::half::{BF16, F16};
 use super::{Data, Tensor, eval};
 use crate::device::{Device, DeviceError, Launch, Operand, Span, Ticket};
 use crate::host::{Clock, Fetched};
+use crate::scaled;
 use graph::{Bytes, Counts, DType, TensorSpec};
 use plan::{KernelRow, Target};
 
@@ -33,27 +34,30 @@ impl ReferenceDevice {
         let bytes = self.range(operand.at, operand.bytes(counts))?;
         let words = bytes.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]);
         let halves = bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
+        let shape = shape(&operand.spec, counts);
         let data = match operand.spec.dtype {
             DType::F32 => Data::Float(words.map(|b| f64::from(f32::from_le_bytes(b))).collect()),
             DType::Bf16 => Data::Float(halves.map(|b| BF16.widen(b)).collect()),
             DType::F16 => Data::Float(halves.map(|b| F16.widen(b)).collect()),
+            DType::F8 => Data::Float(scaled::decode(bytes, shape[0], shape[1])),
             DType::I32 => Data::I32(words.map(i32::from_le_bytes).collect()),
             DType::U8 => Data::U8(bytes.to_vec()),
         };
-        Ok(Tensor { shape: shape(&operand.spec, counts), data })
+        Ok(Tensor { shape, data })
     }
 }
 
 /// The elements as they lie in memory; `None` where numbers meet integers or codes.
-fn bytes_of(data: &Data, dtype: DType) -> Option<Vec<u8>> {
-    Some(match (data, dtype) {
+fn bytes_of(tensor: &Tensor, dtype: DType) -> Option<Vec<u8>> {
+    Some(match (&tensor.data, dtype) {
         (Data::Float(data), DType::F32) => data.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect(),
         (Data::Float(data), DType::Bf16) => data.iter().flat_map(|&x| BF16.round(x).to_le_bytes()).collect(),
         (Data::Float(data), DType::F16) => data.iter().flat_map(|&x| F16.round(x).to_le_bytes()).collect(),
+        (Data::Float(data), DType::F8) => scaled::encode(data, tensor.shape.get(1).copied().unwrap_or(1)),
         (Data::I32(data), DType::I32) => data.iter().flat_map(|x| x.to_le_bytes()).collect(),
         (Data::U8(data), DType::U8) => data.clone(),
         (Data::Float(_), DType::I32 | DType::U8)
-        | (Data::I32(_) | Data::U8(_), DType::F32 | DType::Bf16 | DType::F16)
+        | (Data::I32(_) | Data::U8(_), DType::F32 | DType::Bf16 | DType::F16 | DType::F8)
         | (Data::I32(_), DType::U8)
         | (Data::U8(_), DType::I32) => return None,
     })
@@ -149,7 +153,7 @@ impl Device for ReferenceDevice {
         let results = eval(launch.op, &ins, &wanted)
             .map_err(|e| DeviceError::Kernel { op: launch.op.name(), why: e.to_string() })?;
         for (operand, result) in launch.outs.iter().flatten().zip(results.into_iter().flatten()) {
-            let bytes = bytes_of(&result.data, operand.spec.dtype).ok_or_else(|| DeviceError::Kernel {
+            let bytes = bytes_of(&result, operand.spec.dtype).ok_or_else(|| DeviceError::Kernel {
                 op: launch.op.name(),
                 why: format!("its result is no {}", operand.spec),
             })?;
@@ -178,7 +182,7 @@ mod tests {
             let spec = TensorSpec::activation([Dim::Fixed(3)], dtype);
             let place = |at| Operand { at, spec: spec.clone() };
             let give = |device: &mut ReferenceDevice, at, data: [f64; 3]| {
-                let bytes = bytes_of(&Data::Float(data.to_vec()), dtype).expect("floats");
+                let bytes = bytes_of(&Tensor::f64(&[3], data.to_vec()), dtype).expect("floats");
                 device.upload(at, &bytes).expect("inside");
             };
             give(&mut device, 0, [1.0, 1.0, 1.0 + ulp]);

@@ -29,6 +29,7 @@ mod linear;
 mod linear_grad;
 mod operands;
 mod optimizer;
+mod quantize;
 mod relu;
 mod rms_norm;
 mod rotary_table;
@@ -79,6 +80,7 @@ pub fn eval(
         Op::Linear(op) => linear::eval(op, &mut operands),
         Op::LinearInputGrad(_) => linear_grad::eval_input(&mut operands),
         Op::LinearWeightGrad(op) => linear_grad::eval_weight(op, &mut operands),
+        Op::Quantize(op) => quantize::eval(op, &mut operands),
         Op::Relu(_) => relu::eval(&mut operands),
         Op::RotaryTable(_) => rotary_table::eval(&mut operands, rows(outs)?),
         Op::SegmentMean(op) => segment_mean::eval(op, &mut operands),

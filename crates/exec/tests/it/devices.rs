@@ -3,12 +3,13 @@
 
 use crate::op_cases::{Case, attention, cases, experts, optimizer};
 use crate::rig::{On, load_as, output, output_i32, output_u8, run};
-use graph::ops::Mask;
-use graph::{DType, Op, Role, TensorSpec};
+use graph::ops::{Mask, Quantize, Quantized};
+use graph::{Counts, DType, Op, Role, TensorSpec};
 use plan::{PlanError, Precision, Target, Weights};
 use plimsoll_exec::Executor;
 use plimsoll_exec::cpu::Isa;
 use plimsoll_exec::reference::Data;
+use plimsoll_exec::scaled;
 use std::collections::BTreeSet;
 
 /// The outputs of a case, floats rounded to f32; `None` where the target has no kernel.
@@ -35,11 +36,34 @@ pub fn results(on: On, case: &Case, weights: Weights) -> Option<Vec<Data>> {
                 Data::Float(out.into_iter().map(f64::from).collect())
             }
             DType::I32 => Data::I32(output_i32(&mut executor, &name, elements)),
+            DType::F8 => rows_of_codes(&mut executor, &name, spec, case.counts),
             DType::U8 => Data::U8(output_u8(&mut executor, &name, elements)),
             DType::Bf16 | DType::F16 => panic!("{}: output {i} is {spec}", case.name),
         }
     };
     Some(outs.iter().enumerate().map(out).collect())
+}
+
+/// What codes and their scales stand for.
+pub fn rows_of_codes(executor: &mut Executor, name: &str, spec: &TensorSpec, counts: Counts) -> Data {
+    let bytes = output_u8(executor, name, spec.bytes_at(counts).0 as usize);
+    Data::Float(scaled::decode(&bytes, spec.rows(counts) as usize, spec.row_elements() as usize))
+}
+
+/// Codes of numbers that are themselves exact are exact. Behind arithmetic, one in a few hundred may be a neighbour.
+pub fn compare_codes(at: &str, op: &Op, found: &[f64], wanted: &[f64]) {
+    let exact = matches!(op, Op::Quantize(Quantize { of: Quantized::Rows }));
+    let mut apart = 0;
+    for (j, (f, w)) in found.iter().zip(wanted).enumerate() {
+        // Between neighbours lies at most an eighth, or the smallest number of the row, which is of order 1.
+        let differ = (f - w).abs() > if exact { 0.0 } else { 1e-5 * w.abs() };
+        assert!((f - w).abs() <= 0.126 * w.abs().max(f.abs()) + 1e-4, "{at}[{j}] is {f}, not {w}");
+        apart += usize::from(differ);
+    }
+    assert!(
+        found.len() == wanted.len() && apart <= if exact { 0 } else { 1 + wanted.len() / 200 },
+        "{at}: {apart}"
+    );
 }
 
 fn rounded(data: &[f64]) -> Vec<f32> {
@@ -62,11 +86,17 @@ pub fn give(executor: &mut Executor, case: &Case) {
 /// What a device computes is what the reference does; its outputs.
 fn compare(on: On, case: &Case, weights: Weights) -> Option<Vec<Data>> {
     let Some(outs) = results(on, case, weights) else {
-        assert!(backward(&case.op), "{}: {} is unsupported", on.name(), case.name);
+        assert!(not_on_cpu(&case.op), "{}: {} is unsupported", on.name(), case.name);
         return None;
     };
     for (i, (found, wanted)) in outs.iter().zip(case.reference()).enumerate() {
         let at = format!("{} on {}: output {i}", case.name, on.name());
+        if case.outs()[i].dtype == DType::F8 {
+            let (Data::Float(found), Data::Float(numbers)) = (found, &wanted.data) else { panic!("{at}") };
+            let codes = scaled::encode(numbers, wanted.shape[1]);
+            compare_codes(&at, &case.op, found, &scaled::decode(&codes, wanted.shape[0], wanted.shape[1]));
+            continue;
+        }
         let Some(wanted) = wanted.rounded() else {
             assert_eq!(*found, wanted.data, "{at}");
             continue;
@@ -81,9 +111,9 @@ fn compare(on: On, case: &Case, weights: Weights) -> Option<Vec<Data>> {
     Some(outs)
 }
 
-/// The CPU gets its backward kernels with training.
-fn backward(op: &Op) -> bool {
-    op.name().ends_with("_grad")
+/// Nobody computes in e4m3 on the CPU.
+pub fn not_on_cpu(op: &Op) -> bool {
+    matches!(op, Op::Quantize(_))
 }
 
 #[test]

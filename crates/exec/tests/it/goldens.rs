@@ -195,6 +195,48 @@ fn dnabert_s_on_the_cpu() {
     }
 }
 
+/// (precision, relative L2 of all hidden states that it stays below)
+const NARROW: [(Precision, f64); 3] =
+    [(Precision::Bf16, 1e-2), (Precision::Fp16, 1e-2), (Precision::Fp8, 5e-2)];
+
+/// How far hidden states are from the answers, and bits that do not depend on the company.
+fn narrow(on: On, limit: f64) {
+    for (golden, sequences) in [esm2(), dnabert_s()] {
+        let tokens: usize = sequences.iter().map(|(_, ids)| ids.len()).sum();
+        let bounds = Bounds { tokens: tokens as u64 + 9, sequences: 20, longest: 1200 };
+        let mut executor = golden.executor(on, bounds, &[Output::Hidden, Output::Mean], true);
+        let d = golden.encoder.hidden_size() as usize;
+        let together = encode(&mut executor, d, &sequences);
+        let distance = golden.distance(&sequences, &together);
+        println!("{}: relative L2 of hidden states {distance:.2e}", on.name());
+        assert!(distance < limit, "{}: {distance}", on.name());
+        for (sequence, wanted) in sequences.iter().zip(&together) {
+            let alone = encode(&mut executor, d, std::slice::from_ref(sequence));
+            assert!(alone[0] == *wanted, "{} on {}: its company changes its bits", sequence.0, on.name());
+        }
+    }
+}
+
+#[test]
+fn both_models_on_the_reference_in_16_and_8_bits() {
+    for (precision, limit) in NARROW {
+        narrow(On::Narrow(precision), limit);
+    }
+}
+
+/// Codes are made of the file's rows by the same code when weights are read in every step.
+#[test]
+fn streamed_codes_give_the_bits_of_resident_ones() {
+    let on = On::Narrow(Precision::Fp8);
+    for (golden, sequences) in [esm2(), dnabert_s()] {
+        let bounds = Bounds { tokens: 2500, sequences: 20, longest: 1200 };
+        let (d, outputs) = (golden.encoder.hidden_size() as usize, [Output::Hidden, Output::Mean]);
+        let mut resident = golden.executor(on, bounds, &outputs, true);
+        let mut streamed = golden.streaming(on, bounds, &outputs, true);
+        assert!(encode(&mut streamed, d, &sequences) == encode(&mut resident, d, &sequences));
+    }
+}
+
 #[test]
 fn both_models_on_cuda() {
     let Some(on) = On::cuda(Precision::F32) else { return };
@@ -205,25 +247,11 @@ fn both_models_on_cuda() {
     }
 }
 
-/// Relative L2 of all hidden states below 1e-2, and bits that do not depend on the company.
 #[test]
-fn both_models_on_cuda_in_16_bits() {
-    for precision in [Precision::Bf16, Precision::Fp16] {
+fn both_models_on_cuda_in_16_and_8_bits() {
+    for (precision, limit) in NARROW {
         let Some(on) = On::cuda(precision) else { return };
-        for (golden, sequences) in [esm2(), dnabert_s()] {
-            let tokens: usize = sequences.iter().map(|(_, ids)| ids.len()).sum();
-            let bounds = Bounds { tokens: tokens as u64 + 9, sequences: 20, longest: 1200 };
-            let mut executor = golden.executor(on, bounds, &[Output::Hidden, Output::Mean], true);
-            let d = golden.encoder.hidden_size() as usize;
-            let together = encode(&mut executor, d, &sequences);
-            let distance = golden.distance(&sequences, &together);
-            println!("{}: relative L2 of hidden states {distance:.2e}", on.name());
-            assert!(distance < 1e-2, "{}: {distance}", on.name());
-            for (sequence, wanted) in sequences.iter().zip(&together) {
-                let alone = encode(&mut executor, d, std::slice::from_ref(sequence));
-                assert!(alone[0] == *wanted, "{} on {}: its company changes its bits", sequence.0, on.name());
-            }
-        }
+        narrow(on, limit);
     }
 }
 

@@ -10,6 +10,7 @@ pub mod experts;
 mod linear;
 pub mod optimizer;
 mod products;
+mod quantize;
 mod rows;
 mod sequences;
 
@@ -79,6 +80,7 @@ pub fn cases() -> Vec<Case> {
         rows::cases(),
         linear::cases(),
         products::cases(),
+        quantize::cases(),
         attention::cases(),
         sequences::cases(),
         experts::cases(),

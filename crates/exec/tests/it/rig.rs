@@ -15,6 +15,8 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 pub enum On {
     /// The reference kernels, target `null`.
     Reference,
+    /// The same on plans in this precision.
+    Narrow(Precision),
     /// The CPU's kernels, target `cpu`.
     Cpu(Isa, usize),
     /// The first GPU's kernels, in this element type.
@@ -46,6 +48,7 @@ impl On {
     pub fn name(self) -> String {
         match self {
             Self::Reference => "reference".to_owned(),
+            Self::Narrow(precision) => format!("reference in {}", precision.name()),
             Self::Cpu(isa, threads) => format!("{} x {threads}", isa.name()),
             Self::Cuda(precision) => format!("cuda in {}", precision.name()),
         }
@@ -54,7 +57,7 @@ impl On {
     /// What its plans are made for.
     pub fn target(self) -> Result<Target, PlanError> {
         match self {
-            Self::Reference => Target::named("null"),
+            Self::Reference | Self::Narrow(_) => Target::named("null"),
             Self::Cpu(_, threads) => Ok(Target::named("cpu")?.with_units(threads as u64)),
             Self::Cuda(_) => Target::named("cuda"),
         }
@@ -65,7 +68,7 @@ impl On {
         let target = self.target()?;
         let precision = match self {
             Self::Reference | Self::Cpu(..) => Precision::F32,
-            Self::Cuda(precision) => precision,
+            Self::Narrow(precision) | Self::Cuda(precision) => precision,
         };
         let policy = Policy { precision, fuse, weights, ..Policy::default() };
         let plan = compile(graph, &policy, &target)?;
@@ -75,7 +78,7 @@ impl On {
     /// An executor of a program.
     pub fn executor(self, program: Program) -> Executor {
         let device: Box<dyn Device> = match self {
-            Self::Reference => Box::new(ReferenceDevice::new()),
+            Self::Reference | Self::Narrow(_) => Box::new(ReferenceDevice::new()),
             Self::Cpu(isa, threads) => Box::new(CpuDevice::with_isa(threads, isa)),
             Self::Cuda(_) => Box::new(CudaDevice::new(0).unwrap_or_else(|e| panic!("{e}"))),
         };

@@ -1,10 +1,13 @@
 //! Steps that are submitted are steps that are run: the same bits, in order, and refusals that leave nothing open.
 
 use crate::rig::{On, load, output, run};
-use graph::{Bounds, Counts};
+use cuda::{CudaDevice, Options};
+use graph::{Bounds, Builder, Counts, DType, Dim};
 use models::{Encoder, Output};
+use plan::{Precision, Program, Weights};
 use plimsoll_exec::cpu::Isa;
-use plimsoll_exec::{Data, Executor};
+use plimsoll_exec::{Data, DeviceError, Executor, Span, Submitted};
+use std::ops::Range;
 
 const BOUNDS: Bounds = Bounds { tokens: 64, sequences: 4, longest: 40 };
 
@@ -16,13 +19,65 @@ fn step(n: i32) -> (Vec<i32>, Vec<i32>, Counts) {
     (ids, spans, Counts { tokens: (n * length) as u64, sequences: n as u64 })
 }
 
-fn encoder(on: On) -> Executor {
+fn graph() -> graph::Graph {
     let config = include_str!("../../../../fixtures/goldens/esm2/config.json");
     let graph = Encoder::from_json(config).expect("known").graph(BOUNDS, &[Output::Mean, Output::Hidden]);
-    let weights = |_: &graph::Param, range: std::ops::Range<u64>, out: &mut [f32]| {
-        out.iter_mut().zip(range).for_each(|(x, i)| *x = (i * 7919 % 101) as f32 / 500.0 - 0.1);
+    graph.expect("verified")
+}
+
+fn weights(_: &graph::Param, range: Range<u64>, out: &mut [f32]) {
+    out.iter_mut().zip(range).for_each(|(x, i)| *x = (i * 7919 % 101) as f32 / 500.0 - 0.1);
+}
+
+fn encoder(on: On) -> Executor {
+    load(on, &graph(), true, weights).expect("planned")
+}
+
+/// The same on the first GPU, used so, with its weights there or read in every step.
+fn on_gpu(graph: &graph::Graph, options: Options, placed: Weights) -> Executor {
+    let (target, plan) = On::Cuda(Precision::F32).plan(graph, true, placed).expect("planned");
+    let program = Program::new(target, vec![("test".to_owned(), plan)], vec![]).with_ring(options.depth);
+    let device = CudaDevice::with(0, options).expect("there");
+    let mut executor = Executor::new(Box::new(device), program).expect("started");
+    let source = |param: &graph::Param, range: Range<u64>, out: &mut [f32]| {
+        weights(param, range, out);
+        Ok(())
     };
-    load(on, &graph.expect("verified"), true, weights).expect("planned")
+    executor.attach(0, Box::new(source)).expect("loaded");
+    executor
+}
+
+/// Every way to use a card.
+fn every_use() -> impl Iterator<Item = Options> {
+    let flags = [(true, true), (true, false), (false, true), (false, false)];
+    flags.into_iter().flat_map(|(streams, pinned)| {
+        (1..=4).map(move |depth| Options { streams, pinned: Some(pinned), depth, ..Options::default() })
+    })
+}
+
+fn submit(executor: &mut Executor, n: i32) -> Result<Submitted, DeviceError> {
+    let (ids, spans, counts) = step(n);
+    let inputs = [("ids", Data::I32(&ids)), ("spans", Data::I32(&spans))];
+    executor.submit(0, &inputs, counts, &[("mean", 40 * n as usize), ("hidden", 40 * counts.tokens as usize)])
+}
+
+/// Steps by `submit` and `collect`, as many open as there may be.
+fn pipelined(executor: &mut Executor, steps: &[i32]) -> Vec<[Vec<f32>; 2]> {
+    let mut open = std::collections::VecDeque::new();
+    let mut results = vec![];
+    let mut collect = |executor: &mut Executor, step| {
+        let mut found = [vec![], vec![]];
+        executor.collect(step, &mut found).expect("collected");
+        results.push(found);
+    };
+    for &n in steps {
+        if open.len() == executor.depth() {
+            collect(executor, open.pop_front().expect("full"));
+        }
+        open.push_back(submit(executor, n).expect("submitted"));
+    }
+    open.into_iter().for_each(|step| collect(executor, step));
+    results
 }
 
 #[test]
@@ -91,4 +146,126 @@ fn a_trace_has_every_launch() {
     let on = |track| noted.iter().filter(|span| span.track == track).count();
     assert_eq!([on("in"), on("compute"), on("out")], [2, launches, 1]);
     assert!(noted.windows(2).all(|two| two[0].start + two[0].seconds <= two[1].start), "one after the other");
+}
+
+/// Counts come again, so that some steps are records of others.
+#[test]
+fn every_use_of_a_gpu_gives_the_same_bits() {
+    if On::cuda(Precision::F32).is_none() {
+        return;
+    }
+    let (graph, steps) = (graph(), [3, 1, 3, 3, 4, 1, 3, 2, 1, 3, 3, 1, 4, 4, 4, 2, 1, 3]);
+    let mut plain = encoder(On::Cuda(Precision::F32));
+    let wanted: Vec<[Vec<f32>; 2]> = steps
+        .iter()
+        .map(|&n| {
+            let (ids, spans, counts) = step(n);
+            plain.input_i32(0, "ids", &ids).expect("ids");
+            plain.input_i32(0, "spans", &spans).expect("spans");
+            plain.run(0, counts).expect("run");
+            let hidden = 40 * counts.tokens as usize;
+            [output(&mut plain, "mean", 40 * n as usize), output(&mut plain, "hidden", hidden)]
+        })
+        .collect();
+    for options in every_use() {
+        for placed in [Weights::Resident, Weights::Streamed] {
+            let mut executor = on_gpu(&graph, options, placed);
+            assert_eq!(executor.depth(), options.depth);
+            let found = pipelined(&mut executor, &steps);
+            assert!(found == wanted, "{options:?}, {placed:?}");
+        }
+    }
+}
+
+/// What a kernel refuses is an error of its own step, and of no other.
+#[test]
+fn a_gpu_names_the_step_that_is_refused() {
+    if On::cuda(Precision::F32).is_none() {
+        return;
+    }
+    for options in every_use() {
+        let mut executor = on_gpu(&graph(), options, Weights::Resident);
+        for bad in [0, 1, 2, 3, 4, 5] {
+            let mut refused = vec![];
+            let mut open = std::collections::VecDeque::new();
+            let mut collect = |executor: &mut Executor, (k, step): (usize, Submitted)| {
+                if let Err(error) = executor.collect(step, &mut [vec![]]) {
+                    let why = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+                    assert!(why.contains("token id"), "{error}: {why}");
+                    refused.push(k);
+                }
+            };
+            for k in 0..6 {
+                if open.len() == executor.depth() {
+                    collect(&mut executor, open.pop_front().expect("full"));
+                }
+                let (mut ids, spans, counts) = step(2);
+                ids[5] = if k == bad { 4000 } else { 5 };
+                let inputs = [("ids", Data::I32(&ids)), ("spans", Data::I32(&spans))];
+                open.push_back((k, executor.submit(0, &inputs, counts, &[("mean", 80)]).expect("submitted")));
+            }
+            open.into_iter().for_each(|step| collect(&mut executor, step));
+            assert_eq!(refused, [bad], "{options:?}");
+        }
+    }
+}
+
+/// Products that take some milliseconds: longer than the host takes to bring their input of 1 MB.
+fn products() -> graph::Graph {
+    let mut g = Builder::new(Bounds { tokens: 4096, sequences: 1, longest: 4096 });
+    let mut x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(64)], DType::F32);
+    for layer in 0..40 {
+        x = g.linear(x, &format!("layer{layer}"), 1024, false);
+    }
+    g.output("y", x);
+    g.finish().expect("verified")
+}
+
+#[test]
+fn a_gpu_copies_beside_its_kernels_only_in_streams_of_their_own() {
+    if On::cuda(Precision::F32).is_none() {
+        return;
+    }
+    let (graph, x) = (products(), vec![0.5; 4096 * 64]);
+    for streams in [true, false] {
+        let options = Options { streams, pinned: Some(true), ..Options::default() };
+        let mut executor = on_gpu(&graph, options, Weights::Resident);
+        let mut outs = [vec![]];
+        let mut pass = |executor: &mut Executor, steps: usize| {
+            let mut open = std::collections::VecDeque::new();
+            for _ in 0..steps {
+                if open.len() == executor.depth() {
+                    executor.collect(open.pop_front().expect("full"), &mut outs).expect("collected");
+                }
+                let counts = Counts { tokens: 4096, sequences: 1 };
+                let (x, y) = ([("x", Data::F32(&x))], [("y", 1 << 18)]);
+                open.push_back(executor.submit(0, &x, counts, &y).expect("submitted"));
+            }
+            for step in open {
+                executor.collect(step, &mut outs).expect("collected");
+            }
+        };
+        pass(&mut executor, 3);
+        executor.trace(true).expect("on");
+        pass(&mut executor, 6);
+        let spans = executor.spans().expect("spans");
+        let of = |track: &str| spans.iter().filter(|s| s.track == track).cloned().collect::<Vec<Span>>();
+        let (kernels, [ins, outs]) = (of("compute"), ["in", "out"].map(of));
+        assert_eq!([ins.len(), outs.len()], [6, 6]);
+        let beside = |copies: &[Span]| copies.iter().filter(|copy| overlap(copy, &kernels) > 0.0).count();
+        let found = [beside(&ins), beside(&outs)];
+        println!("streams {streams}: {found:?} copies in and out beside kernels");
+        match streams {
+            // All but those before the first kernel and behind the last.
+            true => assert!(found[0] >= 4 && found[1] >= 4, "{found:?}: {ins:#?} {outs:#?}"),
+            false => assert_eq!(found, [0, 0], "{ins:#?} {outs:#?}"),
+        }
+    }
+}
+
+/// Seconds that a span shares with others, less what two clocks of half a microsecond can make of neighbours.
+fn overlap(one: &Span, others: &[Span]) -> f64 {
+    let end = |span: &Span| span.start + span.seconds;
+    let shared = |other: &Span| (end(one).min(end(other)) - one.start.max(other.start)).max(0.0);
+    others.iter().map(shared).sum::<f64>() - 2e-6
 }

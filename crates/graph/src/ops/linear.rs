@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 ///
 /// Inputs x: (R, K), w: (N, K), with `bias` b: (N), with `Epilogue::Residual` r: (R, N). Output y: (R, N).
 /// The K order of every sum is fixed by (N, K, dtype), so a row's bits do not depend on the other rows.
+///
+/// Where x and w are both e4m3, each with a scale for each row, `y = f(sx sw (codes of x)(codes of w)^T + b)` is bf16, as b
+/// and r are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Linear {
     /// Whether b is there.
@@ -41,7 +44,11 @@ impl Linear {
 impl OpRules for Linear {
     fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 2 + usize::from(self.bias) + usize::from(self.residual()))?;
-        float("x", ins[0])?;
+        let dtype = match (ins[0].dtype, ins[1].dtype) {
+            (DType::F8, DType::F8) => DType::Bf16,
+            (_, DType::F8) => return Err(RuleError(format!("x must be f8 as w is, not {}", ins[0]))),
+            (x, _) => float("x", ins[0]).map(|()| x)?,
+        };
         let (rows, k) = matrix("x", ins[0])?;
         let (n, _) = matrix("w", ins[1])?;
         shape_is("w", ins[1], &[n, Dim::Fixed(k)])?;
@@ -51,7 +58,7 @@ impl OpRules for Linear {
         if self.residual() {
             shape_is("r", ins[2 + usize::from(self.bias)], &[rows, n])?;
         }
-        Ok(vec![TensorSpec::activation([rows, n], ins[0].dtype)])
+        Ok(vec![TensorSpec::activation([rows, n], dtype)])
     }
 
     fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {

@@ -22,6 +22,7 @@ mod layer_norm_grad;
 mod linear;
 mod linear_grad;
 mod optimizer;
+mod quantize;
 mod relu;
 mod rms_norm;
 mod rotary_table;
@@ -53,6 +54,7 @@ pub use layer_norm_grad::LayerNormGrad;
 pub use linear::{Epilogue, Linear};
 pub use linear_grad::{LinearInputGrad, LinearWeightGrad};
 pub use optimizer::{Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, GradScale, Sgd};
+pub use quantize::{Quantize, Quantized};
 pub use relu::{Relu, ReluGrad};
 pub use rms_norm::{RmsNorm, RmsNormGrad};
 pub use rotary_table::RotaryTable;
@@ -193,14 +195,16 @@ fn arity(ins: &[&TensorSpec], wanted: usize) -> Result<(), RuleError> {
 fn float(what: &str, spec: &TensorSpec) -> Result<(), RuleError> {
     match spec.dtype {
         DType::F32 | DType::Bf16 | DType::F16 => Ok(()),
-        DType::I32 | DType::U8 => Err(RuleError(format!("{what} must be floating point, not {spec}"))),
+        DType::F8 | DType::I32 | DType::U8 => {
+            Err(RuleError(format!("{what} must be floating point, not {spec}")))
+        }
     }
 }
 
 fn integers(what: &str, spec: &TensorSpec) -> Result<(), RuleError> {
     match spec.dtype {
         DType::I32 => Ok(()),
-        DType::F32 | DType::Bf16 | DType::F16 | DType::U8 => {
+        DType::F32 | DType::Bf16 | DType::F16 | DType::F8 | DType::U8 => {
             Err(RuleError(format!("{what} must be i32, not {spec}")))
         }
     }

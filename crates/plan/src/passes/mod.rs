@@ -2,6 +2,7 @@
 
 mod autodiff;
 mod dce;
+mod fp8;
 mod fuse;
 mod layout;
 mod precision;
@@ -11,6 +12,7 @@ mod stream;
 pub use autodiff::autodiff;
 pub(crate) use autodiff::differentiate;
 pub use dce::dce;
+pub use fp8::fp8;
 pub use fuse::fuse;
 pub use layout::layout;
 pub use precision::{Precision, inference, precision};

@@ -18,14 +18,16 @@ pub enum Precision {
     Bf16,
     /// IEEE binary16, with f32 masters and moments, and a scaled loss.
     Fp16,
+    /// e4m3 in the products of encoder layers, bfloat16 elsewhere; for inference.
+    Fp8,
 }
 
 impl Precision {
-    /// The element type.
+    /// The element type of what is not in e4m3.
     pub fn dtype(self) -> DType {
         match self {
             Self::F32 => DType::F32,
-            Self::Bf16 => DType::Bf16,
+            Self::Bf16 | Self::Fp8 => DType::Bf16,
             Self::Fp16 => DType::F16,
         }
     }
@@ -36,6 +38,7 @@ impl Precision {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
             Self::Fp16 => "fp16",
+            Self::Fp8 => "fp8",
         }
     }
 }

@@ -11,6 +11,7 @@ mod known;
 mod oracle;
 mod precision;
 mod random;
+mod ring;
 mod search;
 mod streaming;
 mod symbolic;

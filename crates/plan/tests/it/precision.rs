@@ -1,9 +1,10 @@
 //! Inference in 16 bits: which values are of them, what stays f32, and what that saves.
 
 use crate::cases::{bounds, encoder, target};
+use graph::ops::Quantized;
 use graph::{DType, Def, Graph, Op, Role};
 use models::{KNOWN, Output};
-use plimsoll_plan::{Policy, Precision, compile, passes};
+use plimsoll_plan::{Policy, Precision, Weights, compile, passes};
 
 fn typed(id: &str, precision: Precision, outputs: &[Output]) -> Graph {
     let graph = encoder(id).graph(bounds(512), outputs).expect("verified");
@@ -77,4 +78,67 @@ fn sixteen_bits_take_half_of_the_bytes() {
     };
     let (wide, narrow) = (of(Precision::F32), of(Precision::Bf16));
     assert!(narrow.0 < 0.501 * wide.0 && narrow.1 < 0.75 * wide.1, "{narrow:?} of {wide:?}");
+}
+
+fn fp8(id: &str, outputs: &[Output], fuse: bool) -> Graph {
+    let graph = encoder(id).graph(bounds(512), outputs).expect("verified");
+    let policy = Policy { precision: Precision::Fp8, fuse, ..Policy::default() };
+    compile(&graph, &policy, &target("h200")).unwrap_or_else(|e| panic!("{id}: {e}")).graph
+}
+
+fn count(graph: &Graph, which: impl Fn(&Op) -> bool) -> usize {
+    graph.nodes.iter().filter(|node| which(&node.op)).count()
+}
+
+/// Each layer has four inputs of linears; what reads one of them twice quantises it once, by whoever makes it.
+#[test]
+fn layers_read_codes_that_are_made_once() {
+    for (id, layers) in [("facebook/esm2_t6_8M_UR50D", 6), ("zhihan1996/DNABERT-S", 12)] {
+        for fuse in [true, false] {
+            let g = fp8(id, &[Output::Mean, Output::HiddenOf(2)], fuse);
+            let dna = id.contains("DNA");
+            let made = |of: fn(&Quantized) -> bool| count(&g, |op| matches!(op, Op::Quantize(q) if of(&q.of)));
+            assert_eq!(made(|of| matches!(of, Quantized::Rows)), layers, "{id}: attention's rows\n{g}");
+            // DNABERT-S's first norm is in front of the first layer; its last one is nobody's input.
+            assert_eq!(made(|of| matches!(of, Quantized::LayerNorm(_))), 2 * layers, "{id}");
+            assert_eq!(made(|of| matches!(of, Quantized::Gelu(_))), if dna { 0 } else { layers }, "{id}");
+            assert_eq!(made(|of| matches!(of, Quantized::Glu(_))), if dna { layers } else { 0 }, "{id}");
+            for node in g.nodes.iter().filter(|node| matches!(node.op, Op::Linear(_))) {
+                let types: Vec<DType> = node.inputs.iter().map(|&v| g.spec(v).dtype).collect();
+                assert_eq!(types[..2], [DType::F8; 2], "{id}");
+                assert!(types[2..].iter().all(|&dtype| dtype == DType::Bf16), "{id}");
+            }
+            // A post-LN encoder adds the rows of its norms; nobody reads those of the others.
+            let kept = g
+                .nodes
+                .iter()
+                .filter(|n| matches!(n.op, Op::Quantize(_)) && n.outputs.get(1).is_some_and(Option::is_some));
+            assert_eq!(kept.count(), if dna { 2 * layers } else { 0 }, "{id}");
+            assert!(g.outputs.iter().all(|(_, v)| g.spec(*v).dtype == DType::F32), "{id}");
+        }
+    }
+}
+
+#[test]
+fn codes_take_half_of_the_bytes_again() {
+    let graph = encoder("facebook/esm2_t36_3B_UR50D").graph(bounds(4096), &[Output::Mean]).expect("verified");
+    let of = |precision| {
+        let policy = Policy { precision, ..Policy::default() };
+        compile(&graph, &policy, &target("h200")).expect("planned").memory.persistent.0
+    };
+    let (bf16, fp8) = (of(Precision::Bf16), of(Precision::Fp8));
+    assert!((fp8 as f64) < 0.502 * bf16 as f64, "{fp8} of {bf16}");
+}
+
+#[test]
+fn fp8_is_refused_where_it_cannot_be() {
+    let graph = encoder("facebook/esm2_t6_8M_UR50D").graph(bounds(512), &[Output::Mean]).expect("verified");
+    let policy = Policy { precision: Precision::Fp8, ..Policy::default() };
+    for name in ["cpu", "a100-80", "3090"] {
+        let error = compile(&graph, &policy, &target(name)).expect_err(name).to_string();
+        assert!(error.contains("8.9 or later") && error.contains(name), "{error}");
+    }
+    let trained = Policy { weights: Weights::Trained, ..policy };
+    let error = compile(&graph, &trained, &target("h200")).expect_err("training").to_string();
+    assert!(error.contains("fp8 is for inference"), "{error}");
 }

@@ -67,6 +67,7 @@ fn rates(settings: &Settings, repeats: usize) -> Result<Rates, RunError> {
     Ok(Rates {
         f32,
         bf16: f32,
+        fp8: None,
         memory: copy_rate(settings, repeats)?,
         launch: launch(settings, repeats)?,
         storage,
@@ -134,7 +135,7 @@ fn text(path: &Path, cpu: &Target, rates: Rates) -> Result<String, RunError> {
     let (name, about) = (quoted(&name), quoted(&about));
     let Target { space, memory, alignment, units, saturation, .. } = cpu;
     let (space, memory) = (quoted(space), memory.0);
-    let Rates { f32, bf16, memory: bandwidth, launch, storage } = rates;
+    let Rates { f32, bf16, memory: bandwidth, launch, storage, .. } = rates;
     Ok(format!(
         "# Written by `plimsoll bench --calibrate`; `plimsoll plan --target` reads it.\n\
          name = {name}\nabout = {about}\nspace = {space}\nmemory = {memory}\nalignment = {alignment}\n\
@@ -182,7 +183,7 @@ mod tests {
     #[test]
     fn the_file_can_be_planned_with() {
         let cpu = Target::named("cpu").expect("read").with_units(7);
-        let rates = Rates { f32: 1.25e11, bf16: 2e12, memory: 3.5e10, launch: 4e-6, storage: 2.5e9 };
+        let rates = Rates { f32: 1.25e11, bf16: 2e12, fp8: None, memory: 3.5e10, launch: 4e-6, storage: 2.5e9 };
         for stem in ["here", "odd \"name\\"] {
             let path = PathBuf::from(format!("{stem}.toml"));
             let text = text(&path, &cpu, rates).expect("text");

@@ -71,7 +71,7 @@ fn raw_loop(cpu: &Cpu, dtype: DType, seconds: f64) -> Option<(&'static str, f64)
             None => ("fma", peak::fma_gflops(cpu, seconds)),
         }),
         DType::Bf16 => peak::amx_gflops(cpu, seconds).map(|rate| ("amx", rate)),
-        DType::F16 | DType::I32 | DType::U8 => None,
+        DType::F16 | DType::F8 | DType::I32 | DType::U8 => None,
     }
 }
 

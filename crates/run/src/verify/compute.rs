@@ -40,6 +40,18 @@ impl Answer {
     pub(super) fn values(&self) -> impl Iterator<Item = f32> {
         [&self.hidden, &self.mean, &self.logits].into_iter().flatten().copied()
     }
+
+    /// T.
+    pub(super) fn tokens(&self) -> usize {
+        self.hidden.len() / self.mean.len().max(1)
+    }
+
+    /// The largest logit of each token; none without a language-model head.
+    pub(super) fn most_likely(&self) -> Vec<usize> {
+        let columns = self.logits.len() / self.tokens().max(1);
+        let largest = |row: &[f32]| (0..columns).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap_or(0);
+        self.logits.chunks(columns.max(1)).map(largest).collect()
+    }
 }
 
 impl Runner {

@@ -2,15 +2,17 @@
 //! be opened is a failed check, not the end of the story.
 
 use super::compute::{Answer, Runner};
+use super::distance::{self, Means};
 use super::facts::{ANCHORS, CORNER_BOUND, Corner, DNA_WIDTH, MEAN_BOUND, PROTEIN_WIDTH, RELEASED, SUM_BOUND};
 use super::reference::{Side, sets};
 use super::sequences::{self, Golden, Sequence};
 use super::{Options, Verdict, chain, facts, worst};
 use crate::list::parameters;
-use crate::{EncoderModel, Level, Observer, RunError, Tokenizer};
+use crate::{EncoderModel, Level, Observer, RunError, Settings, Tokenizer};
 use data::tokenize::esm;
 use data::weights::HubEnv;
 use models::{Encoder, KNOWN, derived, known};
+use plan::Precision;
 
 /// Of answers that lie beside the weights: f32 against f32.
 const ANSWER_BOUND: f32 = 1e-5;
@@ -24,13 +26,22 @@ const LM_HEAD: [&str; 5] = [
     "lm_head.bias",
 ];
 
-/// The verdict on a model, and its width if it could be opened.
+/// A model that could be opened.
+pub(super) struct Opened {
+    /// D.
+    pub(super) width: u64,
+    /// In f32 and in a narrower precision, where that was asked for.
+    pub(super) means: Option<Means>,
+}
+
+/// The verdict on a model, and what is known of it if it could be opened.
 pub(super) fn verify(
     name: &str,
     options: &Options,
     env: &HubEnv,
     observer: &mut dyn Observer,
-) -> Result<(Verdict, Option<u64>), RunError> {
+) -> Result<(Verdict, Option<Opened>), RunError> {
+    let precision = options.settings.precision()?;
     let mut verdict = Verdict::new(name);
     let model = match EncoderModel::open(name, env, observer) {
         Ok(model) => model,
@@ -53,7 +64,9 @@ pub(super) fn verify(
     let answered = golden.iter().flat_map(|g| &g.sequences);
     let all = || own.iter().chain(answered.clone()).chain(references.iter().flat_map(|r| &r.sequences));
     let longest = all().map(|s| s.tokens.len()).max().unwrap_or(0) as u64;
-    let mut runner = Runner::start(&model, has_head, &options.settings, longest)?;
+    // What is known of answers is in f32.
+    let wide = Settings { precision: Some(Precision::F32), ..options.settings.clone() };
+    let mut runner = Runner::start(&model, has_head, &wide, longest)?;
     observer.say(Level::Detail, &format!("{name} is loaded"));
     let broken = runner.broken_weights;
     verdict.add("weights", broken == 0, format!("{broken} of them are no finite numbers"));
@@ -69,7 +82,17 @@ pub(super) fn verify(
     if has_head && golden.is_none() {
         language(&own, &mut runner, &mut verdict)?;
     }
-    Ok((verdict, Some(width)))
+    if precision == Precision::F32 {
+        return Ok((verdict, Some(Opened { width, means: None })));
+    }
+    let wanted = runner.answers(all().map(|s| &s.tokens[..]))?;
+    drop(runner);
+    observer.say(Level::Info, &format!("verifying {name} in {}", precision.name()));
+    let mut runner = Runner::start(&model, has_head, &options.settings, longest)?;
+    let found = runner.answers(all().map(|s| &s.tokens[..]))?;
+    let means = distance::answers(precision, &wanted, &found, &mut verdict);
+    company(&own, &mut runner, &mut verdict)?;
+    Ok((verdict, Some(Opened { width, means: Some(means) })))
 }
 
 /// The hub ids whose configuration this is.

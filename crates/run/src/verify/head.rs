@@ -1,9 +1,10 @@
 //! What is checked of VirNucPro's head. Invariant: it gets embeddings that are given, so its verdict does not depend
 //! on the encoders'.
 
+use super::encoder::Opened;
 use super::facts::{ANCHORS, DNA_WIDTH, PROTEIN_WIDTH, SCORE_BOUND};
 use super::reference::sets;
-use super::{Options, Verdict, chain, worst};
+use super::{Options, Verdict, chain, distance, worst};
 use crate::session::load;
 use crate::{HeadModel, RunError, Settings};
 use data::weights::Weights;
@@ -26,8 +27,8 @@ const LENGTH: usize = 500;
 /// A head and its surroundings.
 pub(super) struct Subject<'a> {
     pub(super) path: &'a Path,
-    /// Columns of the two embeddings, where both encoders could be opened.
-    pub(super) widths: Option<(u64, u64)>,
+    /// Both encoders, where they could be opened.
+    pub(super) parts: Option<(&'a Opened, &'a Opened)>,
     /// The folder that may hold answers.
     pub(super) bundle: &'a Path,
 }
@@ -35,10 +36,11 @@ pub(super) struct Subject<'a> {
 /// The verdict on a head.
 pub(super) fn verify(subject: &Subject<'_>, options: &Options) -> Result<Verdict, RunError> {
     let mut verdict = Verdict::new(&subject.path.display().to_string());
-    let Some((dna, protein)) = subject.widths else {
+    let Some((dna_part, protein_part)) = subject.parts else {
         verdict.add("opens", false, "its encoders could not be opened, so its sizes are not known");
         return Ok(verdict);
     };
+    let (dna, protein) = (dna_part.width, protein_part.width);
     let head = match HeadModel::open(subject.path, dna, protein) {
         Ok(head) => head,
         Err(error) => {
@@ -54,7 +56,18 @@ pub(super) fn verify(subject: &Subject<'_>, options: &Options) -> Result<Verdict
     answers(subject.bundle, &mut runner, &mut verdict)?;
     published(&head, options, &mut runner, &mut verdict)?;
     company(&mut runner, &mut verdict)?;
+    if let (Some(dna), Some(protein)) = (&dna_part.means, &protein_part.means) {
+        let wide = runner.scores(&paired(&dna.wide, &protein.wide))?;
+        let narrow = runner.scores(&paired(&dna.narrow, &protein.narrow))?;
+        distance::scores(&wide, &narrow, &mut verdict);
+    }
     Ok(verdict)
+}
+
+/// Every sequence of the one encoder with every one of the other, as merged rows.
+fn paired(dna: &[Vec<f32>], protein: &[Vec<f32>]) -> Vec<f32> {
+    let rows = dna.iter().flat_map(|d| protein.iter().map(move |p| [&d[..], &p[..]].concat()));
+    rows.flatten().collect()
 }
 
 /// A variance below zero is none.

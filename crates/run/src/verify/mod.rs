@@ -4,6 +4,7 @@
 //! never by one that a model brings; what is only told is neither.
 
 mod compute;
+mod distance;
 mod encoder;
 mod facts;
 mod head;
@@ -13,6 +14,7 @@ mod sequences;
 use crate::{Level, Observer, RunError, Settings};
 use data::printable::{Name, Place};
 use data::weights::HubEnv;
+use encoder::Opened;
 use serde_json::{Value, json};
 use std::error::Error;
 use std::fmt;
@@ -115,14 +117,14 @@ impl Story<'_> {
         let protein = self.part(&protein)?;
         let path = head.unwrap_or_else(|| folder.join(HEADS[0]));
         self.observer.say(Level::Info, &format!("verifying {}", Place(&path)));
-        let widths = dna.zip(protein);
-        let subject = head::Subject { path: &path, widths, bundle: folder };
+        let parts = dna.as_ref().zip(protein.as_ref());
+        let subject = head::Subject { path: &path, parts, bundle: folder };
         self.report.models.push(head::verify(&subject, self.options)?);
         Ok(())
     }
 
-    /// An encoder of a bundle; its width.
-    fn part(&mut self, path: &Path) -> Result<Option<u64>, RunError> {
+    /// An encoder of a bundle.
+    fn part(&mut self, path: &Path) -> Result<Option<Opened>, RunError> {
         if path.exists() {
             return self.encoder(&path.display().to_string());
         }
@@ -133,11 +135,11 @@ impl Story<'_> {
         Ok(None)
     }
 
-    fn encoder(&mut self, model: &str) -> Result<Option<u64>, RunError> {
+    fn encoder(&mut self, model: &str) -> Result<Option<Opened>, RunError> {
         self.observer.say(Level::Info, &format!("verifying {model}"));
-        let (verdict, width) = encoder::verify(model, self.options, &self.env, self.observer)?;
+        let (verdict, opened) = encoder::verify(model, self.options, &self.env, self.observer)?;
         self.report.models.push(verdict);
-        Ok(width)
+        Ok(opened)
     }
 }
 

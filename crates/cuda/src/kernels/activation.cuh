@@ -1,3 +1,5 @@
+// Activations of single numbers. Invariant: they err by less than the rounding of an element of type TYPE.
+
 // x Phi(x), Phi the normal distribution (Hendrycks and Gimpel 2016, the exact form). f32: CUDA's normcdff,
 // which keeps its digits in the left tail. 16 bits: max(x, 0) - |x| Q(|x|), with log2 Q as a polynomial of
 // degree 8 on 0..10, fitted by weighted minimax (Lawson's iteration): relative error of Q below 9e-6 to 4,
@@ -23,3 +25,6 @@ __device__ __forceinline__ float x_phi(float x) {
   return fmaf(-t, q, positive);
 #endif
 }
+
+// x / (1 + exp(-x)).
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }

@@ -1,0 +1,120 @@
+// Rows that a group of threads has in its registers: what norms and quantisation share. Invariant: the order of a
+// row's sums depends on the number of its columns only.
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  // A butterfly: every lane adds the same pairs, so all end with the same bits.
+  for (int lane = 16; lane > 0; lane >>= 1) x += __shfl_xor_sync(0xFFFFFFFFu, x, lane);
+  return x;
+}
+
+#if defined(COLUMNS)
+
+// GROUP threads have a row in registers, VECTORS accesses of WIDTH elements each; a block is as many whole
+// groups as 128 threads hold, or one.
+constexpr int BLOCK = GROUP < 128 ? 128 / GROUP * GROUP : GROUP;
+constexpr int WIDTH = COLUMNS * (int)sizeof(T) % 16 == 0 ? 16 / (int)sizeof(T) : 1;
+constexpr int ACCESSES = COLUMNS / WIDTH;
+constexpr int VECTORS = (ACCESSES + GROUP - 1) / GROUP;
+
+template <int W> struct Chunk { typedef uint4 type; };
+template <> struct Chunk<1> { typedef T type; };
+typedef Chunk<WIDTH>::type Raw;
+
+__device__ __forceinline__ void widen_raw(const Raw &raw, float (&x)[WIDTH]) {
+  load_many<TYPE, WIDTH>((const T *)&raw, x);
+}
+
+// The sum of x over the group; `buffer` alternates, so that one barrier is enough.
+__device__ __forceinline__ float group_sum(float x, int buffer) {
+  x = warp_sum(x);
+  if constexpr (GROUP > 32) {
+    __shared__ float sums[2][BLOCK / 32];
+    if (threadIdx.x % 32 == 0) sums[buffer][threadIdx.x / 32] = x;
+    __syncthreads();
+    const float *mine = sums[buffer] + threadIdx.x / GROUP * (GROUP / 32);
+    x = 0.0f;
+#pragma unroll
+    for (int w = 0; w < GROUP / 32; w++) x += mine[w];
+  }
+  return x;
+}
+
+__device__ __forceinline__ void load_raw(const T *x, long long row, long long rows, int lane,
+                                         Raw (&raw)[VECTORS]) {
+  const T *from = x + row * COLUMNS;
+#pragma unroll
+  for (int v = 0; v < VECTORS; v++) {
+    const int at = v * GROUP + lane;
+    if (row < rows && at < ACCESSES) raw[v] = *(const Raw *)(from + at * WIDTH);
+  }
+}
+
+#if defined(CODES)
+
+// The largest magnitude of e4m3, and what counts as a row's largest number where that is smaller: 2^-100.
+#define LARGEST 448.0f
+#define TINY __uint_as_float(27u << 23)
+// Codes of a row with its padding.
+constexpr int STRIDE = (COLUMNS + 15) / 16 * 16;
+
+// Two numbers as e4m3, the first in the low byte, to nearest even and at most LARGEST.
+__device__ __forceinline__ u16 e4m3_pair(float low, float high) {
+  u16 pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// The largest x of the group; none is negative or NaN, so their bits are in the same order.
+__device__ __forceinline__ float group_max(float x) {
+  u32 most = __reduce_max_sync(0xFFFFFFFFu, __float_as_uint(x));
+  if constexpr (GROUP > 32) {
+    __shared__ u32 maxima[BLOCK / 32];
+    if (threadIdx.x % 32 == 0) maxima[threadIdx.x / 32] = most;
+    __syncthreads();
+    const u32 *mine = maxima + threadIdx.x / GROUP * (GROUP / 32);
+#pragma unroll
+    for (int w = 0; w < GROUP / 32; w++) most = max(most, mine[w]);
+  }
+  return __uint_as_float(most);
+}
+
+// A row as codes (R, STRIDE) and its scale (R), as graph/src/ops/quantize.rs defines them. All threads of a block come
+// here; rows behind the last have no storage.
+__device__ __forceinline__ void write_codes(const float (&f)[VECTORS][WIDTH], long long row, long long rows, int lane,
+                                            u8 *codes, float *scales) {
+  float most = TINY;
+#pragma unroll
+  for (int v = 0; v < VECTORS; v++) {
+    if (v * GROUP + lane >= ACCESSES) continue;
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++) most = fmaxf(most, fabsf(f[v][k]));
+  }
+  most = group_max(most);
+  if (row >= rows) return;
+  const float inverse = LARGEST / most;
+  u8 *to = codes + row * STRIDE;
+#pragma unroll
+  for (int v = 0; v < VECTORS; v++) {
+    const int at = v * GROUP + lane;
+    if (at >= ACCESSES) continue;
+    if constexpr (WIDTH == 1) {
+      to[at] = (u8)e4m3_pair(f[v][0] * inverse, 0.0f);
+    } else {
+      u32 words[(WIDTH + 3) / 4];
+#pragma unroll
+      for (int k = 0; k < WIDTH / 4; k++) {
+        const float *x = f[v] + 4 * k;
+        words[k] = e4m3_pair(x[0] * inverse, x[1] * inverse) |
+                   (u32)e4m3_pair(x[2] * inverse, x[3] * inverse) << 16;
+      }
+      if constexpr (WIDTH == 4) *(u32 *)(to + at * 4) = words[0];
+      else *(uint2 *)(to + at * 8) = make_uint2(words[0], words[(WIDTH - 1) / 4]);
+    }
+  }
+  if (COLUMNS + lane < STRIDE) to[COLUMNS + lane] = 0;
+  if (lane == 0) scales[row] = most / LARGEST;
+}
+
+#endif
+#endif

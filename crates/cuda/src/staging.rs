@@ -1,0 +1,203 @@
+//! Memory of the host through which copies pass, pinned, so that they run beside kernels and the host. Invariant: a place
+//! is given again only when what was in it has left; where there is no room, or no pinned memory, a copy goes from or to
+//! the caller's memory itself.
+
+use crate::CudaError;
+use crate::api::Driver;
+use crate::event::Event;
+use cudarc::driver::sys as cu;
+use graph::Bytes;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::{fs, ptr, slice};
+
+/// A ring of pinned memory, with an event for each place that is taken.
+pub(crate) struct Staging {
+    memory: Pinned,
+    ring: Ring,
+    events: VecDeque<Event>,
+    spare: Vec<Event>,
+}
+
+impl Staging {
+    /// Of so many bytes.
+    pub(crate) fn new(api: &'static Driver, bytes: Bytes) -> Result<Self, CudaError> {
+        let memory = Pinned::new(api, bytes.0 as usize)?;
+        let ring = Ring { bytes: bytes.0 as usize, taken: VecDeque::new() };
+        Ok(Self { memory, ring, events: VecDeque::new(), spare: vec![] })
+    }
+
+    /// A place behind all that are taken, and the event to record when it has been used; none where there is no room.
+    pub(crate) fn take(&mut self, bytes: usize) -> Result<Option<(&mut [u8], &Event)>, CudaError> {
+        let event = self.spare.pop().map_or_else(|| Event::new(self.memory.api), Ok)?;
+        let Some(at) = self.ring.take(bytes) else {
+            self.spare.push(event);
+            return Ok(None);
+        };
+        self.events.push_back(event);
+        Ok(self.events.back().map(|event| (self.memory.bytes(at..at + bytes), event)))
+    }
+
+    /// The same once there is room, waiting for the oldest; none where it does not fit at all.
+    pub(crate) fn wait_and_take(&mut self, bytes: usize) -> Result<Option<(&mut [u8], &Event)>, CudaError> {
+        if bytes > self.ring.bytes {
+            return Ok(None);
+        }
+        while !self.ring.fits(bytes) {
+            self.wait_and_give(|_| ())?;
+        }
+        self.take(bytes)
+    }
+
+    /// Waits for the oldest place, shows what is in it, and gives it back.
+    pub(crate) fn wait_and_give(&mut self, read: impl FnOnce(&[u8])) -> Result<(), CudaError> {
+        let Some(event) = self.events.pop_front() else { return Ok(()) };
+        let waited = event.wait();
+        self.spare.push(event);
+        if let Some(range) = self.ring.give()
+            && waited.is_ok()
+        {
+            read(self.memory.bytes(range));
+        }
+        waited
+    }
+}
+
+/// Places in a ring of bytes, taken behind the newest and given back from the oldest on.
+struct Ring {
+    bytes: usize,
+    taken: VecDeque<Range<usize>>,
+}
+
+impl Ring {
+    /// Where the next place of so many bytes would begin.
+    fn place(&self, bytes: usize) -> Option<usize> {
+        let (Some(oldest), Some(newest)) = (self.taken.front(), self.taken.back()) else {
+            return (bytes <= self.bytes).then_some(0);
+        };
+        let start = newest.end.next_multiple_of(ALIGNMENT);
+        match oldest.start <= newest.start {
+            true if start + bytes <= self.bytes => Some(start),
+            true => (bytes <= oldest.start).then_some(0),
+            false => (start + bytes <= oldest.start).then_some(start),
+        }
+    }
+
+    fn fits(&self, bytes: usize) -> bool {
+        self.place(bytes.max(1)).is_some()
+    }
+
+    fn take(&mut self, bytes: usize) -> Option<usize> {
+        // An empty place would look like none.
+        let bytes = bytes.max(1);
+        let at = self.place(bytes)?;
+        self.taken.push_back(at..at + bytes);
+        Some(at)
+    }
+
+    fn give(&mut self) -> Option<Range<usize>> {
+        self.taken.pop_front()
+    }
+}
+
+/// Places start at cache lines.
+const ALIGNMENT: usize = 64;
+
+/// Pinned memory.
+struct Pinned {
+    api: &'static Driver,
+    start: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: it is owned, and only reached through its owner.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    fn new(api: &'static Driver, bytes: usize) -> Result<Self, CudaError> {
+        let mut start = ptr::null_mut();
+        // SAFETY: the pointer is to a local; the memory is written before anyone reads it.
+        unsafe {
+            let code = (api.cuMemHostAlloc)(&mut start, bytes.max(1), cu::CU_MEMHOSTALLOC_PORTABLE);
+            api.check("cuMemHostAlloc", code)?;
+            ptr::write_bytes(start.cast::<u8>(), 0, bytes);
+        }
+        Ok(Self { api, start: start.cast(), bytes })
+    }
+
+    fn bytes(&mut self, range: Range<usize>) -> &mut [u8] {
+        assert!(range.start <= range.end && range.end <= self.bytes, "places lie in the ring");
+        // SAFETY: the range is inside, was written by `new`, and copies of the card to or from it are over or not begun,
+        // by the events of its place.
+        unsafe { slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: it came from `cuMemHostAlloc`, and the device's streams were waited for.
+        unsafe { (self.api.cuMemFreeHost)(self.start.cast()) };
+    }
+}
+
+/// Whether the host can spare so much that cannot be swapped: a quarter of what is available, by Linux's estimate.
+pub(crate) fn affordable(bytes: Bytes) -> bool {
+    let available = fs::read_to_string("/proc/meminfo").ok().and_then(|text| available(&text));
+    available.is_some_and(|available| bytes.0 <= available / 4)
+}
+
+/// `MemAvailable` in bytes.
+fn available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_do_not_overlap_and_come_back() {
+        let mut ring = Ring { bytes: 1000, taken: VecDeque::new() };
+        assert_eq!([ring.take(300), ring.take(300), ring.take(300)], [Some(0), Some(320), Some(640)]);
+        assert_eq!(ring.take(300), None, "full");
+        assert_eq!(ring.give(), Some(0..300));
+        assert_eq!(ring.take(301), None, "the oldest place is in the way");
+        assert_eq!(ring.take(300), Some(0), "from the start again");
+        assert_eq!(ring.take(1), None);
+        assert_eq!([ring.give(), ring.give()], [Some(320..620), Some(640..940)]);
+        assert_eq!(ring.take(600), Some(320));
+        assert_eq!([ring.give(), ring.give(), ring.give()], [Some(0..300), Some(320..920), None]);
+        assert_eq!([ring.take(1001), ring.take(1000)], [None, Some(0)]);
+    }
+
+    /// Steps of several places each, of any sizes up to those planned: a ring with room for one step more than are open
+    /// never lacks a place.
+    #[test]
+    fn a_step_more_than_are_open_is_enough() {
+        let mut random = 1u64;
+        let mut next = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        for depth in 1..5 {
+            let (widest, places) = (4096u64, 3);
+            let mut ring = Ring { bytes: (depth + 1) * (widest as usize) * places, taken: VecDeque::new() };
+            for step in 0..2000 {
+                if step >= depth {
+                    (0..places).for_each(|_| assert!(ring.give().is_some()));
+                }
+                for _ in 0..places {
+                    assert!(ring.take(next(widest + 1) as usize).is_some(), "step {step} of depth {depth}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn available_memory_is_read_from_linux() {
+        let text = "MemTotal:       131072 kB\nMemFree:         2048 kB\nMemAvailable:   65536 kB\n";
+        assert_eq!(available(text), Some(64 << 20));
+        assert_eq!(available("MemTotal: 1 kB\n"), None);
+    }
+}

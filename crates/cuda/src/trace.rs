@@ -1,0 +1,150 @@
+//! When launches and copies ran, by events around each. Invariant: while tracing is off, nothing is recorded and a launch
+//! costs one look at a flag.
+
+use crate::CudaError;
+use crate::api::Driver;
+use crate::event::Event;
+use cudarc::driver::sys as cu;
+use exec::Span;
+use std::cell::{Cell, RefCell};
+use std::time::Duration;
+
+/// A stream by what it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Track {
+    In,
+    Compute,
+    Out,
+}
+
+impl Track {
+    fn name(self) -> &'static str {
+        match self {
+            Self::In => "in",
+            Self::Compute => "compute",
+            Self::Out => "out",
+        }
+    }
+}
+
+/// What was noted and not yet told.
+pub(crate) struct Trace {
+    api: &'static Driver,
+    on: Cell<bool>,
+    /// The op whose kernels are called.
+    op: Cell<&'static str>,
+    noted: RefCell<Noted>,
+}
+
+#[derive(Default)]
+struct Noted {
+    began: Option<Event>,
+    spans: Vec<(Track, String, Event, Event)>,
+    /// Events to use again.
+    spare: Vec<Event>,
+    marks: Vec<Event>,
+}
+
+impl Trace {
+    pub(crate) fn new(api: &'static Driver) -> Self {
+        Self { api, on: Cell::new(false), op: Cell::new(""), noted: RefCell::default() }
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.on.get()
+    }
+
+    /// From now on, or no longer; time counts from here.
+    pub(crate) fn set(&self, on: bool, stream: cu::CUstream) -> Result<(), CudaError> {
+        let noted = &mut *self.noted.borrow_mut();
+        for (.., start, end) in noted.spans.drain(..) {
+            noted.spare.extend([start, end]);
+        }
+        if on {
+            let began = Event::timing(self.api)?;
+            began.record(stream)?;
+            noted.began = Some(began);
+        }
+        self.on.set(on);
+        Ok(())
+    }
+
+    /// What the next kernels are called for.
+    pub(crate) fn of_op(&self, op: &'static str) {
+        self.op.set(op);
+    }
+
+    /// Notes a kernel.
+    pub(crate) fn kernel(
+        &self,
+        stream: cu::CUstream,
+        name: impl FnOnce() -> String,
+        call: impl FnOnce() -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        let named = || match (self.op.get(), name()) {
+            (op, name) if name == op => name,
+            (op, name) => format!("{op}: {name}"),
+        };
+        self.span(Track::Compute, stream, named, call)
+    }
+
+    /// Notes what a call puts into a stream.
+    pub(crate) fn span(
+        &self,
+        track: Track,
+        stream: cu::CUstream,
+        name: impl FnOnce() -> String,
+        call: impl FnOnce() -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        if !self.is_on() {
+            return call();
+        }
+        let start = self.point(stream)?;
+        call()?;
+        let end = self.point(stream)?;
+        self.noted.borrow_mut().spans.push((track, name(), start, end));
+        Ok(())
+    }
+
+    fn point(&self, stream: cu::CUstream) -> Result<Event, CudaError> {
+        let spare = self.noted.borrow_mut().spare.pop();
+        let event = spare.map_or_else(|| Event::timing(self.api), Ok)?;
+        event.record(stream)?;
+        Ok(event)
+    }
+
+    /// What was noted; the streams are idle.
+    pub(crate) fn take(&self) -> Result<Vec<Span>, CudaError> {
+        let noted = &mut *self.noted.borrow_mut();
+        let Some(began) = &noted.began else { return Ok(vec![]) };
+        let mut spans = Vec::with_capacity(noted.spans.len());
+        for (track, name, start, end) in noted.spans.drain(..) {
+            spans.push(Span {
+                track: track.name(),
+                name,
+                start: start.since(began)?,
+                seconds: end.since(&start)?,
+            });
+            noted.spare.extend([start, end]);
+        }
+        Ok(spans)
+    }
+
+    /// Records mark `n`.
+    pub(crate) fn mark(&self, n: usize, stream: cu::CUstream) -> Result<(), CudaError> {
+        let marks = &mut self.noted.borrow_mut().marks;
+        while marks.len() <= n {
+            marks.push(Event::timing(self.api)?);
+        }
+        marks[n].record(stream)
+    }
+
+    /// Adds the time between each mark and the next; the stream is idle.
+    pub(crate) fn marked(&self, times: &mut [Duration]) -> Result<(), CudaError> {
+        let marks = &self.noted.borrow().marks;
+        for (time, two) in times.iter_mut().zip(marks.windows(2)) {
+            *time += Duration::from_secs_f64(two[1].since(&two[0])?.max(0.0));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,31 @@
+//! Cases of rows in e4m3. Invariant: rows are of order 1, so that a limit for all of them is one for each.
+
+use super::{Case, Noise, Tolerance, UNIT};
+use graph::ops::*;
+use graph::{Dim, Op};
+
+/// (rows, columns): with padding and without, by every width of an access, and the widest row of the models.
+const SIZES: [(u64, u64); 9] =
+    [(1, 8), (3, 16), (70, 40), (33, 33), (13, 160), (2, 320), (31, 1280), (9, 2560), (2, 10240)];
+
+/// All cases of this file.
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (rows, columns) in SIZES {
+        let norm = Quantized::LayerNorm(LayerNorm { eps: 1e-5 });
+        let case = |of: Quantized, word: &str, wide: u64| {
+            let name = format!("quantize {word} {rows} x {columns}");
+            let (op, tolerance) = (Op::Quantize(Quantize { of }), Tolerance::sum(2.0, columns));
+            let case = Case::new(name, op, &[rows], rows % 2 * 3, tolerance);
+            case.noise(&[Dim::Tokens(1), Dim::Fixed(wide * columns)], UNIT)
+        };
+        cases.push(case(Quantized::Rows, "rows", 1));
+        let scales = Noise { offset: 1.0, amplitude: 0.5 };
+        cases.push(case(norm, "layer_norm", 1).weight(&[columns], scales).weight(&[columns], UNIT));
+        cases.push(case(Quantized::Gelu(Gelu {}), "gelu", 1));
+        for activation in [Activation::Gelu, Activation::Silu] {
+            cases.push(case(Quantized::Glu(Glu { activation }), &format!("glu {activation:?}"), 2));
+        }
+    }
+    cases
+}

@@ -1,0 +1,105 @@
+//! Products of encoder layers in e4m3: weights as codes with a scale for each output, activations with one for each
+//! token. Invariant: rows are quantised once for all linears that read them, by what makes them where that has a whole
+//! row at once; everything else stays as it was.
+
+use super::dce;
+use crate::PlanError;
+use graph::ops::{Epilogue, Gelu, Linear, Quantize, Quantized};
+use graph::{DType, Def, Graph, Node, NodeId, Op, Role, TensorSpec, Value, ValueId};
+
+/// The graph with the linears of its layers on codes.
+///
+/// # Errors
+/// [`PlanError::BadPolicy`] where it has none.
+pub fn fp8(graph: &Graph) -> Result<Graph, PlanError> {
+    let chosen: Vec<bool> = graph.nodes.iter().map(|node| in_codes(graph, node)).collect();
+    if !chosen.contains(&true) {
+        let why = "fp8 is for the linear layers of encoders, and the model has none".to_owned();
+        return Err(PlanError::BadPolicy { field: "precision", why });
+    }
+    let mut wanted = vec![false; graph.values.len()];
+    for (node, _) in graph.nodes.iter().zip(&chosen).filter(|(_, chosen)| **chosen) {
+        wanted[node.inputs[0].index()] = true;
+    }
+    let codes = vec![None; graph.values.len()];
+    let mut pass = Pass { g: Graph { nodes: vec![], ..graph.clone() }, codes };
+    for (node, &chosen) in graph.nodes.iter().zip(&chosen) {
+        let mut node = node.clone();
+        if chosen {
+            node.inputs[0] = pass.codes[node.inputs[0].index()].expect("quantised where it was made");
+            node.inputs[1] = pass.codes_of_weight(node.inputs[1]);
+        }
+        match node.outputs[0].filter(|v| wanted[v.index()]) {
+            Some(v) => pass.quantise(node, v),
+            None => pass.push(node),
+        }
+    }
+    Ok(dce(&pass.g))
+}
+
+/// Whether a node is a linear of a layer, on rows of 16 bits that another node makes and with a weight from the file.
+fn in_codes(graph: &Graph, node: &Node) -> bool {
+    let Op::Linear(_) = node.op else { return false };
+    let [x, w] = [node.inputs[0], node.inputs[1]].map(|v| graph.value(v));
+    let given = matches!((x.def, w.spec.role), (Def::Node(..), Role::Param(_)));
+    given && node.layer.is_some() && (x.spec.dtype, w.spec.dtype) == (DType::Bf16, DType::Bf16)
+}
+
+/// A graph whose nodes are made anew.
+struct Pass {
+    g: Graph,
+    /// By value of the old graph: its codes.
+    codes: Vec<Option<ValueId>>,
+}
+
+impl Pass {
+    /// A node whose first output `v` is wanted as codes: by the node itself, or else by one behind it.
+    fn quantise(&mut self, node: Node, v: ValueId) {
+        let Node { layer, phase, .. } = node;
+        let (of, inputs) = if let (Op::LayerNorm(op), [_, None, None]) = (node.op, &node.outputs[..]) {
+            (Quantized::LayerNorm(op), node.inputs)
+        } else if let Op::Gelu(op) = node.op {
+            (Quantized::Gelu(op), node.inputs)
+        } else if let Op::Glu(op) = node.op {
+            (Quantized::Glu(op), node.inputs)
+        } else if let Op::Linear(Linear { bias, epilogue: Epilogue::Gelu }) = node.op {
+            let sum = self.value(self.g.spec(v).clone());
+            let op = Op::Linear(Linear { bias, epilogue: Epilogue::None });
+            self.push(Node { op, outputs: vec![Some(sum)], ..node });
+            (Quantized::Gelu(Gelu {}), vec![sum])
+        } else {
+            self.push(node);
+            (Quantized::Rows, vec![v])
+        };
+        let codes = self.value(TensorSpec::activation(self.g.spec(v).shape.clone(), DType::F8));
+        self.codes[v.index()] = Some(codes);
+        let y = (of != Quantized::Rows).then_some(Some(v));
+        let outputs = [Some(codes)].into_iter().chain(y).collect();
+        self.push(Node { op: Op::Quantize(Quantize { of }), inputs, outputs, layer, phase });
+    }
+
+    /// The codes of a parameter. Who else reads it keeps it as it is.
+    fn codes_of_weight(&mut self, w: ValueId) -> ValueId {
+        let role = self.g.spec(w).role;
+        let spec = TensorSpec::activation(self.g.spec(w).shape.clone(), DType::F8).with_role(role);
+        let codes = self.codes[w.index()].unwrap_or_else(|| self.value(spec));
+        self.codes[w.index()] = Some(codes);
+        codes
+    }
+
+    fn value(&mut self, spec: TensorSpec) -> ValueId {
+        self.g.values.push(Value { spec, def: Def::Source });
+        ValueId::at(self.g.values.len() - 1)
+    }
+
+    /// The next node, which defines its outputs.
+    fn push(&mut self, node: Node) {
+        let id = NodeId::at(self.g.nodes.len());
+        for (k, out) in node.outputs.iter().enumerate() {
+            if let Some(v) = out {
+                self.g.values[v.index()].def = Def::Node(id, k as u32);
+            }
+        }
+        self.g.nodes.push(node);
+    }
+}

@@ -1,0 +1,56 @@
+//! Room for open steps: in the arena and its ledger, and nowhere else.
+
+use graph::Bytes;
+use models::{Output, known};
+use plimsoll_plan::{Policy, Program, Staging, Target, Way, Weights, compile};
+
+fn program(target: &str, weights: Weights) -> Program {
+    let target = Target::named(target).expect("built in");
+    let bounds = graph::Bounds { tokens: 1000, sequences: 7, longest: 500 };
+    let encoder = known("facebook/esm2_t6_8M_UR50D").expect("known");
+    let graph = encoder.graph(bounds, &[Output::Mean]).expect("verified");
+    let plan = compile(&graph, &Policy { weights, ..Policy::default() }, &target).expect("planned");
+    let staging = Staging { label: "embeddings".to_owned(), bytes: Bytes(1000) };
+    Program::new(target, vec![("encoder".to_owned(), plan)], vec![staging])
+}
+
+#[test]
+fn open_steps_have_places_of_their_own_in_the_ledger() {
+    let bare = program("h200", Weights::Resident);
+    // Ids and spans of a step, and its means, each from a multiple of 256 on.
+    let (inputs, outputs) = (4096 + 256, 4 * 320 * 7);
+    for depth in [2, 3, 5] {
+        let ringed = bare.clone().with_ring(depth);
+        let each = |step: u64| Bytes(step * depth as u64);
+        assert_eq!(ringed.depth(), depth);
+        assert_eq!(ringed.ledger().get("staging: inputs ahead"), each(inputs));
+        assert_eq!(ringed.ledger().get("staging: outputs waiting"), each(outputs));
+        assert_eq!(ringed.peak(), bare.peak() + each(inputs) + each(outputs));
+        assert_eq!(ringed.ledger().total(), ringed.peak());
+        assert_ne!(ringed.digest().expect("saved"), bare.digest().expect("saved"));
+        let (of, first) = (|n, way| ringed.ring_address(n, way).expect("a place"), ringed.staging_address(1));
+        for n in 0..2 * depth as u64 {
+            assert_eq!(of(n, Way::In), first + n % depth as u64 * inputs);
+            assert_eq!(of(n, Way::Out), first + each(inputs).0 + n % depth as u64 * outputs);
+        }
+        assert_eq!(ringed.host_staging(), [inputs, outputs].map(|step| Bytes(step * (depth as u64 + 1))));
+        assert_eq!(ringed.clone().with_ring(depth), ringed, "once is enough");
+        assert_eq!(ringed.with_ring(1).arena_bytes(), bare.arena_bytes());
+    }
+}
+
+#[test]
+fn streamed_weights_travel_through_the_hosts_memory() {
+    let [resident, streamed] = [Weights::Resident, Weights::Streamed].map(|w| program("h200", w).with_ring(2));
+    let [of_resident, of_streamed] = [resident.host_staging(), streamed.host_staging()];
+    assert_eq!(of_streamed[1], of_resident[1]);
+    // Two of the widest: the up projection, 1280 x 320 in f32.
+    assert_eq!(of_streamed[0], of_resident[0] + Bytes(2 * 4 * 1280 * 320));
+}
+
+#[test]
+fn where_the_arena_is_the_hosts_memory_there_is_no_ring() {
+    let bare = program("cpu", Weights::Resident);
+    assert_eq!(bare.clone().with_ring(4), bare);
+    assert_eq!((bare.depth(), bare.host_staging(), bare.ring_address(0, Way::In)), (1, [Bytes::ZERO; 2], None));
+}

@@ -1,0 +1,115 @@
+//! How far a model in a narrower precision is from itself in f32, on the same device and sequences. Invariant: both
+//! sides are measured; what they are compared with is never a model's own claim.
+
+use super::Verdict;
+use super::compute::Answer;
+use plan::Precision;
+
+/// Score differences below which a label may differ: the classes are close to each other.
+const CLOSE: f32 = 0.3;
+
+/// Means of the same sequences in both precisions.
+pub(super) struct Means {
+    pub(super) wide: Vec<Vec<f32>>,
+    pub(super) narrow: Vec<Vec<f32>>,
+}
+
+/// The most that hidden states may be off, as relative L2.
+fn bound(precision: Precision) -> f64 {
+    match precision {
+        Precision::F32 => 0.0,
+        Precision::Bf16 | Precision::Fp16 => 1e-2,
+        Precision::Fp8 => 5e-2,
+    }
+}
+
+/// Hidden states, means and most likely letters of the same sequences.
+pub(super) fn answers(
+    precision: Precision,
+    wide: &[Answer],
+    narrow: &[Answer],
+    verdict: &mut Verdict,
+) -> Means {
+    let (name, count) = (precision.name(), wide.len());
+    let l2 = |of: fn(&Answer) -> &Vec<f32>| relative_l2(narrow.iter().flat_map(of), wide.iter().flat_map(of));
+    let (hidden, most) = (l2(|a| &a.hidden), bound(precision));
+    let detail = format!(
+        "hidden states of {count} sequences in {name}: relative L2 {hidden:.2e} off f32, {most:.0e} allowed"
+    );
+    verdict.add("distance", hidden < most, detail);
+    verdict.note(
+        "distance",
+        format!("means of {count} sequences in {name}: relative L2 {:.2e} off f32", l2(|a| &a.mean)),
+    );
+    let tokens: usize = wide.iter().map(Answer::tokens).sum();
+    let letters = |answers: &[Answer]| answers.iter().flat_map(Answer::most_likely).collect::<Vec<usize>>();
+    let (wanted, found) = (letters(wide), letters(narrow));
+    if !wanted.is_empty() {
+        let same = wanted.iter().zip(&found).filter(|(w, f)| w == f).count();
+        verdict.note("distance", format!("{same} of {tokens} most likely letters are those of f32"));
+    }
+    let means = |answers: &[Answer]| answers.iter().map(|answer| answer.mean.clone()).collect();
+    Means { wide: means(wide), narrow: means(narrow) }
+}
+
+/// Scores, two for each row, of embeddings in both precisions.
+pub(super) fn scores(wide: &[f32], narrow: &[f32], verdict: &mut Verdict) {
+    let rows = wide.len() / 2;
+    let most = super::worst(narrow, wide);
+    let label = |pair: &[f32]| pair[1] > pair[0];
+    let pairs = || wide.chunks(2).zip(narrow.chunks(2));
+    let same = pairs().filter(|(w, n)| label(w) == label(n)).count();
+    let clear = pairs().filter(|(w, _)| (w[0] - w[1]).abs() >= CLOSE);
+    let wrong = clear.filter(|(w, n)| label(w) != label(n)).count();
+    let detail = format!(
+        "scores of {rows} pairs of sequences: off f32 by {most:.1e} at most, {same} labels of {rows} agree; of those whose \
+         scores differ by {CLOSE} or more, {wrong} do not"
+    );
+    verdict.add("distance", wrong == 0 && most.is_finite(), detail);
+}
+
+fn relative_l2<'a>(found: impl Iterator<Item = &'a f32>, wanted: impl Iterator<Item = &'a f32>) -> f64 {
+    let (mut error, mut norm) = (0.0, 0.0);
+    for (f, w) in found.zip(wanted) {
+        error += f64::from(f - w).powi(2);
+        norm += f64::from(*w).powi(2);
+    }
+    // Not a number where a value is none, which is below no bound.
+    (error / norm).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Outcome;
+    use super::*;
+
+    fn answer(scale: f32) -> Answer {
+        let hidden = vec![3.0, 4.0 * scale];
+        Answer { mean: hidden.clone(), hidden, logits: vec![0.0, scale, -1.0, 1.0] }
+    }
+
+    #[test]
+    fn hidden_states_are_held_to_the_bound_of_their_precision() {
+        for (precision, passes) in [(Precision::Fp8, true), (Precision::Bf16, false)] {
+            let mut verdict = Verdict::new("a model");
+            let means = answers(precision, &[answer(1.0)], &[answer(1.05)], &mut verdict);
+            assert_eq!((means.wide[0][1], means.narrow[0][1]), (4.0, 4.2));
+            assert_eq!(verdict.passes(), passes, "{verdict:?}");
+            assert!(verdict.checks[0].detail.contains("relative L2 4.00e-2"), "{verdict:?}");
+            assert!(verdict.checks[2].detail.starts_with("2 of 2 "), "{verdict:?}");
+        }
+        let mut verdict = Verdict::new("a model");
+        answers(Precision::Fp8, &[answer(1.0)], &[answer(f32::NAN)], &mut verdict);
+        assert_eq!(verdict.checks[0].outcome, Outcome::Fail);
+    }
+
+    #[test]
+    fn labels_may_differ_where_scores_are_close() {
+        for (narrow, passes) in [([0.45, 0.55, 0.1, 0.9], true), ([0.6, 0.4, 0.6, 0.4], false)] {
+            let mut verdict = Verdict::new("a head");
+            scores(&[0.55, 0.45, 0.1, 0.9], &narrow, &mut verdict);
+            assert_eq!(verdict.passes(), passes, "{verdict:?}");
+            assert!(verdict.checks[0].detail.contains("1 labels of 2 agree"), "{verdict:?}");
+        }
+    }
+}
