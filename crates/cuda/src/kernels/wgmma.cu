@@ -256,16 +256,6 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
       const int column = tile.column * BN;
       Columns columns;
       columns.load(b, column_scales, column, n);
-#if FP8
-      float row_scale[MA][2];
-#pragma unroll
-      for (int m = 0; m < MA; m++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-          int at = row + m * 64 + h * 8 + lane / 4;
-          row_scale[m][h] = at < rows ? row_scales[at] : 0.0f;
-        }
-#endif
       Place place(number);
       if (PINGPONG) {
         // Nobody waits for a stage whose round before has not begun.
@@ -302,6 +292,17 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
       wait_products<0>();
       pin(sums);
       release(before);
+
+#if FP8
+      float row_scale[MA][2];
+#pragma unroll
+      for (int m = 0; m < MA; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          int at = row + m * 64 + h * 8 + lane / 4;
+          row_scale[m][h] = at < rows ? row_scales[at] : 0.0f;
+        }
+#endif
 
       // The sums of piece c become what is stored.
       auto finish = [&](int c) {
