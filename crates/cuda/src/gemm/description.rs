@@ -74,7 +74,7 @@ impl Drop for Handle {
 /// terms to f32. On noise their error at k = 2560 (1.0e-3, relative L2) is below that of rounding to bf16 (1.7e-3), at
 /// 10 240 above it (2.4e-3); terms of one sign lose 4 and 16 %. It saves a sixth of the time at 2560, and next to none at
 /// 10 240 (H200, cuBLASLt 13.1).
-pub(super) const FAST_TERMS: u64 = 4096;
+const FAST_TERMS: u64 = 4096;
 
 /// `CUBLAS_OP_T` of cublas_api.h.
 const TRANSPOSED: i32 = 1;

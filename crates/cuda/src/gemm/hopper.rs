@@ -1,7 +1,6 @@
 //! Products on Hopper's tensor cores by our own kernel (`wgmma.cu`), with all that stands behind them. Invariant: every
 //! tile sums an element in the same order, so tiles differ in speed only, and a row's bits depend on nothing but the form.
 
-use super::description::FAST_TERMS;
 use super::{Form, Operands};
 use crate::CudaError;
 use crate::context::Context;
@@ -52,17 +51,16 @@ impl Tile {
         TILES.into_iter().find(|tile| tile.name == name)
     }
 
-    /// Whether it computes a form on a card: rows must be whole words of 16 bytes. Sums of codes stay on the tensor cores,
-    /// which only short ones may. The largest leaves no registers for a residual.
+    /// Whether it computes a form on a card: rows must be whole words of 16 bytes. The largest leaves no registers for a
+    /// residual. Codes are the library's, which is faster on them in all but one form of the models (H200).
     pub(super) fn suits(&self, context: &Context, form: Form) -> bool {
-        let in_x = match form.dtype {
-            DType::Bf16 | DType::F16 => 8,
-            DType::F8 if form.k <= FAST_TERMS => 16,
-            DType::F32 | DType::F8 | DType::I32 | DType::U8 => return false,
+        let narrow = match form.dtype {
+            DType::Bf16 | DType::F16 => true,
+            DType::F32 | DType::F8 | DType::I32 | DType::U8 => false,
         };
-        let whole = form.n.is_multiple_of(8) && form.k.is_multiple_of(in_x);
+        let whole = form.n.is_multiple_of(8) && form.k.is_multiple_of(8);
         let kept = self.has_residual() || form.epilogue != Epilogue::Residual;
-        context.card.capability == HOPPER && whole && kept
+        context.card.capability == HOPPER && narrow && whole && kept
     }
 
     fn has_residual(&self) -> bool {
@@ -85,8 +83,7 @@ impl Tile {
             Epilogue::Gelu => 1,
             Epilogue::Residual => 2,
         };
-        Kernel::new(File::Wgmma, "wgmma", form.out())
-            .with("FP8", i64::from(form.scaled()))
+        Kernel::new(File::Wgmma, "wgmma", form.dtype)
             .with("EPILOGUE", epilogue)
             .with("BN", i64::from(self.columns))
             .with("MA", i64::from(self.atoms))
@@ -114,21 +111,19 @@ impl Tile {
         form: Form,
         operands: &Operands,
     ) -> Result<(), CudaError> {
-        let (Form { n, k, dtype, .. }, out) = (form, form.out());
-        let &Operands { x, w, scales, bias, residual, y, rows, .. } = operands;
+        let Form { n, k, dtype, .. } = form;
+        let &Operands { x, w, bias, residual, y, rows, .. } = operands;
         // What is not there is not read, but must be described.
         let r = if residual == 0 { y } else { residual };
         let matrix =
-            |dtype, address, rows, columns, height| describe(context, dtype, (address, rows, columns), height);
+            |address, rows, columns, height| describe(context, dtype, (address, rows, columns), height);
         let maps = [
-            matrix(dtype, x, rows, k, self.rows())?,
-            matrix(dtype, w, n, k, self.columns / self.cluster)?,
-            matrix(out, y, rows, n, WARP_ROWS)?,
-            matrix(out, r, rows, n, self.rows())?,
+            matrix(x, rows, k, self.rows())?,
+            matrix(w, n, k, self.columns / self.cluster)?,
+            matrix(y, rows, n, WARP_ROWS)?,
+            matrix(r, rows, n, self.rows())?,
         ];
-        let scales = if form.scaled() { scales } else { (0, 0) };
-        let [bias, of_x, of_w] = [bias, scales.0, scales.1].map(Arg::pointer);
-        let args = [bias, of_x, of_w, Arg::int(rows), Arg::int(n), Arg::int(k)];
+        let args = [Arg::pointer(bias), Arg::int(rows), Arg::int(n), Arg::int(k)];
         // Clusters stay, and take tile after tile.
         let tiles = rows.div_ceil(u64::from(self.rows() * self.cluster)) * n.div_ceil(u64::from(self.columns));
         let clusters = tiles.min(u64::from(context.card.multiprocessors / self.cluster));
@@ -141,16 +136,12 @@ impl Tile {
 /// A sample of it.
 pub(super) fn every_kernel() -> Vec<Kernel> {
     let form = |dtype, epilogue| Form { n: 2560, k: 2560, dtype, bias: true, epilogue };
-    let forms = [
-        form(DType::Bf16, Epilogue::None),
-        form(DType::Bf16, Epilogue::Gelu),
-        form(DType::F16, Epilogue::None),
-        form(DType::F8, Epilogue::None),
-    ];
-    let residual = [DType::Bf16, DType::F8].map(|dtype| form(dtype, Epilogue::Residual));
+    let [none, gelu, residual] =
+        [Epilogue::None, Epilogue::Gelu, Epilogue::Residual].map(|e| form(DType::Bf16, e));
+    let forms = [none, gelu, form(DType::F16, Epilogue::None), residual];
     let of = |tile: Tile| {
-        let residual = residual.into_iter().filter(move |_| tile.has_residual());
-        forms.into_iter().chain(residual).map(move |form| tile.kernel(form))
+        let forms = if tile.has_residual() { &forms[..] } else { &forms[..3] };
+        forms.iter().map(|&form| tile.kernel(form)).collect::<Vec<_>>()
     };
     TILES.into_iter().flat_map(of).collect()
 }

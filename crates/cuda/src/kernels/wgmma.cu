@@ -5,15 +5,14 @@
 // Invariant: an element is summed over k in order by one thread, from zero-filled whole stages, so its bits do not depend
 // on the number of rows nor on its place among them. The form is for speed alone.
 //
-// Constants: TYPE of y, b and r (1 bf16, 2 f16), FP8 (1: x and w are e4m3 with a scale for each row of theirs), EPILOGUE
-// (0, 1: f is gelu, 2: r is added), and the form: BN columns of a tile; MA, 64 rows each, of a warpgroup's; PINGPONG (1:
-// the warpgroups take tiles in turns, so that one multiplies while the other finishes; 0: they share a tile's rows);
-// CLUSTER blocks one below the other, which share what they fetch of w; STAGES; GROUP: rows of tiles that are swept over
-// all columns together, so that L2 holds what they read.
+// Constants: TYPE (1 bf16, 2 f16), EPILOGUE (0, 1: f is gelu, 2: r is added), and the form: BN columns of a tile; MA, 64
+// rows each, of a warpgroup's; PINGPONG (1: the warpgroups take tiles in turns, so that one multiplies while the other
+// finishes; 0: they share a tile's rows); CLUSTER blocks one below the other, which share what they fetch of w; STAGES;
+// GROUP: rows of tiles that are swept over all columns together, so that L2 holds what they read.
 
 #define WM (64 * MA)                         // rows of a warpgroup's tile
 #define BM (PINGPONG ? WM : 2 * WM)          // rows of a block's tile
-#define DEPTH (FP8 ? 128 : 64)               // of k in a stage: 128 bytes, as wide as shared memory is swizzled
+#define DEPTH 64                             // of k in a stage: 128 bytes, as wide as shared memory is swizzled
 #define A_BYTES (BM * 128)
 #define B_BYTES (BN * 128)
 #define STAGE_BYTES (A_BYTES + B_BYTES)
@@ -79,15 +78,10 @@ __device__ __forceinline__ void put(const Map &map, u32 from, int column, int ro
 // d (64, BN) += a b^T, a: (64, 32 bytes), b: (BN, 32 bytes) in swizzled shared memory; without `add`, d is overwritten.
 #define NAME_(x) #x
 #define NAME(x) NAME_(x)
-#if FP8
-#define OPERATION "wgmma.mma_async.sync.aligned.m64n" NAME(BN) "k32.f32.e4m3.e4m3 "
-#define MAJOR ""
-#elif TYPE == 1
+#if TYPE == 1
 #define OPERATION "wgmma.mma_async.sync.aligned.m64n" NAME(BN) "k16.f32.bf16.bf16 "
-#define MAJOR ", 0, 0"
 #else
 #define OPERATION "wgmma.mma_async.sync.aligned.m64n" NAME(BN) "k16.f32.f16.f16 "
-#define MAJOR ", 0, 0"
 #endif
 #define N0 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define N1 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
@@ -117,7 +111,7 @@ __device__ __forceinline__ void put(const Map &map, u32 from, int column, int ro
 #define ADD "%130"
 #endif
 __device__ __forceinline__ void multiply(float (&d)[BN / 2], u64 a, u64 b, int add) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n" OPERATION "{" NUMBERS "}, " INPUTS ", 1, 1" MAJOR ";\n}"
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n" OPERATION "{" NUMBERS "}, " INPUTS ", 1, 1, 0, 0;\n}"
                : SUMS : "l"(a), "l"(b), "r"(add));
 }
 // What the tensor cores read at an address: rows of 128 bytes, swizzled in groups of eight, k along the rows.
@@ -162,33 +156,26 @@ __device__ __forceinline__ void store_pieces(u32 at, const u32 (&v)[4]) {
                ::"r"(at), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
 }
 
-// b, and the scales of w, of a tile's columns: a lane holds pairs of columns lane, lane + 32, ..., from which
+// b of a tile's columns: a lane holds pairs of columns lane, lane + 32, ..., from which
 // others take what they need.
 struct Columns {
   static const int PAIRS = (BN / 2 + 31) / 32;
   u32 bias[PAIRS];
-#if FP8
-  float2 scale[PAIRS];
-#endif
-  __device__ __forceinline__ void load(const u16 *b, const float *scales, int first, int n) {
+  __device__ __forceinline__ void load(const u16 *b, int first, int n) {
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
       int column = first + 2 * (i * 32 + (int)(threadIdx.x % 32));
       bool there = column < n; // n is even
       bias[i] = b && there ? *(const u32 *)(b + column) : 0;
-#if FP8
-      scale[i] = there ? *(const float2 *)(scales + column) : make_float2(0.0f, 0.0f);
-#endif
     }
   }
 };
 
 // x: (R, K), w: (N, K), y, r: (R, N), each described with the box that is fetched: (BM, DEPTH), (BN / CLUSTER, DEPTH),
-// (16, 64), (BM, 64). b: (N) or null. row_scales: (R), column_scales: (N), for FP8. Blocks: any number of clusters.
+// (16, 64), (BM, 64). b: (N) or null. Blocks: any number of clusters.
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
 wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid_constant__ Map y,
-      const __grid_constant__ Map r, const u16 *b, const float *row_scales, const float *column_scales, int rows, int n,
-      int k) {
+      const __grid_constant__ Map r, const u16 *b, int rows, int n, int k) {
   extern __shared__ __align__(1024) unsigned char memory[]; // STAGES of x and w; 8 warps' BUFFERS of y; barriers
   const u32 ring = shared_address(memory);
   const u32 buffers = ring + STAGES * STAGE_BYTES, full = buffers + 8 * BUFFERS * PIECE, empty = full + STAGES * 8,
@@ -255,7 +242,7 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
       const int row = (tile.row * CLUSTER + rank) * BM + (PINGPONG ? 0 : group * WM) + (warp % 4) * 16;
       const int column = tile.column * BN;
       Columns columns;
-      columns.load(b, column_scales, column, n);
+      columns.load(b, column, n);
       Place place(number);
       if (PINGPONG) {
         // Nobody waits for a stage whose round before has not begun.
@@ -293,31 +280,16 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
       pin(sums);
       release(before);
 
-#if FP8
-      float row_scale[MA][2];
-#pragma unroll
-      for (int m = 0; m < MA; m++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-          int at = row + m * 64 + h * 8 + lane / 4;
-          row_scale[m][h] = at < rows ? row_scales[at] : 0.0f;
-        }
-#endif
-
       // The sums of piece c become what is stored.
       auto finish = [&](int c) {
 #pragma unroll
         for (int j = c * 8; j < c * 8 + 8; j += 2) {
-          float bias[4], scale[4];
+          float bias[4];
 #pragma unroll
           for (int e = 0; e < 2; e++) {
             const int pair = (j + e) * 4; // and lane % 4
             const u32 both = __shfl_sync(~0u, columns.bias[pair / 32], pair % 32 + lane % 4);
             unpack<TYPE>(both, bias[2 * e], bias[2 * e + 1]);
-#if FP8
-            scale[2 * e] = __shfl_sync(~0u, columns.scale[pair / 32].x, pair % 32 + lane % 4);
-            scale[2 * e + 1] = __shfl_sync(~0u, columns.scale[pair / 32].y, pair % 32 + lane % 4);
-#endif
           }
 #pragma unroll
           for (int m = 0; m < MA; m++) {
@@ -329,14 +301,9 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
 #endif
 #pragma unroll
             for (int q = 0; q < 4; q++) { // 8 columns j or j + 1, rows lane / 4 or that + 8
-              const int e = q / 2, h = q % 2;
-              float &u = sums[m][(j + e) * 4 + h * 2], &v = sums[m][(j + e) * 4 + h * 2 + 1];
-#if FP8
-              u = fmaf(u, row_scale[m][h] * scale[2 * e], bias[2 * e]);
-              v = fmaf(v, row_scale[m][h] * scale[2 * e + 1], bias[2 * e + 1]);
-#else
+              const int e = q / 2, at = (j + e) * 4 + q % 2 * 2;
+              float &u = sums[m][at], &v = sums[m][at + 1];
               u += bias[2 * e], v += bias[2 * e + 1];
-#endif
 #if EPILOGUE == 1
               u = x_phi(u), v = x_phi(v);
 #elif EPILOGUE == 2
