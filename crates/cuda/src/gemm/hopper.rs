@@ -51,8 +51,8 @@ impl Tile {
         TILES.into_iter().find(|tile| tile.name == name)
     }
 
-    /// Whether it computes a form on a card: rows must be whole words of 16 bytes. The largest leaves no registers for a
-    /// residual. Codes are the library's, which is faster on them in all but one form of the models (H200).
+    /// Whether it computes a form on a card: rows must be whole words of 16 bytes. Codes are the library's, which is faster
+    /// on them in all but one form of the models (H200).
     pub(super) fn suits(&self, context: &Context, form: Form) -> bool {
         let narrow = match form.dtype {
             DType::Bf16 | DType::F16 => true,
@@ -63,6 +63,7 @@ impl Tile {
         context.card.capability == HOPPER && narrow && whole && kept
     }
 
+    /// Whether registers are left for a residual.
     fn has_residual(&self) -> bool {
         self.atoms * self.columns <= 256
     }

@@ -309,7 +309,7 @@ fn our_own_kernel_on_hopper_is_the_sum_in_f64() {
                     let device = CudaDevice::with_product(0, name).expect("a card");
                     let mut case = Case::on(device, (n, k), dtype, linear, in_place);
                     let chosen = case.device.products();
-                    // The largest tile adds no residual.
+                    // The largest tile has no registers for a residual.
                     if !(in_place && name == "128x192-turns") {
                         assert!(chosen[0].ends_with(&format!("wgmma {name}")), "{chosen:?}");
                     }
