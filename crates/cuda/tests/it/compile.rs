@@ -13,7 +13,7 @@ fn every_kernel_compiles_without_spills() {
     for capability in [(8, 0), (8, 9), (9, 0)] {
         let compiler = Compiler::new(capability).expect("NVRTC").without_cache();
         let kernels: Vec<Kernel> =
-            every_kernel().into_iter().filter(|kernel| kernel.since() <= capability).collect();
+            every_kernel().into_iter().filter(|kernel| kernel.runs_on(capability)).collect();
         let next = AtomicUsize::new(0);
         let work = || {
             while let Some(kernel) = kernels.get(next.fetch_add(1, Relaxed)) {
