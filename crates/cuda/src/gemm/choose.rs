@@ -101,8 +101,8 @@ impl Trial<'_> {
     fn runs(&self, algorithm: &lt::cublasLtMatmulAlgo_t, rows: u64) -> bool {
         let Description { handle, operation, w, x, y, .. } = self.description;
         let mut found = NOTHING;
-        // SAFETY: the descriptors live; the result is written to a local of its size.
         let operands = Operands { rows, ..self.operands };
+        // SAFETY: the descriptors live; the result is written to a local of its size.
         let code = self.description.set_launch(&operands).is_ok().then(|| unsafe {
             let found = ptr::from_mut(&mut found).cast();
             (handle.api.cublasLtMatmulAlgoCheck)(handle.raw, *operation, *w, *x, *y, *y, algorithm, found)
