@@ -48,6 +48,8 @@ pub struct CudaDevice {
     ways: [Option<Staging>; 2],
     /// Ranges that are on their way to the host, oldest first.
     fetched: VecDeque<Fetched>,
+    /// Events of those that were collected.
+    spare: Vec<Event>,
     /// The number of the next.
     next: u64,
     /// Whether a range was asked for since the last launch: the next begins another step.
@@ -95,6 +97,7 @@ impl CudaDevice {
             arena: None,
             ways: [None, None],
             fetched,
+            spare: vec![],
             next: 0,
             asked: false,
             graphs,
@@ -153,7 +156,7 @@ impl CudaDevice {
     }
 
     /// Host to arena in the stream for what comes; kernels that are put behind it find it there. Through pinned memory,
-    /// unless there is none or it is small: then the driver has read the bytes when its call returns.
+    /// unless there is none or it is small: then the bytes are the caller's, and the copy is waited for.
     fn send(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         let to = self.arena()?.range(at, Bytes(bytes.len() as u64))?;
         let Self { context, ways: [inward, _], .. } = self;
@@ -167,13 +170,13 @@ impl CudaDevice {
             None => (bytes.as_ptr(), None),
         };
         let copy = || {
-            // SAFETY: the range is inside of the arena; pinned memory is kept until the event, other memory is read before
-            // the call returns.
+            // SAFETY: the range is inside of the arena; pinned memory is kept until the event, and other memory until the
+            // stream was waited for, since a card that reads all of the host's memory may still be reading.
             let code = unsafe { (api.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes.len(), stream) };
             api.check("cuMemcpyHtoDAsync", code)
         };
         context.trace.span(Track::In, stream, || "copy in".to_owned(), copy)?;
-        event.map_or(Ok(()), |event| event.record(stream))?;
+        event.map_or_else(|| context.wait_for(stream), |event| event.record(stream))?;
         Ok(context.order(stream, context.stream)?)
     }
 
@@ -312,7 +315,7 @@ impl Device for CudaDevice {
     fn fetch(&mut self, at: u64, bytes: Bytes) -> Result<Ticket, DeviceError> {
         self.context.enter()?;
         let from = self.arena()?.range(at, bytes)?;
-        let Self { context, ways: [_, outward], fetched, kernels, .. } = self;
+        let Self { context, ways: [_, outward], fetched, spare, kernels, .. } = self;
         let place = outward.as_mut().map(|staging| staging.take(bytes.0 as usize)).transpose()?.flatten();
         let done = match place {
             Some((pinned, event)) => {
@@ -322,7 +325,7 @@ impl Device for CudaDevice {
                 None
             }
             None => {
-                let event = Event::new(context.api)?;
+                let event = spare.pop().map_or_else(|| Event::new(context.api), Ok)?;
                 event.record(context.stream)?;
                 Some(event)
             }
@@ -344,7 +347,8 @@ impl Device for CudaDevice {
                 staging.wait_and_give(|pinned| out.copy_from_slice(&pinned[..out.len()]))?
             }
             (done, _) => {
-                done.map_or(Ok(()), |done| done.wait())?;
+                done.as_ref().map_or(Ok(()), Event::wait)?;
+                self.spare.extend(done);
                 let (context, from) = (&self.context, self.arena()?.range(at, bytes)?);
                 receive(context, from, out, context.outward)?;
                 context.wait_for(context.outward)?;

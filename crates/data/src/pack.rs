@@ -58,19 +58,21 @@ pub struct Fill {
     pub tokens: u64,
     /// Tokens in the last of them.
     pub last_tokens: u64,
-    /// Tokens that each could hold.
-    pub max_tokens: u64,
+    /// Tokens that all of them could hold.
+    pub room: u64,
+    /// Tokens that the last of them could hold.
+    pub last_room: u64,
 }
 
 impl Fill {
     /// The part of all places for tokens that was used, 0 to 1; 1 when there was no pack.
     pub fn all(&self) -> f64 {
-        ratio(self.tokens, self.packs * self.max_tokens)
+        ratio(self.tokens, self.room)
     }
 
     /// The same without the last pack, which holds what was left over.
     pub fn but_last(&self) -> f64 {
-        ratio(self.tokens - self.last_tokens, self.packs.saturating_sub(1) * self.max_tokens)
+        ratio(self.tokens - self.last_tokens, self.room - self.last_room)
     }
 }
 
@@ -101,7 +103,6 @@ impl Packer {
     /// A packer for the bounds of a plan: tokens and sequences of one pack, tokens of one sequence.
     pub fn new(max_tokens: usize, max_sequences: usize, longest: usize, order: Order) -> Self {
         let longest = longest.min(max_tokens);
-        let fill = Fill { max_tokens: max_tokens as u64, ..Fill::default() };
         Packer {
             max_tokens,
             max_sequences,
@@ -111,7 +112,7 @@ impl Packer {
             pending: Vec::new(),
             by_length: Vec::new(),
             free: Vec::new(),
-            fill,
+            fill: Fill::default(),
         }
     }
 
@@ -160,7 +161,17 @@ impl Packer {
         self.fill.sequences += pack.owners.len() as u64;
         self.fill.last_tokens = pack.tokens.len() as u64;
         self.fill.tokens += self.fill.last_tokens;
+        self.fill.last_room = self.max_tokens as u64;
+        self.fill.room += self.fill.last_room;
         Some(pack)
+    }
+
+    /// Makes packs of about one size of what is left when the input has ended: for each of `parts` as many as for the
+    /// others, so that nobody waits at the end.
+    pub fn cut(&mut self, parts: usize) {
+        let (left, longest) = (self.tokens.len(), self.pending.iter().map(|p| p.len).max().unwrap_or(0));
+        let packs = left.div_ceil(self.max_tokens.max(1)).next_multiple_of(parts.max(1)).max(1);
+        self.max_tokens = left.div_ceil(packs).max(longest).min(self.max_tokens);
     }
 
     /// Gives the buffers of a pack back for a later one.

@@ -63,7 +63,8 @@ impl Executor {
     pub fn load(&mut self, plan: usize, read: ReadParam<'_>) -> Result<(), DeviceError> {
         let Self { device, program, .. } = self;
         for weight in Weight::resident(program, plan) {
-            weight.load(device.as_mut(), &mut Buffers::of(std::iter::once(&weight)), read)?;
+            let upload = &mut |at, part: &[u8]| device.upload(at, part);
+            weight.load(upload, &mut Buffers::of(std::iter::once(&weight)), read)?;
         }
         Ok(())
     }
@@ -72,10 +73,15 @@ impl Executor {
     /// step needs beside the arena: a buffer for the widest of them.
     pub fn attach(&mut self, plan: usize, mut source: ParamSource) -> Result<(), DeviceError> {
         self.load(plan, &mut *source)?;
+        self.attach_loaded(plan, source);
+        Ok(())
+    }
+
+    /// Keeps `source` for the parameters that every step of the plan reads, where those that are resident were loaded.
+    pub fn attach_loaded(&mut self, plan: usize, source: ParamSource) {
         let streamed = self.steps[plan].iter().filter_map(Step::weight);
         let buffers = Buffers::of(streamed);
         self.sources[plan] = Some(Source { read: source, buffers });
-        Ok(())
     }
 
     /// Gives an i32 input of a plan for the next run.
@@ -237,7 +243,7 @@ impl Step {
         match self {
             Self::Load(weight) => {
                 let Source { read, buffers } = source.ok_or_else(|| weight.unattached())?;
-                weight.load(device, buffers, read)
+                weight.load(&mut |at, part| device.upload(at, part), buffers, read)
             }
             Self::Launch { op, ins, outs, workspace } => {
                 device.launch(&Launch { op, ins, outs, workspace: *workspace, counts })

@@ -18,6 +18,6 @@ mod submit;
 pub use device::{Device, DeviceError, Launch, Machine, Operand, Repeat, Span, Ticket};
 pub use executor::Executor;
 pub use graph::Param;
-pub use load::{ParamSource, ReadError, ReadParam};
+pub use load::{ParamSource, ReadError, ReadParam, load_all};
 pub use persistent::{Resident, Survivor};
 pub use submit::{Data, Submitted};

@@ -1,13 +1,20 @@
 //! Parameters on their way from their file into the arena, in the layout that the kernels stream. Invariant: the
 //! same bytes whether a parameter is loaded once or in every step, and loading allocates nothing.
 
-use crate::device::{Device, DeviceError};
+use crate::Executor;
+use crate::device::DeviceError;
 use crate::persistent::{element, round};
 use crate::scaled;
 use graph::{DType, Layout, Param, TensorSpec};
 use plan::{PIECE as CHUNK, Plan, Program};
 use std::error::Error;
 use std::ops::Range;
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+
+/// Parts of weights that wait for a device while another takes them.
+const PARTS_AHEAD: usize = 4;
 
 /// Why elements could not be read.
 pub type ReadError = Box<dyn Error + Send + Sync>;
@@ -17,6 +24,40 @@ pub type ReadParam<'a> = &'a mut dyn FnMut(&Param, Range<u64>, &mut [f32]) -> Re
 
 /// The same for as long as an executor runs. It should allocate nothing: it is called in every step.
 pub type ParamSource = Box<dyn FnMut(&Param, Range<u64>, &mut [f32]) -> Result<(), ReadError> + Send>;
+
+/// Where bytes of the arena go: to one device, or to several.
+pub(crate) type Upload<'a> = &'a mut dyn FnMut(u64, &[u8]) -> Result<(), DeviceError>;
+
+/// Reads the resident parameters of a plan once, and puts them into the arenas of all executors, which run one program.
+pub fn load_all(executors: &mut [Executor], plan: usize, read: ReadParam<'_>) -> Result<(), DeviceError> {
+    let weights: Vec<Weight> = match executors {
+        [] => return Ok(()),
+        [one] => return one.load(plan, read),
+        [first, ..] => Weight::resident(first.program(), plan).collect(),
+    };
+    std::thread::scope(|scope| {
+        let (mut senders, mut threads) = (vec![], vec![]);
+        for executor in executors {
+            let (sender, parts) = sync_channel::<(u64, Arc<[u8]>)>(PARTS_AHEAD);
+            let mut put = move |(at, part): (u64, Arc<[u8]>)| executor.device_mut().upload(at, &part);
+            threads.push(scope.spawn(move || parts.iter().try_for_each(&mut put)));
+            senders.push(sender);
+        }
+        let mut upload = |at: u64, part: &[u8]| {
+            let part: Arc<[u8]> = part.into();
+            // A device that failed takes no more; why, it says at the end.
+            senders.iter().for_each(|sender| drop(sender.send((at, Arc::clone(&part)))));
+            Ok(())
+        };
+        let loaded = weights
+            .iter()
+            .try_for_each(|weight| weight.load(&mut upload, &mut Buffers::of(std::iter::once(weight)), read));
+        drop(senders);
+        let ended =
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        ended.fold(Ok(()), Result::and).and(loaded)
+    })
+}
 
 /// A parameter and its place.
 pub(crate) struct Weight {
@@ -82,15 +123,15 @@ impl Weight {
     /// Reads it into the arena.
     pub(crate) fn load(
         &self,
-        device: &mut dyn Device,
+        upload: Upload<'_>,
         buffers: &mut Buffers,
         read: ReadParam<'_>,
     ) -> Result<(), DeviceError> {
         let fail = |source| DeviceError::Load { param: self.param.name.clone(), source };
         let mut read = |range: Range<u64>, out: &mut [f32]| read(&self.param, range, out).map_err(fail);
         match self.shape {
-            Shape::Rows { elements, dtype } => load_rows(device, self.at, elements, dtype, buffers, &mut read),
-            Shape::Scaled { n, k } => load_scaled(device, self.at, n, k, buffers, &mut read),
+            Shape::Rows { elements, dtype } => load_rows(upload, self.at, elements, dtype, buffers, &mut read),
+            Shape::Scaled { n, k } => load_scaled(upload, self.at, n, k, buffers, &mut read),
             Shape::Panels { width, n, k } => {
                 for first in (0..n).step_by(width as usize) {
                     let rows = &mut buffers.rows[..(width * k) as usize];
@@ -99,7 +140,7 @@ impl Weight {
                     beyond.fill(0.0);
                     let panel = &mut buffers.panel[..rows.len()];
                     transpose(rows, k as usize, panel, width as usize);
-                    device.upload(self.at + first * k * DType::F32.size(), bytemuck::cast_slice(panel))?;
+                    upload(self.at + first * k * DType::F32.size(), bytemuck::cast_slice(panel))?;
                 }
                 Ok(())
             }
@@ -159,7 +200,7 @@ impl Buffers {
 type ReadElements<'a> = &'a mut dyn FnMut(Range<u64>, &mut [f32]) -> Result<(), DeviceError>;
 
 fn load_rows(
-    device: &mut dyn Device,
+    upload: Upload<'_>,
     at: u64,
     elements: u64,
     dtype: DType,
@@ -172,16 +213,16 @@ fn load_rows(
         read(first..first + part.len() as u64, part)?;
         let to = at + first * dtype.size();
         match dtype {
-            DType::F32 => device.upload(to, bytemuck::cast_slice(part))?,
+            DType::F32 => upload(to, bytemuck::cast_slice(part))?,
             DType::Bf16 | DType::F16 => {
                 let narrow = &mut narrow[..part.len()];
                 round(part, dtype, narrow);
-                device.upload(to, bytemuck::cast_slice(narrow))?;
+                upload(to, bytemuck::cast_slice(narrow))?;
             }
             // No parameter is of integers so far, so this may allocate.
             DType::F8 | DType::I32 | DType::U8 => {
                 let bytes: Vec<u8> = part.iter().flat_map(|&x| element(x, dtype)).collect();
-                device.upload(to, &bytes)?;
+                upload(to, &bytes)?;
             }
         }
     }
@@ -194,7 +235,7 @@ fn scaled_rows(n: u64, k: u64) -> u64 {
 }
 
 fn load_scaled(
-    device: &mut dyn Device,
+    upload: Upload<'_>,
     at: u64,
     n: u64,
     k: u64,
@@ -210,9 +251,9 @@ fn load_scaled(
         for ((row, codes), scale) in rows.chunks(k as usize).zip(codes.chunks_mut(stride)).zip(scales) {
             *scale = scaled::quantise_weights(row, codes);
         }
-        device.upload(at + first * stride as u64, codes)?;
+        upload(at + first * stride as u64, codes)?;
     }
-    device.upload(at + n * stride as u64, bytemuck::cast_slice(scales))
+    upload(at + n * stride as u64, bytemuck::cast_slice(scales))
 }
 
 /// `width` rows of `k` elements become `k` rows of `width`.

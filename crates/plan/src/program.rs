@@ -53,12 +53,14 @@ pub struct Program {
     target: Target,
     plans: Vec<(String, Plan)>,
     pub(crate) staging: Vec<Staging>,
+    /// Bytes of the same memory that are not of the arena.
+    beside: Vec<Staging>,
     /// Whether all plans were made with one [`Persistent`](crate::Persistent).
     shared: bool,
     pub(crate) ring: Option<Ring>,
 }
 
-/// Bytes of the arena that belong to no plan: rows that wait between two of them.
+/// Bytes that belong to no plan, of the arena or beside it: rows that wait between two of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Staging {
     /// What waits there.
@@ -70,13 +72,19 @@ pub struct Staging {
 impl Program {
     /// Puts plans for one target together.
     pub fn new(target: Target, plans: Vec<(String, Plan)>, staging: Vec<Staging>) -> Self {
-        Self { target, plans, staging, shared: false, ring: None }
+        Self { target, plans, staging, beside: vec![], shared: false, ring: None }
     }
 
     /// Puts plans together that were made with one [`Persistent`](crate::Persistent): their parameters and states
     /// are the same bytes.
     pub fn sharing(target: Target, plans: Vec<(String, Plan)>) -> Self {
-        Self { target, plans, staging: vec![], shared: true, ring: None }
+        Self { target, plans, staging: vec![], beside: vec![], shared: true, ring: None }
+    }
+
+    /// The same with what a run keeps beside the arena in the memory that the line is about. Such bytes count as the
+    /// arena's do.
+    pub fn beside(self, beside: Vec<Staging>) -> Self {
+        Self { beside, ..self }
     }
 
     /// The machine.
@@ -118,15 +126,15 @@ impl Program {
         self.transient_base() + self.transient()
     }
 
-    /// What the process holds: the arena and what the target reserves.
+    /// What the process holds: the arena, what is kept beside it, and what the target reserves.
     pub fn peak(&self) -> Bytes {
-        self.arena_bytes() + self.target.reserved()
+        self.arena_bytes() + self.kept_beside() + self.target.reserved()
     }
 
-    /// What no packing can go below: weights, staging, reserved and the largest sum of live bytes.
+    /// What no packing can go below: weights, staging, what is kept beside, reserved and the largest sum of live bytes.
     pub fn lower_bound(&self) -> Bytes {
         let live = self.plans.iter().map(|(_, p)| p.memory.lower_bound).max().unwrap_or_default();
-        self.transient_base() + live + self.target.reserved()
+        self.transient_base() + live + self.kept_beside() + self.target.reserved()
     }
 
     /// The plan in which the peak falls, and the label of its instruction there.
@@ -157,6 +165,9 @@ impl Program {
             ledger.add(&format!("staging: {}", s.label), s.bytes);
             padding += s.bytes.align_up(self.target.alignment) - s.bytes;
         }
+        for s in &self.beside {
+            ledger.add(&format!("beside the arena: {}", s.label), s.bytes);
+        }
         ledger.add("padding and packing", padding);
         for r in &self.target.reserved {
             ledger.add(&format!("reserved: {}", r.label), r.bytes);
@@ -173,7 +184,7 @@ impl Program {
         for named in &self.plans {
             hash.update(saved(named)?);
         }
-        for s in &self.staging {
+        for s in self.staging.iter().chain(&self.beside) {
             hash.update(s.label.as_bytes());
             hash.update(s.bytes.0.to_le_bytes());
         }
@@ -265,6 +276,10 @@ impl Program {
 
     fn staging_before(&self, k: usize) -> Bytes {
         self.staging[..k].iter().map(|s| s.bytes.align_up(self.target.alignment)).sum()
+    }
+
+    fn kept_beside(&self) -> Bytes {
+        self.beside.iter().map(|s| s.bytes).sum()
     }
 
     fn transient_base(&self) -> Bytes {

@@ -2,13 +2,15 @@
 //! out. Invariant: it is staging as any other, so it is in the ledger; the host's side is a figure of its own.
 
 use crate::{Plan, Program, Staging};
-use graph::{Bytes, Graph, ValueId};
+use graph::{Bytes, DType, Graph, ValueId};
 
 /// Elements of a weight that travel at once.
 pub const PIECE: u64 = 1 << 18;
 
-/// Streamed weights, as wide as the widest, that fit in the host's memory on their way: one is read while another waits
-/// for the launches before it.
+/// Pieces of weights that wait in the host's memory: one is made while others travel.
+const PIECES: u64 = 4;
+
+/// Streamed weights, as wide as the widest, that fit there: one is read while another waits for the launches before it.
 const WEIGHTS: u64 = 2;
 
 /// Steps for which there is room where nothing else was asked for: one runs, the next waits behind it.
@@ -72,7 +74,7 @@ impl Program {
         Some(self.staging_address(ring.first + way as usize) + slot * ring.step[way as usize].0)
     }
 
-    /// Memory of the host through which open steps travel: inputs with streamed weights, and outputs. Not in the ledger,
+    /// Memory of the host through which open steps travel: inputs with weights, and outputs. Not in the ledger,
     /// which is the arena's.
     pub fn host_staging(&self) -> [Bytes; 2] {
         let Some(Ring { depth, step: [inputs, outputs], .. }) = self.ring else { return [Bytes::ZERO; 2] };
@@ -80,7 +82,8 @@ impl Program {
         let weight = self.plans().iter().filter_map(|(_, p)| of_plan(p)).max().unwrap_or_default();
         // One step more than there are: where the end of the ring is too short for what comes, it stays free.
         let of = |step: Bytes| Bytes(step.0 * (depth as u64 + 1));
-        [of(inputs) + Bytes(weight.0 * WEIGHTS), of(outputs)]
+        let weights = Bytes((weight.0 * WEIGHTS).max(PIECES * PIECE * DType::F32.size()));
+        [of(inputs) + weights, of(outputs)]
     }
 
     fn padded(&self, graph: &Graph, values: &[(String, ValueId)]) -> Bytes {

@@ -2,6 +2,7 @@
 //! its peak is within the budget; what was chosen is reported.
 
 use crate::device::kind;
+use crate::lanes::HOST;
 use crate::{Device, EncoderModel, RunError, machine};
 use exec::cpu::{CpuDevice, Isa};
 use exec::{Executor, Param};
@@ -46,6 +47,9 @@ const TOKEN_STEP: u64 = 128;
 /// Tokens for each sequence that a step can hold: with sequences shorter than this on average, a step is
 /// bounded by its sequences.
 const TOKENS_PER_SEQUENCE: u64 = 8;
+
+/// Threads that tokenize for each GPU.
+const TOKENIZERS: usize = 8;
 
 impl Settings {
     /// The machine that plans are made for.
@@ -98,6 +102,22 @@ impl Settings {
                     machines.iter().map(|machine| Ok(machine.free()?)).collect::<Result<Vec<_>, RunError>>()?;
                 Ok(free.into_iter().min().unwrap_or(Bytes::ZERO))
             }
+        }
+    }
+
+    /// Steps that are on their way at a time.
+    pub(crate) fn ahead(&self) -> usize {
+        match &self.device {
+            Device::Cpu => 1,
+            Device::Machines(machines) => machines.len() * (self.depth() + 1),
+        }
+    }
+
+    /// Threads that tokenize: several keep up with a GPU.
+    pub(crate) fn tokenizers(&self) -> usize {
+        match &self.device {
+            Device::Cpu => 1,
+            Device::Machines(machines) => machine::cores().min(TOKENIZERS * machines.len()),
         }
     }
 
@@ -194,14 +214,52 @@ pub(crate) fn load(
     Ok(executor.load(plan, &mut read)?)
 }
 
-/// Loads what is resident of an encoder's plan `plan`, and attaches the rest: every step reads it.
-pub(crate) fn attach(executor: &mut Executor, plan: usize, model: &EncoderModel) -> Result<(), RunError> {
-    let source = model.source(&executor.program().plans()[plan].1.graph);
-    Ok(executor.attach(plan, source)?)
+/// The same into every arena: each parameter is read once.
+pub(crate) fn load_all(
+    executors: &mut [Executor],
+    plan: usize,
+    mut read: impl FnMut(&Param, Range<u64>, &mut [f32]) -> Result<(), RunError>,
+) -> Result<(), RunError> {
+    let mut read = |param: &Param, range: Range<u64>, out: &mut [f32]| {
+        read(param, range, out).map_err(|e| Box::new(e) as Box<dyn std::error::Error + Send + Sync>)
+    };
+    Ok(exec::load_all(executors, plan, &mut read)?)
+}
+
+/// Loads what is resident of an encoder's plan `plan` into every arena, and attaches the rest: every step reads it.
+pub(crate) fn attach_all(
+    executors: &mut [Executor],
+    plan: usize,
+    model: &EncoderModel,
+) -> Result<(), RunError> {
+    load_all(executors, plan, |param, range, out| model.read(param, range, out))?;
+    for executor in executors {
+        let source = model.source(&executor.program().plans()[plan].1.graph);
+        executor.attach_loaded(plan, source);
+    }
+    Ok(())
+}
+
+/// The same with what a run keeps in the host's memory, where the line is about another: what it says is kept there, and
+/// what inputs and outputs travel through.
+pub(crate) fn memory_lines(
+    program: &Program,
+    settings: &Settings,
+    budget: Bytes,
+    kept: Bytes,
+    what: &str,
+) -> String {
+    let line = memory_line(program, budget);
+    if program.target().space == HOST {
+        return line;
+    }
+    let [inputs, outputs] = program.host_staging();
+    let host = kept + Bytes((inputs + outputs).0 * settings.device.count() as u64);
+    format!("{line}; up to {host} of the host's memory for {what} on their way")
 }
 
 /// The plan against the line, as a run prints it.
-pub(crate) fn memory_line(program: &Program, budget: Bytes) -> String {
+fn memory_line(program: &Program, budget: Bytes) -> String {
     let tokens = program.plans().iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0);
     let (peak, ledger) = (program.peak(), program.ledger().line());
     let line = format!("memory line {budget}; planned {peak} at {tokens} tokens a step ({ledger})");

@@ -64,7 +64,8 @@ pub struct Predict {
     #[command(flatten)]
     sorting: Sorting,
 
-    /// Threads that read and translate the input [default: the number of cores, at most 8]
+    /// Threads that read and translate the input [default: the number of cores, at most 8 for
+    /// each device]
     #[arg(long, value_name = "N", value_parser = workers, help_heading = "Machine")]
     dataloader_workers: Option<u64>,
 
@@ -159,6 +160,9 @@ fn shard(text: &str) -> Result<Shard, String> {
     })
 }
 
+/// Threads that read and translate for each device, where there are so many cores.
+const WORKERS: usize = 8;
+
 /// Shards beyond any cluster are a typing error.
 const MOST_SHARDS: u64 = 100_000;
 
@@ -197,7 +201,9 @@ impl Predict {
     }
 
     fn options(&self) -> Result<Options, RunError> {
-        let workers = self.dataloader_workers.map_or_else(|| machine::cores().min(8), |n| n as usize);
+        let settings = Settings { stream: self.streaming.stream(), ..self.machine.settings()? };
+        let most = WORKERS * settings.device.count();
+        let workers = self.dataloader_workers.map_or_else(|| machine::cores().min(most), |n| n as usize);
         Ok(Options {
             inputs: self.inputs.clone(),
             output_dir: self.output_dir.clone().unwrap_or_else(|| match self.per_input {
@@ -222,7 +228,7 @@ impl Predict {
             merge: self.merge.clone(),
             source: self.source,
             sort_by_length: self.sorting.by_length(),
-            settings: Settings { stream: self.streaming.stream(), ..self.machine.settings()? },
+            settings,
         })
     }
 }

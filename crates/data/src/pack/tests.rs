@@ -171,3 +171,31 @@ fn the_fill_of_nothing_is_whole() {
     assert_eq!(Fill::default().all(), 1.0);
     assert_eq!(Fill::default().but_last(), 1.0);
 }
+
+/// What is left comes in packs of about one size, for each device as many; the fill is of the room that they had.
+#[test]
+fn what_is_left_is_cut_evenly() {
+    let mut r = Random(5);
+    for (parts, left) in [(2, 900), (4, 3_500), (16, 3_500), (6, 40), (8, 0)] {
+        let mut packer = Packer::new(1000, 1000, 100, Order::ByLength);
+        let (mut owner, mut sum) = (0, 0);
+        while sum < left {
+            let tokens = vec![1; r.uniform(5, 20)];
+            packer.push(owner, &tokens).unwrap();
+            (owner, sum) = (owner + 1, sum + tokens.len());
+        }
+        packer.cut(parts);
+        let packs: Vec<Pack> = std::iter::from_fn(|| packer.next_pack(true)).collect();
+        let sizes: Vec<usize> = packs.iter().map(|pack| pack.tokens.len()).collect();
+        assert_eq!(sizes.iter().sum::<usize>(), sum);
+        if left >= 20 * parts {
+            assert!(packs.len().abs_diff(parts) <= 1, "{parts}: {sizes:?}");
+            let (but_last, most) = (&sizes[..sizes.len() - 1], sum.div_ceil(parts) + 20);
+            assert!(
+                but_last.iter().all(|&size| size <= most && size + 40 >= sum / parts),
+                "{parts}: {sizes:?}"
+            );
+            assert!(packer.fill().but_last() > 0.9, "{:?}", packer.fill());
+        }
+    }
+}

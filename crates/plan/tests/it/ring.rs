@@ -4,14 +4,18 @@ use graph::Bytes;
 use models::{Output, known};
 use plimsoll_plan::{Policy, Program, Staging, Target, Way, Weights, compile};
 
-fn program(target: &str, weights: Weights) -> Program {
+fn program_of(model: &str, target: &str, weights: Weights) -> Program {
     let target = Target::named(target).expect("built in");
     let bounds = graph::Bounds { tokens: 1000, sequences: 7, longest: 500 };
-    let encoder = known("facebook/esm2_t6_8M_UR50D").expect("known");
+    let encoder = known(model).expect("known");
     let graph = encoder.graph(bounds, &[Output::Mean]).expect("verified");
     let plan = compile(&graph, &Policy { weights, ..Policy::default() }, &target).expect("planned");
     let staging = Staging { label: "embeddings".to_owned(), bytes: Bytes(1000) };
     Program::new(target, vec![("encoder".to_owned(), plan)], vec![staging])
+}
+
+fn program(target: &str, weights: Weights) -> Program {
+    program_of("facebook/esm2_t6_8M_UR50D", target, weights)
 }
 
 #[test]
@@ -33,7 +37,9 @@ fn open_steps_have_places_of_their_own_in_the_ledger() {
             assert_eq!(of(n, Way::In), first + n % depth as u64 * inputs);
             assert_eq!(of(n, Way::Out), first + each(inputs).0 + n % depth as u64 * outputs);
         }
-        assert_eq!(ringed.host_staging(), [inputs, outputs].map(|step| Bytes(step * (depth as u64 + 1))));
+        let one_more = |step: u64| Bytes(step * (depth as u64 + 1));
+        // Weights pass there in pieces, on their way into the arena.
+        assert_eq!(ringed.host_staging(), [one_more(inputs) + Bytes(4 << 20), one_more(outputs)]);
         assert_eq!(ringed.clone().with_ring(depth), ringed, "once is enough");
         assert_eq!(ringed.with_ring(1).arena_bytes(), bare.arena_bytes());
     }
@@ -41,11 +47,14 @@ fn open_steps_have_places_of_their_own_in_the_ledger() {
 
 #[test]
 fn streamed_weights_travel_through_the_hosts_memory() {
-    let [resident, streamed] = [Weights::Resident, Weights::Streamed].map(|w| program("h200", w).with_ring(2));
+    // The up projection in f32.
+    const WIDEST: u64 = 640 * 2560;
+    let of = |weights| program_of("facebook/esm2_t30_150M_UR50D", "h200", weights).with_ring(2);
+    let [resident, streamed] = [Weights::Resident, Weights::Streamed].map(of);
     let [of_resident, of_streamed] = [resident.host_staging(), streamed.host_staging()];
     assert_eq!(of_streamed[1], of_resident[1]);
-    // Two of the widest: the up projection, 1280 x 320 in f32.
-    assert_eq!(of_streamed[0], of_resident[0] + Bytes(2 * 4 * 1280 * 320));
+    // Two of the widest in place of four pieces.
+    assert_eq!(of_streamed[0].0 + (4 << 20), of_resident[0].0 + 2 * 4 * WIDEST);
 }
 
 #[test]

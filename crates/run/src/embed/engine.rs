@@ -4,21 +4,25 @@
 use super::front::Sequence;
 use super::output::Written;
 use super::{Pool, RunError};
+use crate::lanes::{Done, Lanes, PARTS, Stop, Usage, Values, Work};
 use data::pack::{Fill, Order, Pack, Packer};
 use exec::Executor;
 use graph::Counts;
 use models::Encoder;
 use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
 
 /// The encoder's plan in the program.
 const ENCODER: usize = 0;
 
 /// The running encoder.
 pub(super) struct Engine {
-    executor: Executor,
+    /// A step belongs to the owners of its sequences.
+    lanes: Lanes<Vec<u64>>,
     packer: Packer,
     pool: Pool,
-    outputs: Vec<String>,
+    outputs: Arc<[String]>,
     width: usize,
     /// Special tokens at the start and the end of a sequence that `tokens` leaves out.
     ends: [usize; 2],
@@ -29,10 +33,8 @@ pub(super) struct Engine {
     first: u64,
     /// Buffers of rows that were written.
     free: Vec<Vec<f32>>,
-    /// The first token of each sequence of a pack: what `cls` selects.
-    rows: Vec<i32>,
-    /// The values of each output, of a whole pack.
-    values: Vec<Vec<f32>>,
+    /// Buffers of steps that are back: a vector for each output.
+    spare: Vec<Vec<Vec<f32>>>,
     tokens: u64,
     results: Box<dyn Rows>,
 }
@@ -63,34 +65,39 @@ struct Waiting {
 }
 
 impl Engine {
-    pub(super) fn new(executor: Executor, encoder: &Encoder, reading: Reading, results: Box<dyn Rows>) -> Self {
+    pub(super) fn new(
+        executors: Vec<Executor>,
+        encoder: &Encoder,
+        reading: Reading,
+        results: Box<dyn Rows>,
+    ) -> Result<Self, RunError> {
         let Reading { pool, outputs, width, order } = reading;
-        let bounds = executor.program().plans()[ENCODER].1.graph.bounds;
+        let lanes = Lanes::new(executors)?;
+        let bounds = lanes.program().plans()[ENCODER].1.graph.bounds;
         let (tokens, longest) = (bounds.tokens as usize, bounds.longest as usize);
         let ends = match encoder {
             Encoder::Esm2(_) => [1, 1],
             Encoder::DnabertS(_) => [0, 0],
         };
-        Self {
+        Ok(Self {
             packer: Packer::new(tokens, bounds.sequences as usize, longest, order),
             pool,
-            values: vec![vec![]; outputs.len()],
-            outputs,
+            outputs: outputs.into(),
             width,
             ends,
             longest: longest.min(tokens),
             waiting: VecDeque::new(),
             first: 0,
             free: vec![],
-            rows: vec![],
+            spare: vec![],
             tokens: 0,
-            executor,
+            lanes,
             results,
-        }
+        })
     }
 
-    /// Adds a sequence and computes the packs that are full by now.
-    pub(super) fn push(&mut self, sequence: &Sequence, tokens: &[i32]) -> Result<(), RunError> {
+    /// Adds a sequence and sends off the packs that are full by now.
+    pub(super) fn push(&mut self, sequence: &Sequence, tokens: &[i32], stop: Stop<'_>) -> Result<(), RunError> {
         let id = &sequence.id;
         if tokens.len() > self.longest {
             let (n, most) = (tokens.len(), self.longest);
@@ -100,12 +107,27 @@ impl Engine {
         let owner = self.first + self.waiting.len() as u64;
         self.packer.push(owner, tokens).map_err(|e| e.with_id(id.as_str()))?;
         self.waiting.push_back(Waiting { sequence: sequence.clone(), values: None });
-        self.compute(false)
+        self.compute(false, stop)
     }
 
-    /// Computes what is left.
-    pub(super) fn drain(&mut self) -> Result<(), RunError> {
-        self.compute(true)
+    /// Computes what is left, cut so that every device gets some.
+    pub(super) fn drain(&mut self, stop: Stop<'_>) -> Result<(), RunError> {
+        if self.lanes.working() > 1 {
+            self.packer.cut(PARTS * self.lanes.working());
+        }
+        self.compute(true, stop)?;
+        while self.wait(stop)? {}
+        Ok(())
+    }
+
+    /// What each device did.
+    pub(super) fn usage(&self) -> &[Usage] {
+        self.lanes.usage()
+    }
+
+    /// What is to be said since the last call.
+    pub(super) fn warnings(&mut self) -> Vec<String> {
+        self.lanes.warnings()
     }
 
     /// Tokens computed so far.
@@ -133,52 +155,78 @@ impl Engine {
         }
     }
 
-    fn compute(&mut self, flush: bool) -> Result<(), RunError> {
+    fn compute(&mut self, flush: bool, stop: Stop<'_>) -> Result<(), RunError> {
         while let Some(pack) = self.packer.next_pack(flush) {
-            self.step(&pack)?;
-            self.packer.recycle(pack);
+            while !self.lanes.has_room() && self.wait(stop)? {}
+            self.send(pack);
+        }
+        while let Some(done) = self.lanes.poll()? {
+            self.settle(done)?;
         }
         Ok(())
     }
 
-    fn step(&mut self, pack: &Pack) -> Result<(), RunError> {
-        let (tokens, sequences) = (pack.tokens.len(), pack.spans.len());
-        self.executor.input_i32(ENCODER, "ids", &pack.tokens)?;
-        self.executor.input_i32(ENCODER, "spans", bytemuck::cast_slice(&pack.spans))?;
-        if self.pool == Pool::Cls {
-            self.rows.clear();
-            self.rows.extend(pack.spans.iter().map(|[start, _]| *start));
-            self.executor.input_i32(ENCODER, "rows", &self.rows)?;
-        }
+    fn send(&mut self, pack: Pack) {
+        let Pack { tokens, spans, owners } = pack;
+        let counts = Counts { tokens: tokens.len() as u64, sequences: spans.len() as u64 };
         let rows = match self.pool {
-            Pool::Mean | Pool::Cls => sequences,
-            Pool::Tokens => tokens,
+            Pool::Mean | Pool::Cls => spans.len(),
+            Pool::Tokens => tokens.len(),
         };
-        self.executor.run(ENCODER, Counts { tokens: tokens as u64, sequences: sequences as u64 })?;
-        for (name, values) in self.outputs.iter().zip(&mut self.values) {
-            values.resize(rows * self.width, 0.0);
-            self.executor.output_f32(ENCODER, name, values)?;
-        }
-        self.tokens += tokens as u64;
-        for (i, (&owner, &[start, end])) in pack.owners.iter().zip(&pack.spans).enumerate() {
+        let firsts: Option<Vec<i32>> =
+            (self.pool == Pool::Cls).then(|| spans.iter().map(|[start, _]| *start).collect());
+        let mut inputs = vec![("ids", Values::I32(tokens)), ("spans", Values::Spans(spans))];
+        // What `cls` selects: the first token of each sequence.
+        inputs.extend(firsts.map(|rows| ("rows", Values::I32(rows))));
+        self.lanes.send(Work {
+            plan: ENCODER,
+            inputs,
+            counts,
+            outputs: Arc::clone(&self.outputs),
+            wanted: rows * self.width,
+            values: self.spare.pop().unwrap_or_default(),
+            tag: owners,
+        });
+    }
+
+    /// Waits for a step; false where none is on its way.
+    fn wait(&mut self, stop: Stop<'_>) -> Result<bool, RunError> {
+        let Some(done) = self.lanes.wait(stop)? else { return Ok(false) };
+        self.settle(done)?;
+        Ok(true)
+    }
+
+    /// Takes the values of a step, and writes what is complete by then.
+    fn settle(&mut self, done: Done<Vec<u64>>) -> Result<(), RunError> {
+        let Work { inputs, counts, values, tag: owners, .. } = done.work;
+        let mut buffers = inputs.into_iter().map(|(_, values)| values);
+        let (Some(Values::I32(tokens)), Some(Values::Spans(spans))) = (buffers.next(), buffers.next()) else {
+            return Err(RunError::Refused(
+                "a step came back without its sequences; this is a bug of ours".to_owned(),
+            ));
+        };
+        self.tokens += counts.tokens;
+        for (i, (&owner, &[start, end])) in owners.iter().zip(&spans).enumerate() {
             let rows = match self.pool {
                 Pool::Mean | Pool::Cls => i..i + 1,
                 Pool::Tokens => start as usize + self.ends[0]..end as usize - self.ends[1],
             };
-            self.keep(owner, rows.start * self.width..rows.end * self.width)?;
+            self.keep(owner, rows.start * self.width..rows.end * self.width, &values)?;
         }
+        self.spare.push(values);
+        self.packer.recycle(Pack { tokens, spans, owners });
         self.write()
     }
 
     /// Puts a range of the values of every output in its owner's place.
-    fn keep(&mut self, owner: u64, range: std::ops::Range<usize>) -> Result<(), RunError> {
+    fn keep(&mut self, owner: u64, range: Range<usize>, values: &[Vec<f32>]) -> Result<(), RunError> {
         let place = owner.checked_sub(self.first).and_then(|at| self.waiting.get_mut(at as usize));
         let Some(waiting) = place.filter(|w| w.values.is_none()) else {
             return Err(RunError::Refused(format!("sequence {owner} has two results; this is a bug of ours")));
         };
         let mut buffer = self.free.pop().unwrap_or_default();
         buffer.clear();
-        for values in &self.values {
+        for values in values {
             buffer.extend_from_slice(&values[range.clone()]);
         }
         if !buffer.iter().all(|x| x.is_finite()) {

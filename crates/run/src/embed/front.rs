@@ -1,19 +1,18 @@
-//! From files to tokens, on a thread of its own. Invariant: records are taken in input order by the same
+//! From files to tokens: a thread reads, others tokenize. Invariant: records are taken in input order by the same
 //! rules whether they are only measured or embedded; empty records and later ones of an id are skipped.
 
 use super::RunError;
 use crate::Tokenizer;
+use crate::ordered::{Feed, Results, Worker, start};
 use data::ids::IdSet;
 use data::sequence::{Reader, Record};
 use data::tokenize::esm;
 use data::{DataError, DataErrorKind};
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::thread::{JoinHandle, spawn};
 
-/// Tokens of a batch, or a little more: some milliseconds of an encoder.
-const BATCH_TOKENS: usize = 8 << 10;
+/// Letters of a batch, or a little more: some milliseconds of an encoder.
+const BATCH_LETTERS: usize = 16 << 10;
 
 /// How long a sequence may be.
 #[derive(Clone, Copy, Debug)]
@@ -45,9 +44,11 @@ pub(super) struct Sequence {
 #[derive(Default)]
 pub(super) struct Batch {
     pub(super) heads: Vec<Sequence>,
-    /// The tokens of all, one after the other.
-    pub(super) tokens: Vec<i32>,
-    /// Where those of each end.
+    /// The letters of all, one after the other.
+    letters: Vec<u8>,
+    /// Their tokens.
+    tokens: Vec<i32>,
+    /// Where the letters of each end; of a batch that was tokenized, where the tokens do.
     ends: Vec<usize>,
     pub(super) skipped: Vec<Skipped>,
     pub(super) truncated: u64,
@@ -56,12 +57,15 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    pub(super) fn clear(&mut self) {
-        let Self { heads, tokens, ends, skipped, .. } = self;
-        heads.clear();
-        tokens.clear();
-        ends.clear();
-        skipped.clear();
+    /// Letters become tokens.
+    fn tokenized(mut self, tokenizer: &Tokenizer) -> Result<Self, RunError> {
+        let letters = std::mem::take(&mut self.letters);
+        let mut start = 0;
+        for end in &mut self.ends {
+            tokenizer.encode(&letters[start..*end], &mut self.tokens)?;
+            start = std::mem::replace(end, self.tokens.len());
+        }
+        Ok(self)
     }
 
     /// Sequences and their tokens.
@@ -72,7 +76,7 @@ impl Batch {
     }
 
     fn is_full(&self) -> bool {
-        self.tokens.len() >= BATCH_TOKENS || self.skipped.len() >= BATCH_TOKENS
+        self.letters.len() >= BATCH_LETTERS || self.skipped.len() >= BATCH_LETTERS
     }
 }
 
@@ -106,7 +110,7 @@ impl Front {
     }
 
     /// Appends the next record to `batch`; false after the last one.
-    pub(super) fn read(&mut self, batch: &mut Batch) -> Result<bool, RunError> {
+    fn read(&mut self, batch: &mut Batch) -> Result<bool, RunError> {
         if !self.reader.read_into(&mut self.record)? {
             return Ok(false);
         }
@@ -135,8 +139,8 @@ impl Front {
             }
             batch.truncated += 1;
         }
-        self.tokenizer.encode(&letters[..letters.len().min(limit)], &mut batch.tokens)?;
-        batch.ends.push(batch.tokens.len());
+        batch.letters.extend_from_slice(&letters[..letters.len().min(limit)]);
+        batch.ends.push(batch.letters.len());
         batch.heads.push(Sequence { id: id.clone(), length: letters.len() as u64, result: self.result });
         Ok(true)
     }
@@ -153,14 +157,18 @@ impl Front {
         error.with_id(self.record.id.as_str()).into()
     }
 
-    /// Reads on a thread of its own, up to `ahead` batches ahead.
-    pub(super) fn start(self, ahead: usize) -> Stream {
-        let (sender, batches) = sync_channel(ahead);
-        Stream { batches, thread: Some(std::thread::spawn(move || self.run(&sender))) }
+    /// Reads on a thread of its own and tokenizes on others, up to `ahead` batches ahead for each of them.
+    pub(super) fn start(self, workers: usize, ahead: usize) -> Stream {
+        let worker = |_| -> Worker<Batch, Batch> {
+            let tokenizer = self.tokenizer.clone();
+            Box::new(move |batch: Batch| batch.tokenized(&tokenizer))
+        };
+        let (feed, batches) = start((0..workers.max(1)).map(worker).collect(), workers.max(1) * ahead);
+        Stream { batches, thread: Some(spawn(move || self.run(&feed))) }
     }
 
     /// Until the input ends, fails, or nobody listens any more.
-    fn run(mut self, batches: &SyncSender<Result<Batch, RunError>>) {
+    fn run(mut self, feed: &Feed<Batch, Batch>) {
         let mut more = true;
         while more {
             let mut batch = Batch::default();
@@ -172,32 +180,30 @@ impl Front {
                 }
             }
             // What came before an error is computed first; then the error is met in its place.
-            if batches.send(Ok(batch)).is_err() {
+            if feed.send(batch).is_err() {
                 return;
             }
             if let Some(error) = failed {
-                let _ = batches.send(Err(error));
+                feed.fail(error);
             }
         }
     }
 }
 
-/// The running front. Dropping it leaves the thread to end by itself: it may wait for a pipe.
+/// The running front. Dropping it leaves the threads to end by themselves: the reader may wait for a pipe.
 pub(super) struct Stream {
-    batches: Receiver<Result<Batch, RunError>>,
+    batches: Results<Batch>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Stream {
     /// The next batch; `None` at the end of the input. While there is none, `wait` is asked now and then.
-    pub(super) fn next(&mut self, wait: &dyn Fn() -> Result<(), RunError>) -> Result<Option<Batch>, RunError> {
-        const PATIENCE: Duration = Duration::from_millis(50);
-        loop {
-            match self.batches.recv_timeout(PATIENCE) {
-                Ok(batch) => return batch.map(Some),
-                Err(RecvTimeoutError::Timeout) => wait()?,
-                Err(RecvTimeoutError::Disconnected) => break,
-            }
+    pub(super) fn next(
+        &mut self,
+        wait: &mut dyn FnMut() -> Result<(), RunError>,
+    ) -> Result<Option<Batch>, RunError> {
+        if let Some(batch) = self.batches.next(wait)? {
+            return Ok(Some(batch));
         }
         match self.thread.take().map(JoinHandle::join) {
             Some(Err(panic)) => std::panic::resume_unwind(panic),

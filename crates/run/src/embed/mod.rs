@@ -12,16 +12,17 @@ mod front;
 mod output;
 mod states;
 
+use crate::lanes::{Stop, Usage};
 use crate::observer::stopped;
-use crate::session::{attach, bounds, memory_line};
+use crate::session::{attach_all, bounds, memory_lines};
 use crate::{EncoderModel, Level, Observer, Progress, RunError, Settings};
 use data::pack::Order;
 use data::sequence::Reader;
 use data::weights::HubEnv;
 use engine::{Engine, Reading, Rows};
 use exec::Executor;
-use front::{Batch, Front, Limits, Skipped};
-use graph::{Bounds, Graph, VerifyError};
+use front::{Front, Limits, Skipped};
+use graph::{Bounds, Bytes, Graph, VerifyError};
 use models::Encoder;
 use output::{Kind, Results, Targets};
 use plan::{PlanError, Policy, Program, compile};
@@ -139,6 +140,8 @@ pub struct Report {
     pub fill: Option<f64>,
     /// The plan against the budget, in one line.
     pub memory_line: String,
+    /// What each device did.
+    pub devices: Vec<Usage>,
 }
 
 impl Report {
@@ -157,6 +160,7 @@ impl Report {
             "tokens_per_second": self.tokens_per_second,
             "packing_fill_but_last": self.fill,
             "memory": self.memory_line,
+            "devices": self.devices.iter().map(|device| device.to_json(self.seconds)).collect::<Vec<_>>(),
         })
     }
 }
@@ -199,16 +203,19 @@ fn run(
     let width = reading.width as u64;
     observer.say(Level::Detail, "reading the input once for its longest sequence");
     let longest = longest(options, model, limits, observer)?;
-    let (mut executor, memory_line) = plan(options, longest, build)?;
+    let (mut executors, memory_line) = plan(options, longest, build)?;
     observer.say(Level::Info, &memory_line);
-    observer.say(Level::Detail, &executor.device().name());
-    attach(&mut executor, 0, model)?;
+    for executor in &executors {
+        observer.say(Level::Detail, &executor.device().name());
+    }
+    attach_all(&mut executors, 0, model)?;
 
     let front = open(options, model, limits)?;
-    let mut engine = Engine::new(executor, &model.encoder, reading, results);
+    let mut engine = Engine::new(executors, &model.encoder, reading, results)?;
     let loaded = Instant::now();
     let counts = stream(options, front, &mut engine, observer)?;
     let (fill, tokens, sequences) = (engine.fill(), engine.tokens(), engine.sequences());
+    let devices = engine.usage().to_vec();
     let written = engine.finish()?;
     for result in written.iter().filter(|result| result.sequences == 0) {
         let text = format!("the input holds no sequence: {} has no row", result.files[0].display());
@@ -226,6 +233,7 @@ fn run(
         tokens_per_second: tokens as f64 / loaded.elapsed().as_secs_f64().max(1e-9),
         fill: (fill.packs > 1).then(|| fill.but_last()),
         memory_line,
+        devices,
     })
 }
 
@@ -265,17 +273,17 @@ fn longest(
     limits: Limits,
     observer: &dyn Observer,
 ) -> Result<Option<u64>, RunError> {
-    let mut front = open(options, model, limits)?;
+    let front = open(options, model, limits)?;
     if front.bytes_total().is_none() {
         // Both alphabets have at most one token for a letter, and one at each end.
         return Ok(limits.letters.map(|letters| letters as u64 + 2));
     }
     let mut longest = 0;
-    let mut batch = Batch::default();
-    while front.read(&mut batch)? {
+    let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1));
+    while let Some(batch) = stream.next(&mut || stopped(observer, STOPPED))? {
         stopped(observer, STOPPED)?;
-        longest = longest.max(batch.tokens.len() as u64);
-        batch.clear();
+        let lengths = batch.sequences().map(|(_, tokens)| tokens.len() as u64);
+        longest = longest.max(lengths.max().unwrap_or(0));
     }
     Ok(Some(longest))
 }
@@ -285,7 +293,11 @@ const SHORTEST: u64 = 3;
 
 /// The executor with its arena, and the memory line. Where the longest sequence is not known, a step may be
 /// one sequence.
-fn plan(options: &Options, longest: Option<u64>, build: Graphs<'_>) -> Result<(Executor, String), RunError> {
+fn plan(
+    options: &Options,
+    longest: Option<u64>,
+    build: Graphs<'_>,
+) -> Result<(Vec<Executor>, String), RunError> {
     let budget = options.settings.line()?;
     let settings = Settings { budget: Some(budget), ..options.settings.clone() };
     let (target, policy) = (settings.target()?, settings.policy()?);
@@ -296,8 +308,15 @@ fn plan(options: &Options, longest: Option<u64>, build: Graphs<'_>) -> Result<(E
             let plan = compile(&graph, &Policy { weights, ..policy.clone() }, &target)?;
             Ok(Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]))
         })?;
-    let line = memory_line(&program, budget);
-    Ok((settings.start_one(program)?, line))
+    let kept = Bytes(output_bytes(&program).0 * settings.ahead() as u64);
+    let line = memory_lines(&program, &settings, budget, kept, "outputs");
+    Ok((settings.start(program)?, line))
+}
+
+/// Outputs of a full step.
+fn output_bytes(program: &Program) -> Bytes {
+    let of = |graph: &Graph| graph.outputs.iter().map(|(_, v)| graph.spec(*v).bytes(&graph.bounds)).sum();
+    program.plans().iter().map(|(_, plan)| of(&plan.graph)).max().unwrap_or_default()
 }
 
 /// What happened to records on their way.
@@ -321,21 +340,26 @@ fn stream(
     let start = Instant::now();
     let mut counts = Counts::default();
     let mut progress = Progress { bytes_total: front.bytes_total(), ..Progress::default() };
-    let mut stream = front.start(options.prefetch.max(1));
-    while let Some(batch) = stream.next(&|| stopped(observer, STOPPED))? {
+    let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1));
+    while let Some(batch) = stream.next(&mut || stopped(observer, STOPPED))? {
         for skipped in &batch.skipped {
             count(skipped, &mut counts, observer);
         }
         counts.truncated += batch.truncated;
-        for (sequence, tokens) in batch.sequences() {
-            stopped(observer, STOPPED)?;
-            engine.push(sequence, tokens)?;
-        }
+        let stop: Stop<'_> = &|| stopped(observer, STOPPED);
+        let pushed = batch.sequences().try_for_each(|(sequence, tokens)| {
+            stop()?;
+            engine.push(sequence, tokens, stop)
+        });
         progress.bytes = batch.bytes_read;
         progress.records += (batch.heads.len() + batch.skipped.len()) as u64;
+        warn(engine, observer);
+        pushed?;
         report(engine, &start, &mut progress, observer);
     }
-    engine.drain()?;
+    let drained = engine.drain(&|| stopped(observer, STOPPED));
+    warn(engine, observer);
+    drained?;
     report(engine, &start, &mut progress, observer);
     let skipped = counts.empty + counts.duplicates;
     if skipped > MOST_LINES {
@@ -363,6 +387,11 @@ fn count(skipped: &Skipped, counts: &mut Counts, observer: &mut dyn Observer) {
     };
     let so_far = counts.empty + counts.duplicates;
     observer.say(if so_far <= MOST_LINES { Level::Warning } else { Level::Detail }, &text);
+}
+
+/// What a device that failed leaves to say.
+fn warn(engine: &mut Engine, observer: &mut dyn Observer) {
+    engine.warnings().iter().for_each(|text| observer.say(Level::Warning, text));
 }
 
 fn report(engine: &Engine, start: &Instant, progress: &mut Progress, observer: &mut dyn Observer) {

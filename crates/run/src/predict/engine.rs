@@ -2,11 +2,12 @@
 //! they are written and kept. Invariant: windows leave in the order in which they came, and what a journal
 //! holds of one is exactly what is written of it.
 
-use super::compute::Compute;
+use super::compute::{Compute, Sink};
 use super::kept::{Entry, Keeper, KeptOrf, Shelf};
 use super::output::{Note, OrfScore, OutputError, Outputs, RecordEnd, Window as OutputWindow};
 use super::produce::{Batch, Event, OrfTokens};
 use super::queue::{Item, PendingOrf, Queue, State, Window};
+use crate::lanes::Stop;
 use crate::{Progress, RunError};
 use data::chunk::Chunk;
 use data::intermediate::orf_name;
@@ -21,7 +22,7 @@ const MOST_WAITING: usize = 1 << 16;
 /// Bytes of sequences and texts that may wait so: 2^16 windows of 100 000 bases would be 6 GB.
 const MOST_BYTES_WAITING: usize = 32 << 20;
 
-/// Seconds by stage.
+/// Seconds by stage; those of encoders and head are of all devices together.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seconds {
     pub(crate) waiting: f64,
@@ -70,9 +71,6 @@ pub(crate) struct Parts {
     pub(crate) strict: bool,
 }
 
-/// Asked before every step of an encoder: an error ends the run there.
-pub(crate) type Stop<'a> = &'a dyn Fn() -> Result<(), RunError>;
-
 /// Between the front end and the results.
 pub(crate) struct Engine {
     parts: Parts,
@@ -110,28 +108,32 @@ impl Engine {
                 Event::Note(note) => self.note(note)?,
             }
         }
-        self.advance(false, stop)?;
+        while self.compute(stop, Compute::step)?.unwrap_or(false) {}
         while self.queue.len() > MOST_WAITING || self.queue.bytes() > MOST_BYTES_WAITING {
-            self.advance(true, stop)?;
+            self.compute(stop, Compute::press)?;
         }
         Ok(())
     }
 
-    /// Sends off what waits, a step or two of each encoder; whether there is more.
+    /// Sends off some of what waits when the input has ended; whether there is more.
     pub(crate) fn drain(&mut self, stop: Stop<'_>) -> Result<bool, RunError> {
-        self.advance(true, stop)?;
+        self.compute(stop, Compute::drain)?;
         Ok(self.queue.len() > 0)
     }
 
     /// Puts on disk what is finished, before an end that comes too early.
     pub(crate) fn commit(&mut self) -> Result<u64, RunError> {
-        if let Some(compute) = &mut self.parts.compute {
-            compute.score_ready(&mut self.queue, &mut self.totals)?;
-        }
+        // What a device says now is not why the run ends; what is through is kept all the same.
+        let _ = self.compute(&|| Ok(()), Compute::give_up);
         self.emit()?;
         let Some(keeper) = &mut self.parts.keeper else { return Ok(0) };
         keeper.commit()?;
         Ok(keeper.committed)
+    }
+
+    /// What is to be said since the last call.
+    pub(crate) fn warnings(&mut self) -> Vec<String> {
+        self.parts.compute.as_mut().map_or(vec![], Compute::warnings)
     }
 
     /// Packing fill of both encoders.
@@ -203,7 +205,7 @@ impl Engine {
         stop: Stop<'_>,
     ) -> Result<(), RunError> {
         while self.parts.compute.as_ref().is_some_and(|c| !c.has_room()) {
-            self.advance(true, stop)?;
+            self.compute(stop, Compute::press)?;
         }
         match &mut self.parts.compute {
             Some(compute) => compute.admit(batch, orf, &mut self.queue, embedding),
@@ -211,20 +213,17 @@ impl Engine {
         }
     }
 
-    /// Runs what is ready, and with `force` some of what is there, and writes what is complete by then.
-    fn advance(&mut self, mut force: bool, stop: Stop<'_>) -> Result<(), RunError> {
-        loop {
-            stop()?;
-            let ran = match &mut self.parts.compute {
-                Some(compute) => compute.step(force, &mut self.queue, &mut self.totals)?,
-                None => false,
-            };
-            self.emit()?;
-            if !ran {
-                return Ok(());
-            }
-            force = false;
-        }
+    /// Does a part of the arithmetic, where there is any, and writes what is complete by then.
+    fn compute<T>(
+        &mut self,
+        stop: Stop<'_>,
+        part: impl FnOnce(&mut Compute, &mut Sink<'_>) -> Result<T, RunError>,
+    ) -> Result<Option<T>, RunError> {
+        stop()?;
+        let mut sink = Sink { queue: &mut self.queue, totals: &mut self.totals, stop };
+        let done = self.parts.compute.as_mut().map(|compute| part(compute, &mut sink)).transpose()?;
+        self.emit()?;
+        Ok(done)
     }
 
     /// Writes what is complete, in input order.
@@ -260,7 +259,7 @@ impl Engine {
     fn write(&mut self, window: Window) -> Result<(), RunError> {
         self.entry.rows.clear();
         match &mut self.parts.compute {
-            Some(compute) if !window.kept => compute.release(&window, &mut self.entry.rows)?,
+            Some(compute) if !window.kept => compute.release(&window, &mut self.entry.rows),
             Some(_) | None => self.entry.rows.extend_from_slice(&window.rows),
         }
         self.write_embeddings(&window)?;

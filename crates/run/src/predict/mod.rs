@@ -115,8 +115,8 @@ pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Ve
     Ok(reports)
 }
 
-/// An executor with its weights, for the next run of the same stage with the same models.
-pub(crate) type Warm = Option<(Stage, Executor)>;
+/// Executors with their weights, for the next run of the same stage with the same models.
+pub(crate) type Warm = Option<(Stage, Vec<Executor>)>;
 
 fn predict_one(
     options: &Options,

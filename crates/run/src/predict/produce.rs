@@ -2,6 +2,7 @@
 //! translate and tokenize them, and the engine receives their events in input order.
 //! Invariant: what is in flight is bounded by workers x prefetch jobs, however long or odd a record is.
 
+use crate::ordered::{self, Feed, Gone, Results, Worker};
 use crate::predict::kept::Coverage;
 use crate::predict::options::Shard;
 use crate::predict::output::{Field, Note};
@@ -13,11 +14,9 @@ use data::sequence::{Input, Reader, Record};
 use data::translate::{Frame, Orf, Scratch, orfs};
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex};
 use std::thread::{JoinHandle, spawn};
-use std::time::Duration;
 
 /// Bases of a job: some milliseconds of work.
 const JOB_BASES: usize = 64 << 10;
@@ -91,13 +90,10 @@ enum Part {
     Event(Event),
 }
 
-type Slot<T> = Receiver<Result<T, RunError>>;
-
 /// The running front end. Dropping it leaves the threads to end by themselves: the reader may wait for a pipe
 /// that says nothing for hours.
 pub(crate) struct Stream {
-    /// One receiver for each job, in order.
-    queue: Receiver<Slot<Batch>>,
+    batches: Results<Batch>,
     reader: JoinHandle<Result<Vec<Input>, RunError>>,
     /// Bytes of the inputs read so far.
     pub(crate) bytes_read: Arc<AtomicU64>,
@@ -112,34 +108,15 @@ impl Stream {
         &self,
         wait: &mut dyn FnMut() -> Result<(), RunError>,
     ) -> Result<Option<Batch>, RunError> {
-        let Some(slot) = receive(&self.queue, wait)? else { return Ok(None) };
-        match receive(&slot, wait)? {
-            Some(batch) => batch.map(Some),
-            None => Err(RunError::Refused("a worker thread died; this is a bug of ours".to_owned())),
-        }
+        self.batches.next(wait)
     }
 
     /// The inputs with their digests, or why reading ended early.
     pub(crate) fn finish(self) -> Result<Vec<Input>, RunError> {
-        drop(self.queue);
+        drop(self.batches);
         match self.reader.join() {
             Ok(inputs) => inputs,
             Err(panic) => std::panic::resume_unwind(panic),
-        }
-    }
-}
-
-/// What comes next; `None` when nobody sends any more.
-fn receive<T>(
-    from: &Receiver<T>,
-    wait: &mut dyn FnMut() -> Result<(), RunError>,
-) -> Result<Option<T>, RunError> {
-    const PATIENCE: Duration = Duration::from_millis(50);
-    loop {
-        match from.recv_timeout(PATIENCE) {
-            Ok(found) => return Ok(Some(found)),
-            Err(RecvTimeoutError::Disconnected) => return Ok(None),
-            Err(RecvTimeoutError::Timeout) => wait()?,
         }
     }
 }
@@ -150,43 +127,26 @@ pub(crate) fn start(front: Front, inputs: &[PathBuf]) -> Result<Stream, RunError
     let front = Arc::new(front);
     let bytes_total = reader.total_bytes();
     let bytes_read = Arc::new(AtomicU64::new(0));
-    let depth = front.workers * front.prefetch;
-    let (order, queue) = sync_channel(depth);
-    let (work, jobs) = sync_channel::<(Job, SyncSender<Result<Batch, RunError>>)>(front.workers);
-    let jobs = Arc::new(Mutex::new(jobs));
-    for _ in 0..front.workers {
-        let (front, jobs) = (Arc::clone(&front), Arc::clone(&jobs));
-        spawn(move || worker(&front, &jobs));
-    }
+    let worker = |_| -> Worker<Job, Batch> {
+        let (front, mut scratch, mut name) = (Arc::clone(&front), Scratch::default(), String::new());
+        Box::new(move |job| translate(&front, job, &mut scratch, &mut name))
+    };
+    let workers = (0..front.workers).map(worker).collect();
+    let (feed, batches) = ordered::start(workers, front.workers * front.prefetch);
     let progress = Arc::clone(&bytes_read);
     let reader = spawn(move || {
         let (job, ids, source) = (Job::default(), IdSet::new(), None);
-        let mut cutter = Cutter { front, job, order, work, ids, progress, windows: 0, source };
+        let mut cutter = Cutter { front, job, feed, ids, progress, windows: 0, source };
         cutter.read(reader)
     });
-    Ok(Stream { queue, reader, bytes_read, bytes_total })
-}
-
-type Jobs = Mutex<Receiver<(Job, SyncSender<Result<Batch, RunError>>)>>;
-
-fn worker(front: &Front, jobs: &Jobs) {
-    let mut scratch = Scratch::default();
-    let mut name = String::new();
-    loop {
-        // A poisoned lock means that another worker panicked while it waited: the receiver is still sound.
-        let job = jobs.lock().unwrap_or_else(|e| e.into_inner()).recv();
-        let Ok((job, reply)) = job else { return };
-        // Nobody listens any more when the engine has failed.
-        let _ = reply.send(translate(front, job, &mut scratch, &mut name));
-    }
+    Ok(Stream { batches, reader, bytes_read, bytes_total })
 }
 
 /// Reads records and cuts them into jobs.
 struct Cutter {
     front: Arc<Front>,
     job: Job,
-    order: SyncSender<Slot<Batch>>,
-    work: SyncSender<(Job, SyncSender<Result<Batch, RunError>>)>,
+    feed: Feed<Job, Batch>,
     ids: IdSet,
     progress: Arc<AtomicU64>,
     /// Windows so far.
@@ -194,9 +154,6 @@ struct Cutter {
     /// The file of the last record.
     source: Option<PathBuf>,
 }
-
-/// The engine is gone: stop quietly, it knows why.
-struct Gone;
 
 impl Cutter {
     fn read(&mut self, mut reader: Reader) -> Result<Vec<Input>, RunError> {
@@ -211,9 +168,7 @@ impl Cutter {
                 Err(error) => {
                     // What came before it is computed first; then the engine meets the error in its place.
                     let _ = self.flush();
-                    let (reply, slot) = sync_channel(1);
-                    let _ = reply.send(Err(error.into()));
-                    let _ = self.order.send(slot);
+                    self.feed.fail(error.into());
                     return Ok(vec![]);
                 }
             }
@@ -293,9 +248,7 @@ impl Cutter {
         if self.job.parts.is_empty() {
             return Ok(());
         }
-        let (reply, slot) = sync_channel(1);
-        self.order.send(slot).map_err(|_| Gone)?;
-        self.work.send((std::mem::take(&mut self.job), reply)).map_err(|_| Gone)
+        self.feed.send(std::mem::take(&mut self.job))
     }
 }
 

@@ -1,7 +1,8 @@
-//! The program of a prediction: two encoders and the head over one arena. Invariant: embeddings wait for
-//! each other inside of the arena; every byte of them is in the ledger.
+//! The program of a prediction: two encoders and the head over one arena. Invariant: embeddings wait for each other in the
+//! host's memory; where that is what the line is about, every byte of them is in the ledger.
 
 use super::stage::Stage;
+use crate::lanes::HOST;
 use crate::session::bounds;
 use graph::{Bounds, Bytes};
 use models::{Encoder, HeadConfig, Output, mlp_head};
@@ -19,7 +20,7 @@ pub(crate) const PLANS: [&str; 3] = ["nucleotide encoder", "protein encoder", "h
 pub(crate) const HEAD_ROWS: u64 = 256;
 
 /// Open reading frames in flight for each sequence that a step can hold: the pools of both packers (four
-/// packs each) and the packs themselves.
+/// packs each) and the packs themselves, of one device with one open step.
 const SLOTS_PER_SEQUENCE: u64 = 6;
 
 /// What a prediction computes with.
@@ -43,9 +44,33 @@ impl Shape {
         self.length / 3 + 2
     }
 
-    /// Open reading frames that can be in flight at `tokens`.
-    pub(crate) fn slots(&self, tokens: u64) -> u64 {
-        SLOTS_PER_SEQUENCE * bounds(tokens, self.longest_dna()).sequences.max(64)
+    /// Open reading frames that can be in flight at `tokens` with so many steps open on all devices together.
+    pub(crate) fn slots(&self, tokens: u64, open: usize) -> u64 {
+        (SLOTS_PER_SEQUENCE + open as u64 - 1) * bounds(tokens, self.longest_dna()).sequences.max(64)
+    }
+
+    /// What waits in the host's memory, to the byte: the embeddings of open reading frames, those that one step gives,
+    /// and those that the head is given.
+    pub(crate) fn waiting(&self, stage: Stage, tokens: u64, open: usize) -> Vec<Staging> {
+        let wait = |label: &str, rows: u64, width: u64| Staging {
+            label: label.to_owned(),
+            bytes: Bytes(rows * width * 4),
+        };
+        let slots = self.slots(tokens, open);
+        let widths = [self.head.dna, self.head.protein];
+        // Nucleotide embeddings wait in every stage.
+        let mut waiting = vec![wait("nucleotide embeddings", slots, widths[DNA])];
+        if stage.runs(PROTEIN) {
+            waiting.push(wait("protein embeddings", slots, widths[PROTEIN]));
+        }
+        let widest =
+            widths.into_iter().enumerate().filter(|(encoder, _)| stage.runs(*encoder)).map(|(_, w)| w).max();
+        let step = bounds(tokens, 1).sequences * open as u64;
+        waiting.push(wait("embeddings of a step", step, widest.unwrap_or(0)));
+        if stage.scores() {
+            waiting.push(wait("rows of the head", HEAD_ROWS * open as u64, widths[DNA] + widths[PROTEIN]));
+        }
+        waiting
     }
 
     /// The program of a stage for steps of `tokens`, with the encoders' weights where `weights` says. The head's
@@ -63,7 +88,7 @@ impl Shape {
             compile(&graph, &policy, target)
         };
         let plan = |graph| plan_with(graph, Policy { precision, weights, ..Policy::default() });
-        let (mut plans, mut staging) = (vec![], vec![]);
+        let mut plans = vec![];
         let mut add = |part: usize, plan| plans.push((PLANS[part].to_owned(), plan));
         if stage.runs(DNA) {
             add(DNA, plan(self.dna.graph(bounds(tokens, self.longest_dna()), &[Output::Mean]))?);
@@ -75,16 +100,9 @@ impl Shape {
             let rows = Bounds { tokens: 1, sequences: HEAD_ROWS, longest: 1 };
             add(HEAD, plan_with(mlp_head(&self.head, rows), Policy::default())?);
         }
-        let mut wait = |label: &str, width: u64| {
-            let bytes = Bytes(self.slots(tokens) * width * 4);
-            staging.push(Staging { label: label.to_owned(), bytes });
-        };
-        // In the order of the encoders; nucleotide embeddings wait in every stage.
-        wait("nucleotide embeddings", self.head.dna);
-        if stage.runs(PROTEIN) {
-            wait("protein embeddings", self.head.protein);
-        }
-        Ok(Program::new(target.clone(), plans, staging))
+        let program = Program::new(target.clone(), plans, vec![]);
+        let on_host = target.space == HOST;
+        Ok(if on_host { program.beside(self.waiting(stage, tokens, 1)) } else { program })
     }
 
     /// Tokens of the longest sequence of a stage.

@@ -3,12 +3,13 @@
 
 use super::engine::Totals;
 use super::{Opened, Options};
+use crate::lanes::Usage;
 use crate::machine::Tracker;
 use crate::{EncoderModel, HeadModel, RunError, price};
 use data::pack::Fill;
 use data::sequence::Input;
-use exec::Executor;
 use graph::Bytes;
+use plan::Program;
 use serde_json::{Value, json};
 
 /// The digests of all files of the models. Reads everything once.
@@ -45,8 +46,10 @@ fn object(digests: impl IntoIterator<Item = (String, String)>) -> Value {
 pub(crate) struct Story<'a> {
     pub(crate) options: &'a Options,
     pub(crate) opened: &'a Opened,
-    /// What computed; `None` where shards were put together.
-    pub(crate) executor: Option<&'a Executor>,
+    /// What was computed; `None` where shards were put together.
+    pub(crate) program: Option<&'a Program>,
+    /// What each device did.
+    pub(crate) devices: &'a [Usage],
     /// The plan of the stage before, where there was one.
     pub(crate) before: Option<&'a Value>,
     pub(crate) budget: Bytes,
@@ -80,8 +83,9 @@ impl Story<'_> {
                 "head": self.opened.head.name,
                 "trained": self.opened.head.trained,
             },
-            "device": self.executor.map(|e| e.device().name()),
-            "kernels": self.executor.map(kernels),
+            "device": self.devices.first().map(|device| &device.name),
+            "devices": self.devices.iter().map(|device| device.to_json(self.seconds)).collect::<Vec<_>>(),
+            "kernels": self.program.map(kernels),
             "merged": self.options.merge,
             "precision": "f32",
             "settings": {
@@ -93,7 +97,7 @@ impl Story<'_> {
                 "sort_by_length": self.options.sort_by_length,
                 "budget_bytes": self.budget.0,
             },
-            "plan": self.executor.map(|e| price::to_json(e.program())).transpose()?,
+            "plan": self.program.map(price::to_json).transpose()?,
             "plan_of_nucleotide_stage": self.before,
             "windows_from_journal": t.kept,
             "sequences": {"orfs": t.orfs, "failed": t.failed, "records": t.records},
@@ -123,8 +127,7 @@ impl Story<'_> {
 }
 
 /// The kernel of each op that the program runs.
-fn kernels(executor: &Executor) -> Value {
-    let program = executor.program();
+fn kernels(program: &Program) -> Value {
     let ops: Vec<&str> =
         program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().map(|n| n.op.name())).collect();
     let rows = program.target().kernels.iter().filter(|k| ops.contains(&k.op.as_str()));

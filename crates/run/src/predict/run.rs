@@ -14,10 +14,11 @@ use super::stage::Stage;
 use super::{Opened, Options, Report, Warm};
 use crate::machine::{Tracker, resident};
 use crate::observer::stopped;
-use crate::session::{attach, load, memory_line};
+use crate::session::{attach_all, load_all, memory_lines};
 use crate::{Level, Observer, RunError, Settings, price};
 use data::pack::Fill;
 use data::sequence::Input;
+use exec::Executor;
 use graph::Bytes;
 use plan::{PlanError, Program, Stream};
 use serde_json::{Value, json};
@@ -82,7 +83,7 @@ impl Run<'_> {
             (Stage::Protein, Some(keys)) => Some(keys.embeddings(self.shape.head.dna as usize)?),
             (Stage::Whole | Stage::Nucleotide | Stage::Protein, _) => None,
         };
-        let memory_line = memory_line(&program, self.budget);
+        let memory_line = self.memory_line(last, &program);
         let compute = Some(self.compute(last, program, warm, observer)?);
         tracker.track("loaded");
         let outputs = match self.options.shard {
@@ -205,23 +206,34 @@ impl Run<'_> {
         warm: &mut Warm,
         observer: &mut dyn Observer,
     ) -> Result<Compute, RunError> {
-        if let Some((_, executor)) = warm.take_if(|(s, e)| *s == stage && e.program() == &program) {
-            return Ok(Compute::new(executor, stage, self.shape, self.options));
+        let fits = |executors: &[Executor]| executors.iter().all(|e| e.program() == &program);
+        if let Some((_, executors)) = warm.take_if(|(s, executors)| *s == stage && fits(executors)) {
+            return Compute::new(executors, stage, self.shape, self.options);
         }
-        observer.say(Level::Info, &memory_line(&program, self.budget));
-        let mut executor = self.options.settings.start_one(program)?;
-        observer.say(Level::Detail, &executor.device().name());
-        let plans = PLANS.map(|name| executor.program().index(name));
+        observer.say(Level::Info, &self.memory_line(stage, &program));
+        let plans = PLANS.map(|name| program.index(name));
+        let mut executors = self.options.settings.start(program)?;
+        for executor in &executors {
+            observer.say(Level::Detail, &executor.device().name());
+        }
         let Opened { dna, protein, head, .. } = self.opened;
         for (part, plan) in plans.into_iter().enumerate() {
             let Some(plan) = plan else { continue };
             match part {
-                DNA => attach(&mut executor, plan, dna)?,
-                PROTEIN => attach(&mut executor, plan, protein)?,
-                _ => load(&mut executor, plan, |p, range, out| head.read(p, range, out))?,
+                DNA => attach_all(&mut executors, plan, dna)?,
+                PROTEIN => attach_all(&mut executors, plan, protein)?,
+                _ => load_all(&mut executors, plan, |p, range, out| head.read(p, range, out))?,
             }
         }
-        Ok(Compute::new(executor, stage, self.shape, self.options))
+        Compute::new(executors, stage, self.shape, self.options)
+    }
+
+    /// The plan against the line.
+    fn memory_line(&self, stage: Stage, program: &Program) -> String {
+        let settings = &self.options.settings;
+        let tokens = program.plans().iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0);
+        let kept = self.shape.waiting(stage, tokens, settings.ahead()).iter().map(|wait| wait.bytes).sum();
+        memory_lines(program, settings, self.budget, kept, "embeddings")
     }
 
     /// Reads and computes until the input ends. What is finished when it ends too early is kept.
@@ -286,11 +298,19 @@ impl Run<'_> {
             engine.totals.seconds.waiting += wait.elapsed().as_secs_f64();
             let Some(batch) = batch? else { break };
             say_notes(&batch.events, observer);
-            engine.take(batch, &|| stopped(observer, ""))?;
+            let taken = engine.take(batch, &|| stopped(observer, ""));
+            warn(engine, observer);
+            taken?;
             let bytes = stream.bytes_read.load(Ordering::Relaxed);
             observer.progress(&engine.progress(bytes, stream.bytes_total));
         }
-        while engine.drain(&|| stopped(observer, ""))? {}
+        loop {
+            let more = engine.drain(&|| stopped(observer, ""));
+            warn(engine, observer);
+            if !more? {
+                break;
+            }
+        }
         let total = stream.bytes_total;
         let inputs = stream.finish()?;
         self.same_inputs(&inputs)?;
@@ -323,7 +343,8 @@ impl Run<'_> {
         let story = Story {
             options: self.options,
             opened: self.opened,
-            executor: parts.compute.as_ref().map(Compute::executor),
+            program: parts.compute.as_ref().map(Compute::program),
+            devices: parts.compute.as_ref().map_or(&[], Compute::usage),
             before,
             budget: self.budget,
             totals: &totals,
@@ -341,7 +362,7 @@ impl Run<'_> {
         if let Some(keys) = &self.keys {
             keys.done()?;
         }
-        *warm = parts.compute.map(Compute::into_executor);
+        *warm = parts.compute.map(Compute::into_executors);
         let mut report = self.report(&totals, seconds);
         (report.run_record, report.counts, report.notes) = (run_record, counts, counts.notes);
         (report.fill, report.memory_line) = (fill.map(|f| (f.packs > 1).then(|| f.but_last())), memory_line);
@@ -396,6 +417,11 @@ fn output_options(options: &Options, opened: &Opened, shape: &Shape) -> output::
         width: (shape.head.dna + shape.head.protein) as usize,
         source: options.source,
     }
+}
+
+/// What a device that failed leaves to say.
+fn warn(engine: &mut Engine, observer: &mut dyn Observer) {
+    engine.warnings().iter().for_each(|text| observer.say(Level::Warning, text));
 }
 
 /// What notes.tsv will say, for those who asked for details.

@@ -1,7 +1,9 @@
 //! The integration tests of `run`. Invariant: hermetic; every test works in a folder of its own.
 #![forbid(unsafe_code)]
 
+mod cards;
 mod interop;
+mod lanes;
 mod plot;
 mod predict;
 mod resume;

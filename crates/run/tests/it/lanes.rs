@@ -1,0 +1,219 @@
+//! Several devices in one run: the bytes of one, whatever happens to some of them.
+
+use crate::cards::Card;
+use crate::rig::{Folder, fixture, golden};
+use plimsoll_run::embed::{self, Destination, Pool, embed};
+use plimsoll_run::predict::output::EmbeddingFormat;
+use plimsoll_run::predict::{self, predict};
+use plimsoll_run::{Device, Level, Machine, Observer, Precision, Progress, RunError, Settings};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Remembers warnings.
+#[derive(Default)]
+struct Listener(Vec<String>);
+
+impl Observer for Listener {
+    fn say(&mut self, level: Level, text: &str) {
+        if level == Level::Warning {
+            self.0.push(text.to_owned());
+        }
+    }
+
+    fn progress(&mut self, _: &Progress) {}
+}
+
+/// Settings of small steps on cards, so that there are many.
+fn on(cards: impl IntoIterator<Item = Card>) -> Settings {
+    let machines = cards.into_iter().map(|card| Arc::new(card) as Arc<dyn Machine>).collect();
+    let device = Device::machines(machines).unwrap_or_else(|e| panic!("{e}"));
+    Settings { device, precision: Some(Precision::F32), tokens: Some(502), threads: 1, ..Settings::default() }
+}
+
+/// Each step takes long enough for the others to get theirs.
+fn cards(count: usize) -> Vec<Card> {
+    (0..count).map(|number| Card::new(number).slow(Duration::from_millis(1))).collect()
+}
+
+/// Whether several of several devices had something to do.
+fn shared(steps: &[u64], count: usize) -> bool {
+    steps.len() == count && steps.iter().filter(|&&n| n > 0).count() >= count.min(2)
+}
+
+fn on_cpu() -> Settings {
+    Settings { tokens: Some(502), threads: 1, ..Settings::default() }
+}
+
+fn prediction(output: &Path, settings: Settings) -> predict::Options {
+    predict::Options {
+        commit_every: Duration::ZERO,
+        save_embeddings: Some(EmbeddingFormat::Npy),
+        settings,
+        ..golden(&fixture("goldens/pipeline/reads.fa"), output)
+    }
+}
+
+/// Every result but run.json, which holds times.
+fn results(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let files = fs::read_dir(dir).expect("a folder").flatten();
+    files
+        .map(|file| (name(&file.path()), fs::read(file.path()).expect("bytes")))
+        .filter(|(name, _)| name != "run.json")
+        .collect()
+}
+
+fn same(found: &Path, wanted: &Path) {
+    let (found, wanted) = (results(found), results(wanted));
+    assert_eq!(found.keys().collect::<Vec<_>>(), wanted.keys().collect::<Vec<_>>());
+    for (name, bytes) in &wanted {
+        assert!(&found[name] == bytes, "{name} differs");
+    }
+}
+
+/// Steps by device, from a run record.
+fn steps(record: &serde_json::Value) -> Vec<u64> {
+    let devices = record["devices"].as_array().expect("devices");
+    devices.iter().map(|device| device["steps"].as_u64().expect("a number")).collect()
+}
+
+#[test]
+fn any_number_of_devices_predicts_the_same_bytes() {
+    let folder = Folder::new("lanes-predict");
+    let wanted = folder.path("cpu");
+    predict(&prediction(&wanted, on_cpu()), &mut Listener::default()).unwrap_or_else(|e| panic!("{e}"));
+    for count in [1, 2, 3, 8] {
+        let out = folder.path(&format!("{count}"));
+        let report = predict(&prediction(&out, on(cards(count))), &mut Listener::default());
+        let report = report.unwrap_or_else(|e| panic!("{count}: {e}"));
+        same(&out, &wanted);
+        let steps = steps(&report.run_record);
+        assert!(shared(&steps, count), "{steps:?}");
+        assert!(report.memory_line.contains("of the host's memory for embeddings"), "{}", report.memory_line);
+    }
+}
+
+fn embedding(folder: &Folder, name: &str, pool: Pool, settings: Settings) -> embed::Options {
+    embed::Options {
+        model: fixture("goldens/esm2").display().to_string(),
+        inputs: vec![proteins(folder)],
+        output: Destination::File(folder.path(&format!("{name}.safetensors"))),
+        force: true,
+        pool,
+        layers: None,
+        sort_by_length: true,
+        max_length: None,
+        truncate: false,
+        prefetch: 2,
+        settings,
+    }
+}
+
+/// Sequences of many lengths.
+fn proteins(folder: &Folder) -> PathBuf {
+    let letters = b"ACDEFGHIKLMNPQRSTVWY";
+    let sequence =
+        |i: usize| (0..3 + i * 7 % 150).map(|j| letters[(i * i + j * j) % 20] as char).collect::<String>();
+    folder.write("in.faa", (0..120).map(|i| format!(">s{i}\n{}\n", sequence(i))).collect::<String>())
+}
+
+#[test]
+fn any_number_of_devices_embeds_the_same_bytes() {
+    let folder = Folder::new("lanes-embed");
+    let run = |name: &str, pool, settings| {
+        let options = embedding(&folder, name, pool, settings);
+        let report = embed(&options, &mut Listener::default()).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!(report.sequences, 120);
+        (fs::read(&report.files[0]).expect("bytes"), report.devices)
+    };
+    for pool in [Pool::Mean, Pool::Cls, Pool::Tokens] {
+        let (wanted, _) = run("cpu", pool, on_cpu());
+        for count in [1, 2, 3, 8] {
+            let (found, devices) = run("cards", pool, on(cards(count)));
+            assert!(found == wanted, "{} differs on {count}", pool.name());
+            let steps: Vec<u64> = devices.iter().map(|device| device.steps).collect();
+            assert!(shared(&steps, count), "{steps:?}");
+        }
+    }
+}
+
+#[test]
+fn a_device_that_fails_is_left_out() {
+    let folder = Folder::new("lanes-failing");
+    let wanted = folder.path("cpu");
+    predict(&prediction(&wanted, on_cpu()), &mut Listener::default()).unwrap_or_else(|e| panic!("{e}"));
+    let slow = |number| Card::new(number).slow(Duration::from_millis(2));
+    for launch in [1, 40, 200] {
+        let out = folder.path(&format!("{launch}"));
+        let settings = on([slow(0), Card::new(1).failing_at(launch), slow(2)]);
+        let mut listener = Listener::default();
+        let report =
+            predict(&prediction(&out, settings), &mut listener).unwrap_or_else(|e| panic!("{launch}: {e}"));
+        same(&out, &wanted);
+        let said = listener.0.join("\n");
+        assert!(said.contains("card:1 (of the tests) failed and is left out from here on"), "{said}");
+        assert!(said.contains("it fell off the bus; its"), "{said}");
+        assert!(report.run_record["devices"][1]["failed"].is_string(), "{}", report.run_record["devices"]);
+    }
+    let options = embedding(&folder, "some", Pool::Mean, on([Card::new(0).failing_at(60), slow(1)]));
+    let mut listener = Listener::default();
+    let report = embed(&options, &mut listener).unwrap_or_else(|e| panic!("{e}"));
+    assert!(listener.0.join("\n").contains("card:0 (of the tests) failed"), "{:?}", listener.0);
+    let found = fs::read(&report.files[0]).expect("bytes");
+    let wanted = embed(&embedding(&folder, "all", Pool::Mean, on_cpu()), &mut Listener::default());
+    assert!(found == fs::read(&wanted.unwrap_or_else(|e| panic!("{e}")).files[0]).expect("bytes"));
+}
+
+#[test]
+fn without_a_device_the_run_ends_and_goes_on_later() {
+    let folder = Folder::new("lanes-none");
+    let (wanted, out) = (folder.path("cpu"), folder.path("out"));
+    predict(&prediction(&wanted, on_cpu()), &mut Listener::default()).unwrap_or_else(|e| panic!("{e}"));
+    let settings = on([Card::new(0).failing_at(350), Card::new(1).failing_at(250)]);
+    let error = predict(&prediction(&out, settings), &mut Listener::default()).expect_err("no device is left");
+    assert!(matches!(&error, RunError::Device(_)) && error.exit_code() == 1, "{error}");
+    let report = predict(&prediction(&out, on(cards(2))), &mut Listener::default());
+    let report = report.unwrap_or_else(|e| panic!("{e}"));
+    let kept = report.run_record["windows_from_journal"].as_u64().expect("a number");
+    assert!(kept > 0, "nothing was kept");
+    same(&out, &wanted);
+}
+
+#[test]
+fn who_is_free_takes_the_next() {
+    let folder = Folder::new("lanes-slow");
+    let settings = on([Card::new(0).slow(Duration::from_millis(20)), Card::new(1)]);
+    let report = predict(&prediction(&folder.path("out"), settings), &mut Listener::default());
+    let steps = steps(&report.unwrap_or_else(|e| panic!("{e}")).run_record);
+    assert!(steps[0] > 0 && steps[1] > 2 * steps[0], "{steps:?}");
+}
+
+/// The journal of a run does not know how many devices there were.
+#[test]
+fn a_run_goes_on_with_other_devices() {
+    let folder = Folder::new("lanes-others");
+    let out = folder.path("out");
+    let broken = on([Card::new(0).failing_at(600)]);
+    predict(&prediction(&out, broken), &mut Listener::default()).expect_err("its device fails");
+    let report = predict(&prediction(&out, on([Card::new(3), Card::new(5)])), &mut Listener::default());
+    let record = report.unwrap_or_else(|e| panic!("{e}")).run_record;
+    assert!(record["windows_from_journal"].as_u64().is_some_and(|kept| kept > 0), "{record}");
+}
+
+#[test]
+fn devices_of_a_run_are_of_one_kind() {
+    let refused = |cards: Vec<Card>, wanted: &str| {
+        let machines = cards.into_iter().map(|card| Arc::new(card) as Arc<dyn Machine>).collect();
+        let error = Device::machines(machines).expect_err("refused").to_string();
+        assert!(error.contains(wanted), "{error}");
+    };
+    refused(vec![], "there is no device");
+    refused(vec![Card::new(0), Card::new(1), Card::new(0)], "card:0 (of the tests) is named twice");
+    refused(
+        vec![Card::of_kind(0, "A"), Card::of_kind(1, "B")],
+        "card:0 (A) and card:1 (B) are of different kinds",
+    );
+}
