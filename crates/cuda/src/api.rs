@@ -1,7 +1,7 @@
-//! The functions that are called in the driver, NVRTC and cuBLASLt, by name. Invariant: a table is whole or not there;
+//! The functions that are called in the driver, NVRTC, cuBLASLt and NVML, by name. Invariant: a table is whole or not there;
 //! their types are those of the headers, but codes stay integers, since a newer library may have codes of its own.
 
-use crate::CudaError;
+use crate::{CudaError, nvml};
 use cudarc::cublaslt::sys as lt;
 use cudarc::driver::sys as cu;
 use cudarc::nvrtc::sys as rtc;
@@ -46,6 +46,7 @@ functions! {
         cuDeviceGetCount(*mut c_int) -> c_int;
         cuDeviceGet(*mut cu::CUdevice, c_int) -> c_int;
         cuDeviceGetName(*mut c_char, c_int, cu::CUdevice) -> c_int;
+        cuDeviceGetUuid_v2(*mut cu::CUuuid, cu::CUdevice) -> c_int;
         cuDeviceGetAttribute(*mut c_int, cu::CUdevice_attribute, cu::CUdevice) -> c_int;
         cuDeviceTotalMem_v2(*mut usize, cu::CUdevice) -> c_int;
         cuDevicePrimaryCtxRetain(*mut cu::CUcontext, cu::CUdevice) -> c_int;
@@ -60,6 +61,8 @@ functions! {
         cuMemUnmap(cu::CUdeviceptr, usize) -> c_int;
         cuMemSetAccess(cu::CUdeviceptr, usize, *const cu::CUmemAccessDesc, usize) -> c_int;
         cuMemGetAllocationGranularity(*mut usize, *const cu::CUmemAllocationProp, cu::CUmemAllocationGranularity_flags) -> c_int;
+        cuMemAlloc_v2(*mut cu::CUdeviceptr, usize) -> c_int;
+        cuMemFree_v2(cu::CUdeviceptr) -> c_int;
         cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> c_int;
         cuMemFreeHost(*mut c_void) -> c_int;
         cuMemcpyHtoDAsync_v2(cu::CUdeviceptr, *const c_void, usize, cu::CUstream) -> c_int;
@@ -101,6 +104,17 @@ functions! {
         nvrtcGetProgramLog(rtc::nvrtcProgram, *mut c_char) -> c_int;
         nvrtcGetCUBINSize(rtc::nvrtcProgram, *mut usize) -> c_int;
         nvrtcGetCUBIN(rtc::nvrtcProgram, *mut c_char) -> c_int;
+    }
+}
+
+functions! {
+    /// libnvidia-ml, which comes with the driver and looks at cards.
+    Nvml {
+        nvmlInit_v2() -> c_int;
+        nvmlErrorString(c_int) -> *const c_char;
+        nvmlDeviceGetHandleByUUID(*const c_char, *mut nvml::Handle) -> c_int;
+        nvmlDeviceGetMemoryInfo(nvml::Handle, *mut nvml::Memory) -> c_int;
+        nvmlDeviceGetComputeRunningProcesses_v3(nvml::Handle, *mut c_uint, *mut nvml::Process) -> c_int;
     }
 }
 

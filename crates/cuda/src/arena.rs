@@ -1,5 +1,8 @@
 //! The one allocation of a card's memory. Invariant: every access is checked against its bounds, here; what is mapped is
-//! the planned bytes rounded up to the card's granule.
+//! the planned bytes rounded up to the card's granule, and after a shrink, until it is trimmed, what was mapped before.
+//!
+//! A segment's addresses are reserved once, for all that the card has; memory comes behind what is there and goes from the
+//! end, so an arena grows in place and no address changes.
 
 use crate::CudaError;
 use crate::api::Driver;
@@ -9,12 +12,39 @@ use exec::DeviceError;
 use graph::Bytes;
 use std::ptr;
 
-/// Bytes of a card's memory on addresses that were reserved for them.
+/// Bytes of a card's memory.
 pub(crate) struct Arena {
+    bytes: Bytes,
+    room: Room,
+}
+
+/// What holds them.
+enum Room {
+    Plain(Plain),
+    Segment(Segment),
+}
+
+/// One allocation, replaced as a whole.
+struct Plain {
     api: &'static Driver,
     start: u64,
-    bytes: Bytes,
-    mapped: usize,
+}
+
+/// Addresses for all that the card has, of which the first are mapped.
+struct Segment {
+    api: &'static Driver,
+    device: cu::CUdevice,
+    start: u64,
+    reserved: usize,
+    granule: usize,
+    /// What is mapped, from the start on, without gaps.
+    chunks: Vec<Chunk>,
+}
+
+/// Memory that is mapped as one, and can only be unmapped so.
+struct Chunk {
+    at: u64,
+    bytes: usize,
     handle: cu::CUmemGenericAllocationHandle,
 }
 
@@ -22,66 +52,238 @@ pub(crate) struct Arena {
 const OUT_OF_MEMORY: i32 = 2;
 
 impl Arena {
-    /// Takes `bytes`, at once.
-    pub(crate) fn new(context: &Context, bytes: Bytes) -> Result<Self, DeviceError> {
-        match Self::map(context, bytes) {
-            Err(CudaError::Call { code: OUT_OF_MEMORY, .. }) => Err(DeviceError::OutOfMemory { bytes }),
-            other => Ok(other?),
+    /// Takes `bytes`, at once; an `expandable` arena can grow in place.
+    pub(crate) fn new(context: &Context, bytes: Bytes, expandable: bool) -> Result<Self, DeviceError> {
+        let room = || match expandable {
+            true => {
+                let mut segment = Segment::reserve(context)?;
+                segment.resize(bytes)?;
+                Ok(Room::Segment(segment))
+            }
+            false => Plain::new(context.api, bytes).map(Room::Plain),
+        };
+        Ok(Self { bytes, room: room().map_err(|error| refused(error, bytes))? })
+    }
+
+    /// Takes `bytes` in place of what there was: what it held is lost. A segment that shrinks keeps its memory until it is
+    /// trimmed.
+    pub(crate) fn resize(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
+        match &mut self.room {
+            Room::Segment(segment) => segment.resize(bytes).map_err(|error| refused(error, bytes))?,
+            Room::Plain(plain) => {
+                // Both at once may not fit.
+                self.bytes = Bytes::ZERO;
+                plain.replace(bytes).map_err(|error| refused(error, bytes))?;
+            }
+        }
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    /// Bytes that [`Arena::trim`] would give back.
+    pub(crate) fn spare(&self) -> Bytes {
+        match &self.room {
+            Room::Segment(segment) => Bytes((segment.mapped() - segment.rounded(self.bytes)) as u64),
+            Room::Plain(_) => Bytes::ZERO,
         }
     }
 
-    fn map(context: &Context, bytes: Bytes) -> Result<Self, CudaError> {
-        let api = context.api;
-        let location =
-            cu::CUmemLocation { type_: cu::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: context.device };
-        let properties = cu::CUmemAllocationProp {
-            type_: cu::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-            location,
-            requestedHandleTypes: cu::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_NONE,
-            win32HandleMetaData: ptr::null_mut(),
-            allocFlags: cu::CUmemAllocationProp_st__bindgen_ty_1 {
-                compressionType: 0,
-                gpuDirectRDMACapable: 0,
-                usage: 0,
-                reserved: [0; 4],
-            },
-        };
-        let access =
-            cu::CUmemAccessDesc { location, flags: cu::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
-        let (mut granule, mut start, mut handle) = (0, 0, 0);
-        // SAFETY: pointers are to locals; what was made before a failure is undone.
-        unsafe {
-            let minimum = cu::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-            let code = (api.cuMemGetAllocationGranularity)(&mut granule, &properties, minimum);
-            api.check("cuMemGetAllocationGranularity", code)?;
-            let mapped = (bytes.0.max(1) as usize).next_multiple_of(granule);
-            api.check("cuMemAddressReserve", (api.cuMemAddressReserve)(&mut start, mapped, 0, 0, 0))?;
-            let code = (api.cuMemCreate)(&mut handle, mapped, &properties, 0);
-            if let Err(error) = api.check("cuMemCreate", code) {
-                (api.cuMemAddressFree)(start, mapped);
-                return Err(error);
-            }
-            let arena = Self { api, start, bytes, mapped, handle };
-            api.check("cuMemMap", (api.cuMemMap)(start, mapped, 0, handle, 0))?;
-            api.check("cuMemSetAccess", (api.cuMemSetAccess)(start, mapped, &access, 1))?;
-            Ok(arena)
+    /// Gives back what is mapped behind the arena; nothing may run on it.
+    pub(crate) fn trim(&mut self) -> Bytes {
+        let spare = self.spare();
+        if let Room::Segment(segment) = &mut self.room {
+            segment.shrink(segment.rounded(self.bytes));
         }
+        spare
     }
 
     /// The card's address of a range that lies inside.
     pub(crate) fn range(&self, at: u64, bytes: Bytes) -> Result<u64, DeviceError> {
+        let start = match &self.room {
+            Room::Segment(segment) => segment.start,
+            Room::Plain(plain) => plain.start,
+        };
         let end = at.checked_add(bytes.0).filter(|&end| end <= self.bytes.0);
-        end.map(|_| self.start + at).ok_or(DeviceError::OutsideArena { at, bytes })
+        end.map(|_| start + at).ok_or(DeviceError::OutsideArena { at, bytes })
     }
 }
 
-impl Drop for Arena {
-    fn drop(&mut self) {
-        // SAFETY: the range is ours and the stream was waited for by the device's drop; failures change nothing here.
-        unsafe {
-            (self.api.cuMemUnmap)(self.start, self.mapped);
-            (self.api.cuMemRelease)(self.handle);
-            (self.api.cuMemAddressFree)(self.start, self.mapped);
+fn refused(error: CudaError, bytes: Bytes) -> DeviceError {
+    match error {
+        CudaError::Call { code: OUT_OF_MEMORY, .. } => DeviceError::OutOfMemory { bytes },
+        other => other.into(),
+    }
+}
+
+impl Plain {
+    fn new(api: &'static Driver, bytes: Bytes) -> Result<Self, CudaError> {
+        let mut plain = Self { api, start: 0 };
+        plain.replace(bytes).map(|()| plain)
+    }
+
+    fn replace(&mut self, bytes: Bytes) -> Result<(), CudaError> {
+        self.free();
+        // SAFETY: the pointer is to a field.
+        let code = unsafe { (self.api.cuMemAlloc_v2)(&mut self.start, bytes.0.max(1) as usize) };
+        self.api.check("cuMemAlloc", code)
+    }
+
+    fn free(&mut self) {
+        if self.start != 0 {
+            // SAFETY: it came from `cuMemAlloc`, and the driver waits for what runs on it; failures change nothing here.
+            unsafe { (self.api.cuMemFree_v2)(self.start) };
+            self.start = 0;
         }
+    }
+}
+
+impl Segment {
+    /// Addresses for all that the card has, without memory.
+    fn reserve(context: &Context) -> Result<Self, CudaError> {
+        let (api, device) = (context.api, context.device);
+        let (mut granule, mut start) = (0, 0);
+        let minimum = cu::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        // SAFETY: pointers are to locals.
+        unsafe {
+            let code = (api.cuMemGetAllocationGranularity)(&mut granule, &properties(device), minimum);
+            api.check("cuMemGetAllocationGranularity", code)?;
+            let reserved = (context.card.memory.0 as usize).next_multiple_of(granule);
+            api.check("cuMemAddressReserve", (api.cuMemAddressReserve)(&mut start, reserved, 0, 0, 0))?;
+            Ok(Self { api, device, start, reserved, granule, chunks: vec![] })
+        }
+    }
+
+    fn rounded(&self, bytes: Bytes) -> usize {
+        (bytes.0.max(1) as usize).next_multiple_of(self.granule)
+    }
+
+    fn mapped(&self) -> usize {
+        self.chunks.iter().map(|chunk| chunk.bytes).sum()
+    }
+
+    /// Maps what is missing, or makes a border behind `bytes`, so that what lies there can be unmapped later.
+    fn resize(&mut self, bytes: Bytes) -> Result<(), CudaError> {
+        let sizes: Vec<usize> = self.chunks.iter().map(|chunk| chunk.bytes).collect();
+        match change(&sizes, self.rounded(bytes)) {
+            Change::Nothing => Ok(()),
+            Change::Grow(more) => self.map(more),
+            Change::Border { chunk, first } => {
+                let behind: Vec<usize> = sizes[chunk + 1..].to_vec();
+                self.shrink(sizes[..chunk].iter().sum());
+                [first, sizes[chunk] - first].into_iter().chain(behind).try_for_each(|more| self.map(more))
+            }
+        }
+    }
+
+    /// Maps memory behind what is mapped.
+    fn map(&mut self, bytes: usize) -> Result<(), CudaError> {
+        let (api, at) = (self.api, self.start + self.mapped() as u64);
+        if self.mapped() + bytes > self.reserved {
+            let message = "it is more than the card has".to_owned();
+            return Err(CudaError::Call { function: "cuMemMap", code: OUT_OF_MEMORY, message });
+        }
+        let properties = properties(self.device);
+        let flags = cu::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        let access = cu::CUmemAccessDesc { location: properties.location, flags };
+        let mut handle = 0;
+        // SAFETY: the addresses are reserved and not mapped; pointers are to locals; what was made before a failure is
+        // undone.
+        unsafe {
+            api.check("cuMemCreate", (api.cuMemCreate)(&mut handle, bytes, &properties, 0))?;
+            if let Err(error) = api.check("cuMemMap", (api.cuMemMap)(at, bytes, 0, handle, 0)) {
+                (api.cuMemRelease)(handle);
+                return Err(error);
+            }
+            self.chunks.push(Chunk { at, bytes, handle });
+            let code = (api.cuMemSetAccess)(at, bytes, &access, 1);
+            api.check("cuMemSetAccess", code).inspect_err(|_| self.pop())
+        }
+    }
+
+    /// Unmaps all but the first bytes, at whose end there is a border.
+    fn shrink(&mut self, bytes: usize) {
+        while self.mapped() > bytes {
+            self.pop();
+        }
+    }
+
+    fn pop(&mut self) {
+        let Some(Chunk { at, bytes, handle }) = self.chunks.pop() else { return };
+        // SAFETY: it was mapped so, and nothing runs on it; failures change nothing here.
+        unsafe {
+            (self.api.cuMemUnmap)(at, bytes);
+            (self.api.cuMemRelease)(handle);
+        }
+    }
+}
+
+/// Memory of a card, of no special kind.
+fn properties(device: cu::CUdevice) -> cu::CUmemAllocationProp {
+    cu::CUmemAllocationProp {
+        type_: cu::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        location: cu::CUmemLocation { type_: cu::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device },
+        requestedHandleTypes: cu::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_NONE,
+        win32HandleMetaData: ptr::null_mut(),
+        allocFlags: cu::CUmemAllocationProp_st__bindgen_ty_1 {
+            compressionType: 0,
+            gpuDirectRDMACapable: 0,
+            usage: 0,
+            reserved: [0; 4],
+        },
+    }
+}
+
+/// What brings chunks to a number of bytes, with a border there.
+#[derive(Debug, PartialEq, Eq)]
+enum Change {
+    /// There is one.
+    Nothing,
+    /// So many more are mapped.
+    Grow(usize),
+    /// A chunk is cut behind its first bytes.
+    Border { chunk: usize, first: usize },
+}
+
+fn change(chunks: &[usize], bytes: usize) -> Change {
+    let mut before = 0;
+    for (chunk, size) in chunks.iter().enumerate() {
+        if bytes == before {
+            return Change::Nothing;
+        }
+        if bytes < before + size {
+            return Change::Border { chunk, first: bytes - before };
+        }
+        before += size;
+    }
+    if bytes == before { Change::Nothing } else { Change::Grow(bytes - before) }
+}
+
+impl Drop for Plain {
+    fn drop(&mut self) {
+        self.free();
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        self.shrink(0);
+        // SAFETY: the addresses are ours and nothing is mapped there; failures change nothing here.
+        unsafe { (self.api.cuMemAddressFree)(self.start, self.reserved) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_arena_grows_behind_its_end_and_is_cut_where_it_shall_end() {
+        assert_eq!(change(&[], 6), Change::Grow(6));
+        assert_eq!(change(&[6], 6), Change::Nothing);
+        assert_eq!(change(&[6], 16), Change::Grow(10));
+        assert_eq!(change(&[6, 10], 6), Change::Nothing);
+        assert_eq!(change(&[6, 10], 8), Change::Border { chunk: 1, first: 2 });
+        assert_eq!(change(&[6, 10], 2), Change::Border { chunk: 0, first: 2 });
+        assert_eq!(change(&[2, 4, 10], 20), Change::Grow(4));
     }
 }

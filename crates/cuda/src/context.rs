@@ -25,6 +25,8 @@ pub struct Card {
     pub memory: Bytes,
     /// Shared memory that a block may ask for.
     pub shared: u32,
+    /// What tells it from all others, as the digits of its UUID.
+    pub uuid: String,
     /// The driver's CUDA version times 1000: 13000 is 13.0.
     pub driver: u32,
 }
@@ -53,7 +55,7 @@ fn initialised(libraries: &'static Libraries) -> Result<&'static Driver, CudaErr
 fn card(api: &Driver, ordinal: usize) -> Result<(Card, cu::CUdevice), CudaError> {
     use cu::CUdevice_attribute as A;
     let (mut device, mut count, mut memory, mut version) = (0, 0, 0usize, 0);
-    let mut name = [0; 128];
+    let (mut name, mut uuid) = ([0; 128], cu::CUuuid { bytes: [0; 16] });
     // SAFETY: pointers are to locals of the sizes that are given.
     unsafe {
         api.check("cuDeviceGetCount", (api.cuDeviceGetCount)(&mut count))?;
@@ -62,6 +64,7 @@ fn card(api: &Driver, ordinal: usize) -> Result<(Card, cu::CUdevice), CudaError>
         }
         api.check("cuDeviceGet", (api.cuDeviceGet)(&mut device, ordinal as c_int))?;
         api.check("cuDeviceGetName", (api.cuDeviceGetName)(name.as_mut_ptr(), 127, device))?;
+        api.check("cuDeviceGetUuid", (api.cuDeviceGetUuid_v2)(&mut uuid, device))?;
         api.check("cuDeviceTotalMem", (api.cuDeviceTotalMem_v2)(&mut memory, device))?;
         api.check("cuDriverGetVersion", (api.cuDriverGetVersion)(&mut version))?;
     }
@@ -83,9 +86,19 @@ fn card(api: &Driver, ordinal: usize) -> Result<(Card, cu::CUdevice), CudaError>
         multiprocessors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         memory: Bytes(memory as u64),
         shared: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        uuid: digits(uuid.bytes.map(|byte| byte as u8)),
         driver: version as u32,
     };
     Ok((card, device))
+}
+
+/// The digits of a UUID, in its groups.
+fn digits(bytes: [u8; 16]) -> String {
+    let digit = |(i, byte): (usize, &u8)| {
+        let dash = if matches!(i, 4 | 6 | 8 | 10) { "-" } else { "" };
+        format!("{dash}{byte:02x}")
+    };
+    bytes.iter().enumerate().map(digit).collect()
 }
 
 /// A card that is in use: its primary context and three streams, or one that stands for all.

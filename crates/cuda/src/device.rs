@@ -228,11 +228,16 @@ impl Device for CudaDevice {
 
     fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
         self.context.enter()?;
+        // What runs may still use the one that there is.
         self.context.synchronize()?;
         self.graphs.clear(&self.context);
-        self.arena = None;
-        self.arena = Some(Arena::new(&self.context, bytes)?);
-        Ok(())
+        match &mut self.arena {
+            Some(arena) => arena.resize(bytes),
+            None => {
+                self.arena = Some(Arena::new(&self.context, bytes, self.options.expandable)?);
+                Ok(())
+            }
+        }
     }
 
     fn stage(&mut self, [inward, outward]: [Bytes; 2]) -> Result<(), DeviceError> {
@@ -388,8 +393,18 @@ impl Device for CudaDevice {
         format!("sm_{major}{minor}, driver {driver}, {versions}, products {products}")
     }
 
+    fn clear_interval(&self) -> u64 {
+        self.options.cache_clear_interval
+    }
+
     fn trim(&mut self) -> Result<Bytes, DeviceError> {
-        Ok(Bytes::ZERO)
+        // Waiting costs: only where there is something to give back.
+        if self.arena.as_ref().is_none_or(|arena| arena.spare() == Bytes::ZERO) {
+            return Ok(Bytes::ZERO);
+        }
+        self.context.enter()?;
+        self.context.synchronize()?;
+        Ok(self.arena.as_mut().map_or(Bytes::ZERO, Arena::trim))
     }
 }
 

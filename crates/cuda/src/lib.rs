@@ -17,6 +17,7 @@ mod kernel;
 mod launch;
 mod library;
 mod machine;
+pub mod nvml;
 mod staging;
 mod trace;
 

@@ -1,4 +1,4 @@
-//! Finds the driver, NVRTC and cuBLASLt. Invariant: nothing panics where one is absent, and what was tried is told; a
+//! Finds the driver, NVRTC, cuBLASLt and NVML. Invariant: nothing panics where one is absent, and what was tried is told; a
 //! library that was opened stays open for the life of the process.
 //!
 //! Each is looked for, in this order, in the folders of `PLIMSOLL_CUDA_PATH`, where the loader looks (so
@@ -6,7 +6,7 @@
 //! are active (`VIRTUAL_ENV`, `CONDA_PREFIX`) or that `python3` on the path has.
 
 use crate::CudaError;
-use crate::api::{CublasLt, Driver, Nvrtc};
+use crate::api::{CublasLt, Driver, Nvml, Nvrtc};
 use libloading::Library;
 use libloading::os::unix::{Library as Open, RTLD_GLOBAL, RTLD_NOW};
 use std::path::{Path, PathBuf};
@@ -16,11 +16,13 @@ use std::{env, fs};
 /// The environment variable with folders to look in first, between colons.
 pub const PATH_VARIABLE: &str = "PLIMSOLL_CUDA_PATH";
 
-/// The three libraries, looked for once.
+/// The libraries, looked for once.
 pub struct Libraries {
     pub(crate) driver: Result<Driver, CudaError>,
     pub(crate) nvrtc: Result<Nvrtc, CudaError>,
     pub(crate) cublaslt: Result<CublasLt, CudaError>,
+    /// Only what it tells is missing without it.
+    pub(crate) nvml: Result<Nvml, CudaError>,
     found: Vec<Found>,
 }
 
@@ -66,6 +68,13 @@ const CUBLASLT: Wanted = Wanted {
     remedy: "install the Python package nvidia-cublas (nvidia-cublas-cu12 for older drivers) or CUDA's cublas package",
 };
 
+const NVML: Wanted = Wanted {
+    name: "NVML (libnvidia-ml)",
+    files: &["libnvidia-ml.so.1"],
+    before: None,
+    remedy: "it comes with the NVIDIA driver",
+};
+
 impl Libraries {
     /// Those of this machine.
     pub fn get() -> &'static Self {
@@ -75,10 +84,12 @@ impl Libraries {
             let folders = folders();
             let mut opened = |wanted: &Wanted| open(wanted, &folders, &mut found);
             let (driver, nvrtc, cublaslt) = (opened(&DRIVER), opened(&NVRTC), opened(&CUBLASLT));
+            let nvml = opened(&NVML);
             Self {
                 driver: driver.and_then(|library| Driver::of(library, DRIVER.name)),
                 nvrtc: nvrtc.and_then(|library| Nvrtc::of(library, NVRTC.name)),
                 cublaslt: cublaslt.and_then(|library| CublasLt::of(library, CUBLASLT.name)),
+                nvml: nvml.and_then(|library| Nvml::of(library, NVML.name)),
                 found,
             }
         })
@@ -107,7 +118,7 @@ impl Libraries {
         format!("NVRTC {major}.{minor}, cuBLASLt {cublaslt}")
     }
 
-    /// What is missing, each with where it was looked for and what brings it.
+    /// What is missing of those that computing needs, each with where it was looked for and what brings it.
     pub fn missing(&self) -> Vec<&CudaError> {
         let errors = [self.driver.as_ref().err(), self.nvrtc.as_ref().err(), self.cublaslt.as_ref().err()];
         errors.into_iter().flatten().collect()

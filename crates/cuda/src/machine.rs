@@ -2,8 +2,8 @@
 //! otherwise sizes are the card's own, and only rates are guessed.
 
 use crate::context::Context;
-use crate::{Card, CudaDevice, CudaError, Libraries, Options};
-use exec::{Device, DeviceError, Machine};
+use crate::{Card, CudaDevice, CudaError, Libraries, Options, cards, nvml};
+use exec::{Device, DeviceError, Holder, Machine};
 use graph::Bytes;
 use plan::{Reserved, Target};
 use std::fmt;
@@ -13,6 +13,10 @@ use std::sync::{Mutex, PoisonError};
 pub struct CudaMachine {
     card: Card,
     options: Options,
+    /// What was free before there was a context.
+    before: Bytes,
+    /// What the context took.
+    taken: Bytes,
     context: Mutex<Context>,
 }
 
@@ -31,14 +35,29 @@ const KNOWN: &[(&str, &str)] = &[
 /// Compute capability from which on there are products of e4m3.
 pub(crate) const FP8: (u32, u32) = (8, 9);
 
-/// What the first context of a process takes, where it was not measured.
+/// What the first context of a process takes, where NVML does not tell.
 const CONTEXT: Bytes = Bytes(551_550_976);
+
+/// More than any context takes: a larger difference is another process's doing.
+const MOST: Bytes = Bytes(2 << 30);
 
 impl CudaMachine {
     /// The card of a number, if everything that is needed to use it is there.
     pub fn new(ordinal: usize, options: Options) -> Result<Self, CudaError> {
+        // Asked before there is a context, which takes its part at once.
+        let before = cards().ok().and_then(|cards| nvml::free(cards.get(ordinal)?).ok());
         let context = Context::new(ordinal, false)?;
-        Ok(Self { card: context.card.clone(), options, context: Mutex::new(context) })
+        let after = context.memory()?.0;
+        let known = before.map(|before| before.saturating_sub(after)).filter(|&taken| taken <= MOST);
+        let (card, taken) = (context.card.clone(), known.unwrap_or(CONTEXT));
+        Ok(Self { card, options, before: after + taken, taken, context: Mutex::new(context) })
+    }
+
+    /// (free, total) of the card's memory, all processes counted.
+    fn memory(&self) -> Result<(Bytes, Bytes), CudaError> {
+        let context = self.context.lock().unwrap_or_else(PoisonError::into_inner);
+        context.enter()?;
+        context.memory()
     }
 
     /// What it is.
@@ -68,10 +87,28 @@ impl Machine for CudaMachine {
     }
 
     fn free(&self) -> Result<Bytes, DeviceError> {
-        let context = self.context.lock().unwrap_or_else(PoisonError::into_inner);
-        context.enter()?;
         // The context is there by now; the plan counts it, so it is counted as free.
-        Ok((context.memory()?.0 + self.target()?.reserved()).min(self.card.memory))
+        Ok((self.memory()?.0 + self.taken).min(self.card.memory))
+    }
+
+    fn taken(&self) -> Result<Option<Bytes>, DeviceError> {
+        Ok(Some(self.before.saturating_sub(self.memory()?.0)))
+    }
+
+    fn options(&self) -> Vec<(&'static str, String)> {
+        let Options { streams, pinned, depth, expandable, cache_clear_interval } = self.options;
+        vec![
+            ("cuda_streams", streams.to_string()),
+            ("pin_memory", pinned.map_or("auto".to_owned(), |pinned| pinned.to_string())),
+            ("steps_open", depth.to_string()),
+            ("expandable_segments", expandable.to_string()),
+            ("cache_clear_interval", cache_clear_interval.to_string()),
+        ]
+    }
+
+    fn holders(&self) -> Vec<Holder> {
+        // Without NVML nobody is known.
+        nvml::holders(&self.card).unwrap_or_default()
     }
 
     fn depth(&self) -> usize {

@@ -16,7 +16,8 @@ pub trait Device: Send {
     /// Workers with a workspace of their own.
     fn units(&self) -> u64;
 
-    /// Makes the one allocation; a second call replaces it.
+    /// Makes the one allocation. A second call grows or shrinks it, in place where the device can; what it held is lost. If
+    /// that fails, the arena is as it was, or there is none.
     fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError>;
 
     /// Is shown every launch of a program in its full size, before the first step and with the arena in place: what a
@@ -92,6 +93,11 @@ pub trait Device: Send {
     /// What the bits depend on beside the plan: versions, the table of chosen products. For the run record.
     fn arithmetic(&self) -> String;
 
+    /// Steps between two calls of [`Device::trim`]; 0 is never.
+    fn clear_interval(&self) -> u64 {
+        0
+    }
+
     /// Gives back what was mapped for a larger arena than the present one: how many bytes.
     fn trim(&mut self) -> Result<Bytes, DeviceError>;
 }
@@ -148,11 +154,44 @@ pub trait Machine: Send + Sync + fmt::Debug {
     /// What it could still give for an arena, everything outside of it included.
     fn free(&self) -> Result<Bytes, DeviceError>;
 
+    /// What this process has taken of its memory, everything outside of arenas included; `None` where it cannot be told.
+    fn taken(&self) -> Result<Option<Bytes>, DeviceError> {
+        Ok(None)
+    }
+
+    /// How it is used, by the names of flags, for the run record.
+    fn options(&self) -> Vec<(&'static str, String)> {
+        vec![]
+    }
+
+    /// Who else holds its memory, the largest first; none where it cannot be told.
+    fn holders(&self) -> Vec<Holder> {
+        vec![]
+    }
+
     /// What bits depend on beside the plan: versions, chosen kernels.
     fn arithmetic(&self) -> String;
 
     /// A device on it.
     fn open(&self) -> Result<Box<dyn Device>, DeviceError>;
+}
+
+/// Someone who holds memory of a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Who, such as `process 4711 (python)`.
+    pub who: String,
+    /// How much, where that is known.
+    pub bytes: Option<Bytes>,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.bytes {
+            Some(bytes) => write!(f, "{} holds {bytes}", self.who),
+            None => write!(f, "{} holds some", self.who),
+        }
+    }
 }
 
 /// An op with its operands' places.

@@ -19,6 +19,9 @@ pub struct Executor {
     /// By plan: the parameters that its steps read.
     sources: Vec<Option<Source>>,
     pub(crate) open: Open,
+    /// Steps since the device last gave memory back, and what it gave back since that was asked.
+    since: u64,
+    given_back: Bytes,
 }
 
 enum Step {
@@ -31,18 +34,25 @@ impl Executor {
     /// Compares the kernels of plan and device, makes the arena and poisons it, so that every page is there
     /// and a read of what was never written is a NaN.
     pub fn new(mut device: Box<dyn Device>, program: Program) -> Result<Self, DeviceError> {
-        same_kernels(&program, device.as_ref())?;
-        let steps: Vec<Vec<Step>> = (0..program.plans().len()).map(|i| steps(&program, i)).collect();
+        let steps = made(device.as_mut(), &program)?;
         let sources = steps.iter().map(|_| None).collect();
-        let bytes = program.arena_bytes();
-        device.alloc_arena(bytes)?;
-        device.stage(program.host_staging())?;
-        device.fill(0, bytes, POISON)?;
-        for (step, (_, plan)) in steps.iter().zip(program.plans()) {
-            step.iter().try_for_each(|step| step.prepare(device.as_mut(), plan.graph.bounds.full()))?;
-        }
-        device.wait()?;
-        Ok(Self { device, program, steps, sources, open: Open::default() })
+        Ok(Self { device, program, steps, sources, open: Open::default(), since: 0, given_back: Bytes::ZERO })
+    }
+
+    /// Follows another program on the same device, which keeps what it has compiled and chosen; the arena grows or shrinks
+    /// in place where the device can. Weights must be loaded again. Where it fails, nothing can be followed any more.
+    pub fn switch(&mut self, program: Program) -> Result<(), DeviceError> {
+        self.open.none("switch")?;
+        self.device.wait()?;
+        self.steps = made(self.device.as_mut(), &program)?;
+        self.sources = self.steps.iter().map(|_| None).collect();
+        self.program = program;
+        Ok(())
+    }
+
+    /// Bytes that the device gave back between steps, since this was asked last.
+    pub fn given_back(&mut self) -> Bytes {
+        std::mem::take(&mut self.given_back)
     }
 
     /// What it follows.
@@ -116,18 +126,31 @@ impl Executor {
             steps[plan].iter().try_for_each(|step| step.run(device, counts, sources[plan].as_mut()))
         };
         // What is read in a step cannot be recorded.
-        if steps[plan].iter().any(|step| step.weight().is_some()) {
-            return run(device.as_mut());
-        }
-        match device.repeat(plan, counts)? {
-            Repeat::Done => Ok(()),
-            Repeat::Plain => run(device.as_mut()),
+        let repeat = match steps[plan].iter().any(|step| step.weight().is_some()) {
+            true => Repeat::Plain,
+            false => device.repeat(plan, counts)?,
+        };
+        match repeat {
+            Repeat::Done => {}
+            Repeat::Plain => run(device.as_mut())?,
             Repeat::Record => {
                 let ran = run(device.as_mut());
                 let recorded = device.recorded(ran.is_ok());
-                ran.and(recorded)
+                ran.and(recorded)?;
             }
         }
+        self.tidy()
+    }
+
+    /// Has the device give memory back, every so many steps.
+    fn tidy(&mut self) -> Result<(), DeviceError> {
+        self.since += 1;
+        let interval = self.device.clear_interval();
+        if interval > 0 && self.since >= interval {
+            self.since = 0;
+            self.given_back += self.device.trim()?;
+        }
+        Ok(())
     }
 
     /// The same, and adds the time of every instruction of the plan's schedule to its entry of `times`: by the device's
@@ -294,6 +317,21 @@ fn same_kernels(program: &Program, device: &dyn Device) -> Result<(), DeviceErro
         }
     }
     Ok(())
+}
+
+/// The steps of a program's plans, on an arena that was made for it and poisoned.
+fn made(device: &mut dyn Device, program: &Program) -> Result<Vec<Vec<Step>>, DeviceError> {
+    same_kernels(program, device)?;
+    let steps: Vec<Vec<Step>> = (0..program.plans().len()).map(|i| steps(program, i)).collect();
+    let bytes = program.arena_bytes();
+    device.alloc_arena(bytes)?;
+    device.stage(program.host_staging())?;
+    device.fill(0, bytes, POISON)?;
+    for (step, (_, plan)) in steps.iter().zip(program.plans()) {
+        step.iter().try_for_each(|step| step.prepare(device, plan.graph.bounds.full()))?;
+    }
+    device.wait()?;
+    Ok(steps)
 }
 
 fn steps(program: &Program, plan: usize) -> Vec<Step> {

@@ -15,7 +15,7 @@ pub mod reference;
 pub mod scaled;
 mod submit;
 
-pub use device::{Device, DeviceError, Launch, Machine, Operand, Repeat, Span, Ticket};
+pub use device::{Device, DeviceError, Holder, Launch, Machine, Operand, Repeat, Span, Ticket};
 pub use executor::Executor;
 pub use graph::Param;
 pub use load::{ParamSource, ReadError, ReadParam, load_all};

@@ -31,7 +31,7 @@ pub(crate) struct Open {
     /// The number of the next.
     next: u64,
     /// How many are open.
-    steps: u64,
+    pub(crate) steps: u64,
     /// Their outputs in the order of steps, with how many values each has.
     tickets: VecDeque<(Ticket, usize)>,
 }

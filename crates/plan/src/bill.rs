@@ -10,6 +10,8 @@ use std::fmt;
 pub struct Bill {
     /// The memory space.
     pub space: String,
+    /// What the line is.
+    pub line: Line,
     /// The line.
     pub budget: Bytes,
     /// What the bytes would be for.
@@ -20,8 +22,19 @@ pub struct Bill {
     pub seconds_per_token: f64,
     /// How more budget is asked for.
     pub budget_flag: &'static str,
+    /// What else is known, a line each: when it happened, what is large, who holds the rest.
+    pub notes: Vec<String>,
     /// What fits, cheapest first.
     pub remedies: Vec<Remedy>,
+}
+
+/// What a line is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Line {
+    /// What was allowed.
+    Budget,
+    /// What is free.
+    Free,
 }
 
 /// A way to fit.
@@ -51,22 +64,22 @@ impl Bill {
 
 impl fmt::Display for Bill {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "this step needs {} on `{}`; the budget is {} (short by {})",
-            self.ledger.total(),
-            self.space,
-            self.budget,
-            self.short_by()
-        )?;
+        let total = self.ledger.total();
+        let line = match self.line {
+            Line::Budget => format!("the budget is {}", self.budget),
+            Line::Free => format!("free are {}", self.budget),
+        };
+        writeln!(f, "this step needs {total} on `{}`; {line} (short by {})", self.space, self.short_by())?;
         writeln!(f, "  peak at {}: {}", self.peak_at, self.ledger.line())?;
-        if self.remedies.is_empty() {
-            return write!(
-                f,
-                "  nothing smaller fits; give it {} {} or more",
-                self.budget_flag,
-                self.ledger.total().0
-            );
+        self.notes.iter().try_for_each(|note| writeln!(f, "  {note}"))?;
+        match self.line {
+            Line::Budget if self.remedies.is_empty() => {
+                return write!(f, "  nothing smaller fits; give it {} {} or more", self.budget_flag, total.0);
+            }
+            Line::Free if self.remedies.is_empty() => {
+                return write!(f, "  nothing smaller fits; {total} must be free");
+            }
+            Line::Budget | Line::Free => {}
         }
         let lines: Vec<String> = self
             .remedies

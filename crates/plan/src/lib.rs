@@ -9,6 +9,7 @@ mod check;
 mod compile;
 mod cost;
 mod error;
+mod largest;
 mod ledger;
 mod liveness;
 mod memory;
@@ -23,7 +24,7 @@ mod target;
 pub mod training;
 mod updates;
 
-pub use bill::{Bill, Remedy};
+pub use bill::{Bill, Line, Remedy};
 pub use check::{CheckError, check, check_target};
 pub use compile::{Dump, Plan, compile, compile_shared, compile_with};
 pub use cost::step_seconds;

@@ -2,7 +2,7 @@
 //! region that they take turns in. Invariant: the arena is the sum of these three and nothing else.
 
 use crate::ring::Ring;
-use crate::{Bill, Instr, Ledger, Plan, PlanError, Region, Remedy, Slice, Target, step_seconds};
+use crate::{Bill, Instr, Ledger, Line, Plan, PlanError, Region, Remedy, Slice, Target, step_seconds};
 use graph::{Bytes, Def, Graph, Role, ValueId, node_label};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -221,11 +221,13 @@ impl Program {
     pub fn bill(&self, budget: Bytes, remedies: Vec<Remedy>) -> Bill {
         Bill {
             space: self.target.space.clone(),
+            line: Line::Budget,
             budget,
             ledger: self.ledger(),
             peak_at: self.peak_at().1,
             seconds_per_token: self.seconds() / self.most_tokens().max(1) as f64,
             budget_flag: "--memory-budget",
+            notes: vec![],
             remedies,
         }
     }

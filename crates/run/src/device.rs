@@ -3,6 +3,7 @@
 
 use crate::RunError;
 use exec::Machine;
+use serde_json::Value;
 use std::sync::Arc;
 
 /// Where to run.
@@ -35,6 +36,19 @@ impl Device {
             }
         }
         Ok(Self::Machines(machines))
+    }
+
+    /// How GPUs are used, for the run record: names of flags with their values; nothing on the CPU.
+    pub(crate) fn options(&self) -> Value {
+        match self {
+            Self::Cpu => Value::Null,
+            // All are used alike.
+            Self::Machines(machines) => machines[0]
+                .options()
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), Value::String(value)))
+                .collect(),
+        }
     }
 
     /// How many devices it is.

@@ -36,6 +36,7 @@ pub mod doctor;
 pub mod embed;
 mod error;
 mod hub;
+mod ladder;
 mod lanes;
 pub mod list;
 pub mod machine;

@@ -42,7 +42,7 @@ impl Default for Settings {
 }
 
 /// Tokens that bounds are a multiple of.
-const TOKEN_STEP: u64 = 128;
+pub(crate) const TOKEN_STEP: u64 = 128;
 
 /// Tokens for each sequence that a step can hold: with sequences shorter than this on average, a step is
 /// bounded by its sequences.
@@ -157,7 +157,7 @@ impl Settings {
     }
 
     /// Steps that are open at a time.
-    fn depth(&self) -> usize {
+    pub(crate) fn depth(&self) -> usize {
         match &self.device {
             Device::Cpu => 1,
             Device::Machines(machines) => machines[0].depth(),
@@ -175,18 +175,15 @@ impl Settings {
         Ok(Search { floor: longest, ceiling, step: TOKEN_STEP, budget: self.line()? })
     }
 
-    /// Every device with an arena of the program, in the order of the devices.
-    pub fn start(&self, program: Program) -> Result<Vec<Executor>, RunError> {
-        let machines = match &self.device {
-            Device::Cpu => {
-                return Ok(vec![Executor::new(Box::new(CpuDevice::new(self.threads)), program)?]);
-            }
-            Device::Machines(machines) => machines,
-        };
-        machines.iter().map(|machine| Ok(Executor::new(machine.open()?, program.clone())?)).collect()
+    /// Every device, without an arena.
+    pub(crate) fn open(&self) -> Result<Vec<Box<dyn exec::Device>>, RunError> {
+        match &self.device {
+            Device::Cpu => Ok(vec![Box::new(CpuDevice::new(self.threads))]),
+            Device::Machines(machines) => machines.iter().map(|machine| Ok(machine.open()?)).collect(),
+        }
     }
 
-    /// The same for those who compute on one device.
+    /// As [`Settings::start`] for those who compute on one device.
     pub fn start_one(&self, program: Program) -> Result<Executor, RunError> {
         let mut executors = if self.device.count() > 1 { vec![] } else { self.start(program)? };
         executors.pop().ok_or_else(|| {

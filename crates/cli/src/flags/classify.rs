@@ -85,7 +85,7 @@ impl Classify {
             max_length: self.max_length.map(|n| n as usize),
             truncate: self.truncate,
             prefetch: self.prefetch as usize,
-            settings: Settings { stream: self.streaming.stream(), ..self.machine.settings()? },
+            settings: Settings { stream: self.streaming.stream(), ..self.machine.settings(self.prefetch)? },
         })
     }
 }

@@ -1,6 +1,7 @@
 //! `--device`: a word becomes a machine. Invariant: a device that was asked for by name is used or refused; only `auto`
 //! falls back, and says why.
 
+use super::card::Options;
 use run::{Device, RunError, same_kind};
 use std::sync::Arc;
 
@@ -37,26 +38,26 @@ impl DeviceName {
     }
 
     /// The devices, for commands that share their work among all of them.
-    pub fn open(&self) -> Result<Device, RunError> {
+    pub fn open(&self, options: Options) -> Result<Device, RunError> {
         match self {
             Self::Cpu => Ok(Device::Cpu),
-            Self::Auto => auto(HowMany::All),
-            Self::AllCuda => Device::machines(all()?),
-            Self::Cuda(numbers) => Device::machines(named(numbers)?),
+            Self::Auto => auto(HowMany::All, options),
+            Self::AllCuda => Device::machines(all(options)?),
+            Self::Cuda(numbers) => Device::machines(named(numbers, options)?),
         }
     }
 
     /// The device, for commands that compute on one: of those that no number names, the first.
-    pub fn open_one(&self) -> Result<Device, RunError> {
+    pub fn open_one(&self, options: Options) -> Result<Device, RunError> {
         match self {
             Self::Cpu => Ok(Device::Cpu),
-            Self::Auto => auto(HowMany::One),
-            Self::AllCuda => Device::machines(HowMany::One.of(all()?)),
+            Self::Auto => auto(HowMany::One, options),
+            Self::AllCuda => Device::machines(HowMany::One.of(all(options)?)),
             Self::Cuda(numbers) if numbers.len() > 1 => Err(RunError::Refused(format!(
                 "this command computes on one device; give --device cuda:{}",
                 numbers[0]
             ))),
-            Self::Cuda(numbers) => Device::machines(named(numbers)?),
+            Self::Cuda(numbers) => Device::machines(named(numbers, options)?),
         }
     }
 }
@@ -64,10 +65,10 @@ impl DeviceName {
 type Gpu = Arc<dyn run::Machine>;
 
 /// The GPUs that can be used, as far as they are of one kind; the CPU where there is none. What is not used is said.
-fn auto(how_many: HowMany) -> Result<Device, RunError> {
+fn auto(how_many: HowMany, options: Options) -> Result<Device, RunError> {
     let (mut usable, mut unusable): (Vec<Gpu>, Vec<NoGpu>) = (vec![], vec![]);
     for ordinal in 0..gpus_there().max(1) {
-        gpu(ordinal).map_or_else(|why| unusable.push(why), |machine| usable.push(machine));
+        gpu(ordinal, options).map_or_else(|why| unusable.push(why), |machine| usable.push(machine));
     }
     let Some(first) = usable.first().cloned() else {
         if let Some(NoGpu { why, .. }) = unusable.iter().find(|no| !no.absent) {
@@ -86,14 +87,14 @@ fn auto(how_many: HowMany) -> Result<Device, RunError> {
 }
 
 /// All GPUs, each of which must be one that can be used.
-fn all() -> Result<Vec<Gpu>, RunError> {
+fn all(options: Options) -> Result<Vec<Gpu>, RunError> {
     let numbers: Vec<usize> = (0..gpus_there().max(1)).collect();
-    named(&numbers)
+    named(&numbers, options)
 }
 
-fn named(numbers: &[usize]) -> Result<Vec<Gpu>, RunError> {
+fn named(numbers: &[usize], options: Options) -> Result<Vec<Gpu>, RunError> {
     let refused = |ordinal, NoGpu { why, .. }| RunError::Refused(format!("--device cuda:{ordinal}: {why}"));
-    numbers.iter().map(|&ordinal| gpu(ordinal).map_err(|why| refused(ordinal, why))).collect()
+    numbers.iter().map(|&ordinal| gpu(ordinal, options).map_err(|why| refused(ordinal, why))).collect()
 }
 
 /// How many of those that no number names a command takes.
@@ -131,8 +132,8 @@ fn gpus_there() -> usize {
 }
 
 #[cfg(feature = "cuda")]
-fn gpu(ordinal: usize) -> Result<Gpu, NoGpu> {
-    match cuda::CudaMachine::new(ordinal, cuda::Options::default()) {
+fn gpu(ordinal: usize, options: Options) -> Result<Gpu, NoGpu> {
+    match cuda::CudaMachine::new(ordinal, options) {
         Ok(machine) => Ok(Arc::new(machine)),
         Err(error) => Err(NoGpu { why: error.to_string(), absent: error.is_absent() }),
     }
@@ -148,14 +149,22 @@ pub fn gpus() -> Vec<String> {
     match cuda::cards() {
         Ok(cards) => lines.extend(cards.iter().map(|card| {
             let (major, minor) = card.capability;
-            let (name, memory) = (&card.name, card.memory);
-            format!("cuda:{}: {name}, {memory}, compute capability {major}.{minor}", card.ordinal)
+            let (name, memory, ordinal) = (&card.name, card.memory, card.ordinal);
+            format!("cuda:{ordinal}: {name}, {memory}, compute capability {major}.{minor}{}", used(card))
         })),
         // A missing driver was said above.
         Err(error) if libraries.missing().iter().any(|missing| missing.to_string() == error.to_string()) => {}
         Err(error) => lines.push(error.to_string()),
     }
     lines
+}
+
+/// What is free of a card's memory and who holds the rest, as far as that is known.
+#[cfg(feature = "cuda")]
+fn used(card: &cuda::Card) -> String {
+    let free = cuda::nvml::free(card).map_or_else(|_| String::new(), |free| format!(", {free} free"));
+    let holders = cuda::nvml::holders(card).unwrap_or_default();
+    holders.iter().fold(free, |text, holder| format!("{text}, {holder}"))
 }
 
 /// None without the feature.
@@ -170,7 +179,7 @@ fn gpus_there() -> usize {
 }
 
 #[cfg(not(feature = "cuda"))]
-fn gpu(_: usize) -> Result<Gpu, NoGpu> {
+fn gpu(_: usize, (): Options) -> Result<Gpu, NoGpu> {
     Err(NoGpu { why: "this plimsoll was built without the feature `cuda`".to_owned(), absent: true })
 }
 

@@ -144,7 +144,7 @@ impl Embed {
             max_length: self.max_length.map(|n| n as usize),
             truncate: self.truncate,
             prefetch: self.prefetch as usize,
-            settings: Settings { stream: self.streaming.stream(), ..self.machine.settings()? },
+            settings: Settings { stream: self.streaming.stream(), ..self.machine.settings(self.prefetch)? },
         })
     }
 

@@ -1,6 +1,7 @@
 //! Flags about the machine, shared by the commands that compute.
 
 use super::at_least_one;
+use super::card::Card;
 use super::device::DeviceName;
 use clap::{Args, ValueEnum};
 use run::{Device, RunError, Settings, Stream, machine};
@@ -29,7 +30,13 @@ pub struct Machine {
     /// Threads that compute [default: all cores this process may use]
     #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<u64>,
+
+    #[command(flatten)]
+    card: Card,
 }
+
+/// Steps that are open at a time where no flag says it.
+const DEPTH: usize = 2;
 
 /// The flag of the commands that can do without resident weights.
 #[derive(Debug, Args)]
@@ -116,17 +123,18 @@ fn threads(text: &str) -> Result<u64, String> {
 }
 
 impl Machine {
-    /// As `run` takes them.
-    pub fn settings(&self) -> Result<Settings, RunError> {
-        self.settings_on(self.device.open()?)
+    /// As `run` takes them, with so many steps open at a time.
+    pub fn settings(&self, depth: u64) -> Result<Settings, RunError> {
+        self.settings_on(self.device.open(self.card.options(depth as usize))?)
     }
 
     /// The same for commands that compute on one device.
     pub fn settings_of_one(&self) -> Result<Settings, RunError> {
-        self.settings_on(self.device.open_one()?)
+        self.settings_on(self.device.open_one(self.card.options(DEPTH))?)
     }
 
     fn settings_on(&self, device: Device) -> Result<Settings, RunError> {
+        self.card.admits(&device)?;
         let precision = self.precision.chosen();
         let base = Settings { device, precision, ..Settings::default() };
         let free = base.free()?;

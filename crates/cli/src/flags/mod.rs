@@ -2,6 +2,7 @@
 //! file, with its default and its help.
 
 pub mod bench;
+mod card;
 pub mod classify;
 pub mod completions;
 pub mod convert;

@@ -201,7 +201,7 @@ impl Predict {
     }
 
     fn options(&self) -> Result<Options, RunError> {
-        let settings = Settings { stream: self.streaming.stream(), ..self.machine.settings()? };
+        let settings = Settings { stream: self.streaming.stream(), ..self.machine.settings(self.prefetch)? };
         let most = WORKERS * settings.device.count();
         let workers = self.dataloader_workers.map_or_else(|| machine::cores().min(most), |n| n as usize);
         Ok(Options {

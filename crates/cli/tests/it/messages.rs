@@ -130,6 +130,12 @@ fn flags_that_do_not_exist() {
 }
 
 #[test]
+fn flags_of_a_gpu_on_the_cpu() {
+    let words = ["predict", "reads.fa", "--device", "cpu", "--no-cuda-streams"];
+    check("gpu_flag", |f| f.write("reads.fa", READS), &words, 1);
+}
+
+#[test]
 fn a_part_of_the_models() {
     check("half_a_bundle", |_| {}, &["predict", "reads.fa", "--head", "head.pth"], 1);
     check(

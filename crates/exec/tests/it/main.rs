@@ -14,4 +14,5 @@ mod op_cases;
 mod optimizers;
 mod rig;
 mod submit;
+mod switch;
 mod training;

@@ -2,7 +2,7 @@
 
 use crate::cases::{MEAN, bill, bounds, encoder, plan, target};
 use graph::{Bounds, Builder, Bytes, DType, Dim};
-use plimsoll_plan::{PlanError, Program, Search, Target, largest};
+use plimsoll_plan::{Ledger, Line, PlanError, Program, Search, Target, largest};
 
 fn tokens_of(program: &Program) -> u64 {
     program.plans()[0].1.graph.bounds.tokens
@@ -130,6 +130,39 @@ fn synthetic_model(tokens: u64) -> Result<Program, PlanError> {
 fn the_bill_in_words() {
     assert_eq!(words(8192, 200_000_000), WITH_REMEDY);
     assert_eq!(words(8192, 100_000_000), HOPELESS);
+}
+
+/// A refusal of what is free names no budget: more of it would not help.
+#[test]
+fn the_bill_of_what_is_free() {
+    let program = synthetic_model(8192).expect("planned");
+    let mut bill = program.bill(Bytes(200_000_000), vec![]);
+    bill.line = Line::Free;
+    bill.notes = vec!["of this card process 7 (python) holds 1 B".to_owned()];
+    let text = bill.to_string();
+    let start =
+        "this step needs 228 590 400 B on `host`; free are 200 000 000 B (short by 28 590 400 B)\n  peak at";
+    assert!(text.starts_with(start), "{text}");
+    let end =
+        "\n  of this card process 7 (python) holds 1 B\n  nothing smaller fits; 228 590 400 B must be free";
+    assert!(text.ends_with(end), "{text}");
+}
+
+#[test]
+fn the_largest_tensors_at_the_peak_have_names() {
+    let program = synthetic_model(8192).expect("planned");
+    let largest = Ledger { entries: program.largest_tensors(4) };
+    // 8192 x 1920, 8192 x 480 twice, then weights of 1920 x 480.
+    let names = "what linear encoder.layer.0.intermediate.dense gives 62.9 MB, \
+                 what linear encoder.layer.0.attention.output.dense gives 15.7 MB, \
+                 what layer_norm encoder.layer.0.LayerNorm gives 15.7 MB, encoder.layer.0.intermediate.dense.weight 3.6 MB";
+    assert_eq!(largest.line(), names);
+    let all = program.largest_tensors(usize::MAX);
+    assert!(all.is_sorted_by(|a, b| a.bytes >= b.bytes));
+    let planned = program.ledger();
+    let rest = ["padding and packing", "workspace", "reserved: driver"].map(|label| planned.get(label));
+    let sum: Bytes = all.iter().map(|entry| entry.bytes).sum();
+    assert_eq!(sum + rest.into_iter().sum(), program.peak(), "each byte once");
 }
 
 /// The search's own refusal is the bill of the smallest step.

@@ -120,6 +120,11 @@ impl Engine {
         Ok(())
     }
 
+    /// What the devices follow.
+    pub(super) fn program(&self) -> &plan::Program {
+        self.lanes.program()
+    }
+
     /// What each device did.
     pub(super) fn usage(&self) -> &[Usage] {
         self.lanes.usage()

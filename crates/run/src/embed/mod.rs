@@ -12,7 +12,8 @@ mod front;
 mod output;
 mod states;
 
-use crate::lanes::{Stop, Usage};
+use crate::ladder::Planned;
+use crate::lanes::{Stop, Usage, say_given_back};
 use crate::observer::stopped;
 use crate::session::{attach_all, bounds, memory_lines};
 use crate::{EncoderModel, Level, Observer, Progress, RunError, Settings};
@@ -203,7 +204,7 @@ fn run(
     let width = reading.width as u64;
     observer.say(Level::Detail, "reading the input once for its longest sequence");
     let longest = longest(options, model, limits, observer)?;
-    let (mut executors, memory_line) = plan(options, longest, build)?;
+    let (mut executors, memory_line) = plan(options, longest, build, observer)?;
     observer.say(Level::Info, &memory_line);
     for executor in &executors {
         observer.say(Level::Detail, &executor.device().name());
@@ -216,6 +217,8 @@ fn run(
     let counts = stream(options, front, &mut engine, observer)?;
     let (fill, tokens, sequences) = (engine.fill(), engine.tokens(), engine.sequences());
     let devices = engine.usage().to_vec();
+    say_given_back(&devices, observer);
+    options.settings.compare(engine.program(), Bytes::ZERO, "at the end", observer);
     let written = engine.finish()?;
     for result in written.iter().filter(|result| result.sequences == 0) {
         let text = format!("the input holds no sequence: {} has no row", result.files[0].display());
@@ -297,20 +300,23 @@ fn plan(
     options: &Options,
     longest: Option<u64>,
     build: Graphs<'_>,
+    observer: &mut dyn Observer,
 ) -> Result<(Vec<Executor>, String), RunError> {
     let budget = options.settings.line()?;
     let settings = Settings { budget: Some(budget), ..options.settings.clone() };
     let (target, policy) = (settings.target()?, settings.policy()?);
-    let program =
-        settings.fit_streaming(longest.unwrap_or(SHORTEST).max(SHORTEST), &mut |tokens, weights| {
-            let bounds = bounds(tokens, longest.map_or(tokens, |l| l.max(SHORTEST)));
-            let graph = build(bounds).map_err(|source| PlanError::Verify { after: "build", source })?;
-            let plan = compile(&graph, &Policy { weights, ..policy.clone() }, &target)?;
-            Ok(Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]))
-        })?;
+    let build = &mut |tokens, weights| {
+        let bounds = bounds(tokens, longest.map_or(tokens, |l| l.max(SHORTEST)));
+        let graph = build(bounds).map_err(|source| PlanError::Verify { after: "build", source })?;
+        let plan = compile(&graph, &Policy { weights, ..policy.clone() }, &target)?;
+        Ok(Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]))
+    };
+    let longest = longest.unwrap_or(SHORTEST).max(SHORTEST);
+    let program = settings.fit_streaming(longest, build)?;
     let kept = Bytes(output_bytes(&program).0 * settings.ahead() as u64);
     let line = memory_lines(&program, &settings, budget, kept, "outputs");
-    Ok((settings.start(program)?, line))
+    let planned = Planned { program, longest, build };
+    Ok((settings.start_smaller(planned, vec![], observer)?, line))
 }
 
 /// Outputs of a full step.

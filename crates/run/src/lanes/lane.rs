@@ -177,7 +177,8 @@ impl<T: Send> Lane<T> {
         self.since = now;
         self.ended();
         // Nobody listens any more when the run has failed.
-        let _ = self.events.send(Event::Done { lane: self.number, done: Done { work, seconds } });
+        let (lane, done, given_back) = (self.number, Done { work, seconds }, self.executor.given_back());
+        let _ = self.events.send(Event::Done { lane, done, given_back });
         Ok(())
     }
 

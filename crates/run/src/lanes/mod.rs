@@ -6,9 +6,9 @@ mod lane;
 #[cfg(test)]
 mod tests;
 
-use crate::RunError;
+use crate::{Level, Observer, RunError};
 use exec::{Data, DeviceError, Executor};
-use graph::Counts;
+use graph::{Bytes, Counts};
 use lane::{Lane, Shared};
 use plan::Program;
 use serde_json::{Value, json};
@@ -85,6 +85,8 @@ pub struct Usage {
     pub tokens: u64,
     /// Seconds in which at least one step was open.
     pub busy: f64,
+    /// Bytes of its memory that no plan used any more and that it gave back between steps.
+    pub given_back: Bytes,
     /// Why it was left out before the end.
     pub failed: Option<String>,
 }
@@ -98,6 +100,7 @@ impl Usage {
             "tokens": self.tokens,
             "seconds_busy": self.busy,
             "share_busy": self.busy / seconds.max(1e-9),
+            "given_back_bytes": self.given_back.0,
             "failed": self.failed,
         })
     }
@@ -124,6 +127,7 @@ enum Event<T> {
     Done {
         lane: usize,
         done: Done<T>,
+        given_back: Bytes,
     },
     /// The device failed; so many steps were handed back.
     Retired {
@@ -255,12 +259,13 @@ impl<T: Send + 'static> Lanes<T> {
 
     fn hear(&mut self, event: Event<T>) -> Result<Option<Done<T>>, RunError> {
         match event {
-            Event::Done { lane, done } => {
+            Event::Done { lane, done, given_back } => {
                 self.in_flight -= 1;
                 let usage = &mut self.usage[lane];
                 usage.steps += 1;
                 usage.tokens += done.work.counts.tokens;
                 usage.busy += done.seconds;
+                usage.given_back += given_back;
                 Ok(Some(done))
             }
             Event::Retired { lane, error, handed_back } => {
@@ -304,6 +309,14 @@ impl<T> Lanes<T> {
 impl<T> Drop for Lanes<T> {
     fn drop(&mut self) {
         self.join();
+    }
+}
+
+/// What devices gave back between steps.
+pub(crate) fn say_given_back(usage: &[Usage], observer: &mut dyn Observer) {
+    for Usage { name, given_back, .. } in usage.iter().filter(|usage| usage.given_back > Bytes::ZERO) {
+        observer
+            .say(Level::Info, &format!("{name}: {given_back} that no plan used were given back between steps"));
     }
 }
 

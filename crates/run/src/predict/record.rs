@@ -96,6 +96,7 @@ impl Story<'_> {
                 "strict": self.options.strict,
                 "sort_by_length": self.options.sort_by_length,
                 "budget_bytes": self.budget.0,
+                "gpu": self.options.settings.device.options(),
             },
             "plan": self.program.map(price::to_json).transpose()?,
             "plan_of_nucleotide_stage": self.before,

@@ -12,6 +12,8 @@ use super::record::{self, Story};
 use super::resume::{self, Keys, Opening};
 use super::stage::Stage;
 use super::{Opened, Options, Report, Warm};
+use crate::ladder::Planned;
+use crate::lanes::say_given_back;
 use crate::machine::{Tracker, resident};
 use crate::observer::stopped;
 use crate::session::{attach_all, load_all, memory_lines};
@@ -62,15 +64,14 @@ impl Run<'_> {
             let text = "the input can be read only once, so a run that is broken will start over";
             observer.say(Level::Info, text);
         }
-        let (mut before, mut earlier) = (None, Totals::default());
+        let (mut before, mut earlier, mut held) = (None, Totals::default(), Bytes::ZERO);
         let mut plans = self.plan(observer)?;
         self.start_over()?;
         let (last, program) = plans.pop().ok_or_else(|| RunError::Refused("there is no stage".to_owned()))?;
         for (stage, program) in plans {
-            // Both at once are what does not fit.
-            *warm = None;
             before = Some(price::to_json(&program)?);
-            earlier = self.embed(stage, program, observer)?;
+            held = held.max(program.arena_bytes());
+            earlier = self.embed(stage, program, warm, observer)?;
             tracker.track("nucleotide embeddings");
         }
         let embeddings = self.options.save_embeddings.is_some();
@@ -94,6 +95,9 @@ impl Run<'_> {
             Parts { compute, results, embeddings: nucleotides, keeper, outputs, strict: self.options.strict };
         let mut done = self.stream(parts, observer)?;
         tracker.track("computed");
+        if let Some(compute) = &done.parts.compute {
+            self.options.settings.compare(compute.program(), held, "at the end", observer);
+        }
         done.totals.add_stage(&earlier);
         if self.options.shard.is_some() {
             if let Some(keeper) = done.parts.keeper {
@@ -105,15 +109,23 @@ impl Run<'_> {
     }
 
     /// Computes the nucleotide embeddings of all open reading frames, if they are not there.
-    fn embed(&self, stage: Stage, program: Program, observer: &mut dyn Observer) -> Result<Totals, RunError> {
+    fn embed(
+        &self,
+        stage: Stage,
+        program: Program,
+        warm: &mut Warm,
+        observer: &mut dyn Observer,
+    ) -> Result<Totals, RunError> {
         let width = self.shape.kept_width(stage, false);
         let Opening { shelf: results, keeper } = self.journal(stage, width, observer)?;
         let Some(keeper) = keeper else { return Ok(Totals::default()) };
-        let compute = Some(self.compute(stage, program, &mut None, observer)?);
+        let compute = Some(self.compute(stage, program, warm, observer)?);
         let strict = self.options.strict;
         let parts = Parts { compute, results, embeddings: None, keeper: Some(keeper), outputs: None, strict };
         let Done { parts, totals, .. } = self.stream(parts, observer)?;
         parts.keeper.map_or(Ok(()), Keeper::finish)?;
+        // The next stage follows on the same devices.
+        *warm = parts.compute.map(Compute::into_executors);
         Ok(totals)
     }
 
@@ -198,7 +210,7 @@ impl Run<'_> {
         Ok(stages)
     }
 
-    /// The arithmetic of a stage, with its weights.
+    /// The arithmetic of a stage, with its weights. Devices that are warm with another program are switched to this one.
     fn compute(
         &self,
         stage: Stage,
@@ -212,7 +224,12 @@ impl Run<'_> {
         }
         observer.say(Level::Info, &self.memory_line(stage, &program));
         let plans = PLANS.map(|name| program.index(name));
-        let mut executors = self.options.settings.start(program)?;
+        let settings = Settings { budget: Some(self.budget), ..self.options.settings.clone() };
+        let (target, precision) = (settings.target()?, settings.precision()?);
+        let build = &mut |tokens, weights| self.shape.program(&target, precision, stage, tokens, weights);
+        let planned = Planned { program, longest: self.shape.longest(stage), build };
+        let running = warm.take().map(|(_, executors)| executors).unwrap_or_default();
+        let mut executors = settings.start_smaller(planned, running, observer)?;
         for executor in &executors {
             observer.say(Level::Detail, &executor.device().name());
         }
@@ -244,6 +261,7 @@ impl Run<'_> {
             Ok(inputs) => {
                 let fill = engine.fill();
                 let (parts, totals) = engine.into_parts();
+                say_given_back(parts.compute.as_ref().map_or(&[], Compute::usage), observer);
                 Ok(Done { parts, totals, fill, inputs })
             }
             Err(RunError::Interrupted { signal, .. }) => {

@@ -1,7 +1,7 @@
 //! Machines for tests: CPU devices that stand in for cards, which can be slow or fail.
 
 use exec::cpu::CpuDevice;
-use exec::{Device, DeviceError, Launch, Machine, Span, Ticket};
+use exec::{Device, DeviceError, Holder, Launch, Machine, Span, Ticket};
 use graph::Bytes;
 use plan::{KernelRow, Target};
 use std::sync::Arc;
@@ -17,6 +17,86 @@ pub struct Card {
     launches: Arc<AtomicU64>,
     /// What every launch takes longer.
     delay: Duration,
+    memory: Arc<Memory>,
+}
+
+/// A card's memory, which does as it is told.
+#[derive(Debug)]
+pub struct Memory {
+    free: AtomicU64,
+    /// Arenas that will be refused, as if another process had been faster.
+    refusing: AtomicU64,
+    refused: AtomicU64,
+    devices: AtomicU64,
+    arenas: AtomicU64,
+    clear_interval: AtomicU64,
+    /// Pages that are there.
+    mapped: AtomicU64,
+    given_back: AtomicU64,
+}
+
+impl Memory {
+    pub fn of(free: u64) -> Self {
+        Self {
+            free: free.into(),
+            refusing: 0.into(),
+            refused: 0.into(),
+            devices: 0.into(),
+            arenas: 0.into(),
+            clear_interval: 0.into(),
+            mapped: 0.into(),
+            given_back: 0.into(),
+        }
+    }
+
+    pub fn free(&self, bytes: u64) {
+        self.free.store(bytes, Ordering::Relaxed);
+    }
+
+    pub fn refuse(&self, arenas: u64) {
+        self.refusing.store(arenas, Ordering::Relaxed);
+    }
+
+    pub fn clear_every(&self, steps: u64) {
+        self.clear_interval.store(steps, Ordering::Relaxed);
+    }
+
+    /// Arenas that were refused.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Devices that were opened.
+    pub fn devices(&self) -> u64 {
+        self.devices.load(Ordering::Relaxed)
+    }
+
+    /// Arenas that were made.
+    pub fn arenas(&self) -> u64 {
+        self.arenas.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that were given back.
+    pub fn given_back(&self) -> u64 {
+        self.given_back.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, bytes: Bytes) -> Result<(), DeviceError> {
+        let one_less = |n: u64| n.checked_sub(1);
+        if self.refusing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(DeviceError::OutOfMemory { bytes });
+        }
+        self.arenas.fetch_add(1, Ordering::Relaxed);
+        self.mapped.fetch_max(bytes.0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn trim(&self, arena: Bytes) -> Bytes {
+        let back = self.mapped.swap(arena.0, Ordering::Relaxed).saturating_sub(arena.0);
+        self.given_back.fetch_add(back, Ordering::Relaxed);
+        Bytes(back)
+    }
 }
 
 impl Card {
@@ -26,7 +106,12 @@ impl Card {
             fails_at: u64::MAX,
             launches: Arc::default(),
             delay: Duration::ZERO,
+            memory: Arc::new(Memory::of(4 << 30)),
         }
+    }
+
+    pub fn with(self, memory: Arc<Memory>) -> Self {
+        Self { memory, ..self }
     }
 
     pub fn failing_at(self, launch: u64) -> Self {
@@ -57,7 +142,11 @@ impl Machine for Card {
     }
 
     fn free(&self) -> Result<Bytes, DeviceError> {
-        Ok(Bytes(4 << 30))
+        Ok(Bytes(self.memory.free.load(Ordering::Relaxed)))
+    }
+
+    fn holders(&self) -> Vec<Holder> {
+        vec![Holder { who: "process 7 (python)".to_owned(), bytes: Some(Bytes(5)) }]
     }
 
     fn arithmetic(&self) -> String {
@@ -66,7 +155,9 @@ impl Machine for Card {
 
     fn open(&self) -> Result<Box<dyn Device>, DeviceError> {
         let (fails_at, launches, delay) = (self.fails_at, Arc::clone(&self.launches), self.delay);
-        Ok(Box::new(CardDevice { cpu: CpuDevice::new(1), name: self.name.clone(), fails_at, launches, delay }))
+        let (name, memory, arena) = (self.name.clone(), Arc::clone(&self.memory), Bytes::ZERO);
+        memory.devices.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(CardDevice { cpu: CpuDevice::new(1), name, fails_at, launches, delay, memory, arena }))
     }
 }
 
@@ -76,6 +167,8 @@ struct CardDevice {
     fails_at: u64,
     launches: Arc<AtomicU64>,
     delay: Duration,
+    memory: Arc<Memory>,
+    arena: Bytes,
 }
 
 impl CardDevice {
@@ -101,6 +194,8 @@ impl Device for CardDevice {
     }
 
     fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
+        self.memory.take(bytes)?;
+        self.arena = bytes;
         self.cpu.alloc_arena(bytes)
     }
 
@@ -167,6 +262,10 @@ impl Device for CardDevice {
     }
 
     fn trim(&mut self) -> Result<Bytes, DeviceError> {
-        self.cpu.trim()
+        Ok(self.memory.trim(self.arena))
+    }
+
+    fn clear_interval(&self) -> u64 {
+        self.memory.clear_interval.load(Ordering::Relaxed)
     }
 }

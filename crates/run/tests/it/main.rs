@@ -4,6 +4,7 @@
 mod cards;
 mod interop;
 mod lanes;
+mod memory;
 mod plot;
 mod predict;
 mod resume;

@@ -1,0 +1,142 @@
+//! Flags about how a GPU is used. Invariant: where the CPU computes they could do nothing, so there they are refused.
+
+use clap::Args;
+use run::{Device, RunError};
+
+/// How a GPU is used.
+#[derive(Debug, Args)]
+pub struct Card {
+    /// Copy to and from the GPU beside its kernels, in streams of their own (the default)
+    #[arg(long, overrides_with = "no_cuda_streams", help_heading = "GPU")]
+    cuda_streams: bool,
+
+    /// Copy and compute in one stream, one after the other
+    #[arg(long, overrides_with = "cuda_streams", help_heading = "GPU")]
+    no_cuda_streams: bool,
+
+    /// Pass copies through pinned host memory [default: where enough of it is free]
+    #[arg(long, overrides_with = "no_pin_memory", help_heading = "GPU")]
+    pin_memory: bool,
+
+    /// Pass copies through ordinary host memory
+    #[arg(long, overrides_with = "pin_memory", help_heading = "GPU")]
+    no_pin_memory: bool,
+
+    /// Let the GPU's memory grow in place when a larger plan follows (the default)
+    #[arg(long, overrides_with = "no_expandable_segments", help_heading = "GPU")]
+    expandable_segments: bool,
+
+    /// Take the GPU's memory as one plain allocation, replaced as a whole when another plan follows
+    #[arg(long, overrides_with = "expandable_segments", help_heading = "GPU")]
+    no_expandable_segments: bool,
+
+    /// Steps after which GPU memory that the present plan does not use is given back; 0 is never [default: 100]
+    #[arg(long, value_name = "N", help_heading = "GPU")]
+    cache_clear_interval: Option<u64>,
+}
+
+/// What the flags come to.
+#[cfg(feature = "cuda")]
+pub type Options = cuda::Options;
+/// Nothing, without the feature.
+#[cfg(not(feature = "cuda"))]
+pub type Options = ();
+
+impl Card {
+    /// As a GPU takes them, with so many steps open at a time.
+    #[cfg(feature = "cuda")]
+    pub fn options(&self, depth: usize) -> Options {
+        let default = Options::default();
+        let pinned = self.pin_memory.then_some(true).or(self.no_pin_memory.then_some(false));
+        Options {
+            streams: !self.no_cuda_streams,
+            pinned,
+            depth,
+            expandable: !self.no_expandable_segments,
+            cache_clear_interval: self.cache_clear_interval.unwrap_or(default.cache_clear_interval),
+        }
+    }
+
+    /// Nothing, without the feature.
+    #[cfg(not(feature = "cuda"))]
+    pub fn options(&self, _: usize) -> Options {}
+
+    /// An error where one of them was given and the CPU computes.
+    pub fn admits(&self, device: &Device) -> Result<(), RunError> {
+        match (device, self.given()) {
+            (Device::Cpu, Some(flag)) => Err(RunError::Refused(format!(
+                "{flag} is about a GPU, and this run computes on the CPU; leave it away, or give --device cuda"
+            ))),
+            (Device::Cpu | Device::Machines(_), _) => Ok(()),
+        }
+    }
+
+    /// The first that was given.
+    fn given(&self) -> Option<&'static str> {
+        let flags = [
+            (self.cuda_streams, "--cuda-streams"),
+            (self.no_cuda_streams, "--no-cuda-streams"),
+            (self.pin_memory, "--pin-memory"),
+            (self.no_pin_memory, "--no-pin-memory"),
+            (self.expandable_segments, "--expandable-segments"),
+            (self.no_expandable_segments, "--no-expandable-segments"),
+            (self.cache_clear_interval.is_some(), "--cache-clear-interval"),
+        ];
+        flags.into_iter().find_map(|(given, flag)| given.then_some(flag))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        card: Card,
+    }
+
+    fn card(words: &[&str]) -> Card {
+        Command::try_parse_from(["it"].iter().chain(words)).expect("flags").card
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn every_flag_reaches_the_device() {
+        let default = Options::default();
+        let same = Options { depth: 3, ..default };
+        for (words, wanted) in [
+            (&[][..], same),
+            (&["--cuda-streams", "--expandable-segments"], same),
+            (&["--no-cuda-streams"], Options { streams: false, ..same }),
+            (&["--no-cuda-streams", "--cuda-streams"], same),
+            (&["--pin-memory"], Options { pinned: Some(true), ..same }),
+            (&["--no-pin-memory"], Options { pinned: Some(false), ..same }),
+            (&["--no-expandable-segments"], Options { expandable: false, ..same }),
+            (&["--cache-clear-interval", "0"], Options { cache_clear_interval: 0, ..same }),
+            (&["--cache-clear-interval", "7"], Options { cache_clear_interval: 7, ..same }),
+        ] {
+            assert_eq!(card(words).options(3), wanted, "{words:?}");
+        }
+        assert!(default.streams && default.expandable, "as the help texts say");
+        assert_eq!((default.pinned, default.cache_clear_interval), (None, 100), "as the help texts say");
+    }
+
+    #[test]
+    fn the_cpu_refuses_each() {
+        assert!(card(&[]).admits(&Device::Cpu).is_ok());
+        for flag in [
+            "--cuda-streams",
+            "--no-cuda-streams",
+            "--pin-memory",
+            "--no-pin-memory",
+            "--expandable-segments",
+            "--no-expandable-segments",
+        ] {
+            let error = card(&[flag]).admits(&Device::Cpu).expect_err(flag).to_string();
+            assert!(error.starts_with(&format!("{flag} is about a GPU")), "{error}");
+        }
+        assert!(card(&["--cache-clear-interval", "0"]).admits(&Device::Cpu).is_err());
+    }
+}

@@ -1,0 +1,50 @@
+//! What a run takes of a card's memory, stage by stage: from these figures come the `reserved` entries of target files.
+//! `cargo run -p plimsoll-cuda --example memory -- MODEL bf16|f32 TOKENS`
+
+use exec::{Data, Executor, Machine};
+use graph::{Bounds, Bytes, Counts};
+use models::{Output, known};
+use plan::{Policy, Precision, Program, compile};
+use plimsoll_cuda::{CudaMachine, Options};
+use std::error::Error;
+
+const LENGTH: u64 = 168;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args: Vec<String> = std::env::args().collect();
+    let [_, model, precision, tokens] = &args[..] else { return Err("give MODEL bf16|f32 TOKENS".into()) };
+    let precision = if precision == "f32" { Precision::F32 } else { Precision::Bf16 };
+    let machine = CudaMachine::new(0, Options::default())?;
+    println!("{} free {} holders {:?}", machine.name(), machine.free()?, machine.holders());
+    let taken = |stage: &str, planned: Bytes| -> Result<(), Box<dyn Error>> {
+        let taken = machine.taken()?.unwrap_or_default();
+        let rest = taken.0 as f64 - planned.0 as f64;
+        println!("{stage:10} taken {:14} arena {:14} beside {:9.3} MiB", taken.0, planned.0, rest / 1048576.0);
+        Ok(())
+    };
+    taken("context", Bytes::ZERO)?;
+    let device = machine.open()?;
+    taken("device", Bytes::ZERO)?;
+    let sequences = (tokens.parse::<u64>()? / LENGTH).max(1);
+    let counts = Counts { tokens: sequences * LENGTH, sequences };
+    let bounds = Bounds { tokens: counts.tokens, sequences, longest: LENGTH };
+    let graph = known(model).ok_or("not known")?.graph(bounds, &[Output::Mean])?;
+    let target = machine.target()?;
+    let plan = compile(&graph, &Policy { precision, ..Policy::default() }, &target)?;
+    let program = Program::new(target, vec![("encoder".to_owned(), plan)], vec![]);
+    let (arena, reserved) = (program.arena_bytes(), program.target().reserved());
+    let mut executor = Executor::new(device, program)?;
+    taken("prepared", arena)?;
+    for _ in 0..4 {
+        let ids = vec![5; counts.tokens as usize];
+        let spans: Vec<i32> =
+            (0..sequences).flat_map(|s| [s * LENGTH, (s + 1) * LENGTH].map(|t| t as i32)).collect();
+        let inputs = [("ids", Data::I32(&ids)), ("spans", Data::I32(&spans))];
+        let open = executor.submit(0, &inputs, counts, &[(&Output::Mean.name(), 1)])?;
+        executor.collect(open, &mut [vec![]])?;
+        taken("step", arena)?;
+    }
+    println!("reserved {:.3} MiB", reserved.0 as f64 / 1048576.0);
+    drop(executor);
+    taken("dropped", Bytes::ZERO)
+}

@@ -1,0 +1,146 @@
+//! What NVML says of a card: its free memory, also before there is a context, and who holds the rest. Invariant: it only
+//! looks; cards are named by their UUID, so that `CUDA_VISIBLE_DEVICES` confuses nobody; what is not known is not guessed.
+
+use crate::api::Nvml;
+use crate::context::Card;
+use crate::{CudaError, Libraries};
+use exec::Holder;
+use graph::Bytes;
+use std::ffi::{CStr, CString, c_int, c_uint, c_ulonglong, c_void};
+use std::sync::OnceLock;
+use std::{fs, process, ptr};
+
+/// A card, as NVML holds it.
+pub(crate) type Handle = *mut c_void;
+
+/// `nvmlMemory_t`
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct Memory {
+    total: c_ulonglong,
+    free: c_ulonglong,
+    used: c_ulonglong,
+}
+
+/// `nvmlProcessInfo_t`, as `nvmlDeviceGetComputeRunningProcesses_v3` writes it.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Process {
+    pid: c_uint,
+    used: c_ulonglong,
+    gpu_instance: c_uint,
+    compute_instance: c_uint,
+}
+
+/// What a process holds, where NVML may not say.
+const NOT_AVAILABLE: c_ulonglong = c_ulonglong::MAX;
+
+/// NVML's code for a list that is longer than the room for it.
+const INSUFFICIENT_SIZE: c_int = 7;
+
+/// Free memory of a card, all processes counted.
+pub fn free(card: &Card) -> Result<Bytes, CudaError> {
+    let (api, handle) = open(card)?;
+    let mut memory = Memory::default();
+    // SAFETY: the pointer is to a local of the header's layout.
+    api.check("nvmlDeviceGetMemoryInfo", unsafe { (api.nvmlDeviceGetMemoryInfo)(handle, &mut memory) })?;
+    Ok(Bytes(memory.free))
+}
+
+/// Who else computes on a card, the largest first.
+pub fn holders(card: &Card) -> Result<Vec<Holder>, CudaError> {
+    let processes = processes(card)?;
+    // Where our own number is not among them, they are counted elsewhere, and /proc would name others.
+    let ours = processes.iter().any(|p| p.pid == process::id());
+    let mut others: Vec<&Process> = processes.iter().filter(|p| p.pid != process::id()).collect();
+    others.sort_by_key(|p| std::cmp::Reverse(p.used));
+    Ok(others.into_iter().map(|p| holder(*p, ours.then(|| name(p.pid)).flatten())).collect())
+}
+
+fn processes(card: &Card) -> Result<Vec<Process>, CudaError> {
+    let (api, handle) = open(card)?;
+    // A list that is too short is asked for again: others come and go.
+    let mut list = vec![Process::default(); 64];
+    loop {
+        let mut count = list.len() as c_uint;
+        let get = api.nvmlDeviceGetComputeRunningProcesses_v3;
+        // SAFETY: the list has room for `count` of the header's layout.
+        let code = unsafe { get(handle, &mut count, list.as_mut_ptr()) };
+        if code != INSUFFICIENT_SIZE {
+            api.check("nvmlDeviceGetComputeRunningProcesses", code)?;
+            list.truncate(count as usize);
+            return Ok(list);
+        }
+        list.resize(count as usize + 64, Process::default());
+    }
+}
+
+fn holder(process: Process, name: Option<String>) -> Holder {
+    let pid = process.pid;
+    let who = name.map_or_else(|| format!("process {pid}"), |name| format!("process {pid} ({name})"));
+    Holder { who, bytes: (process.used != NOT_AVAILABLE).then_some(Bytes(process.used)) }
+}
+
+/// What a process calls itself.
+fn name(pid: u32) -> Option<String> {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    Some(name.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect())
+}
+
+/// NVML and its handle of a card.
+fn open(card: &Card) -> Result<(&'static Nvml, Handle), CudaError> {
+    static INITIALISED: OnceLock<c_int> = OnceLock::new();
+    let api = Libraries::get().nvml.as_ref().map_err(CudaError::clone)?;
+    // SAFETY: the function has no preconditions.
+    api.check("nvmlInit", *INITIALISED.get_or_init(|| unsafe { (api.nvmlInit_v2)() }))?;
+    // A part of a card that was cut up (MIG) has a UUID of its own kind.
+    let mut code = 0;
+    for kind in ["GPU", "MIG"] {
+        let uuid = CString::new(format!("{kind}-{}", card.uuid)).unwrap_or_default();
+        let mut handle = ptr::null_mut();
+        // SAFETY: the text outlives the call; the pointer is to a local.
+        code = unsafe { (api.nvmlDeviceGetHandleByUUID)(uuid.as_ptr(), &mut handle) };
+        if code == 0 {
+            return Ok((api, handle));
+        }
+    }
+    api.check("nvmlDeviceGetHandleByUUID", code).map(|()| (api, ptr::null_mut()))
+}
+
+impl Nvml {
+    /// An error unless the code is zero.
+    fn check(&self, function: &'static str, code: c_int) -> Result<(), CudaError> {
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: the library gives a constant string.
+        let message = unsafe { CStr::from_ptr((self.nvmlErrorString)(code)) }.to_string_lossy().into_owned();
+        Err(CudaError::Call { function, code, message })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holders_are_told_with_what_is_known() {
+        let process = Process { pid: 7, used: 5, ..Process::default() };
+        let told = holder(process, Some("python".to_owned()));
+        assert_eq!(told, Holder { who: "process 7 (python)".to_owned(), bytes: Some(Bytes(5)) });
+        let unknown = holder(Process { used: NOT_AVAILABLE, ..process }, None);
+        assert_eq!(unknown, Holder { who: "process 7".to_owned(), bytes: None });
+    }
+
+    /// The layout of nvml.h on 64-bit machines.
+    #[test]
+    fn structs_have_the_size_of_the_header() {
+        assert_eq!((size_of::<Memory>(), size_of::<Process>()), (24, 24));
+    }
+
+    #[test]
+    fn this_process_has_a_name() {
+        assert!(name(process::id()).is_some_and(|name| !name.is_empty()));
+        assert_eq!(name(u32::MAX), None);
+    }
+}

@@ -1,0 +1,76 @@
+//! An executor that follows one program after another on its device.
+
+use crate::rig::On;
+use graph::{Bounds, Counts, Param};
+use models::{Encoder, Output};
+use plan::{Precision, Program, Weights};
+use plimsoll_exec::cpu::Isa;
+use plimsoll_exec::{Data, Executor, ReadError};
+use std::ops::Range;
+
+const LENGTH: u64 = 16;
+
+fn program(on: On, tokens: u64) -> Program {
+    let config = include_str!("../../../../fixtures/goldens/esm2/config.json");
+    let bounds = Bounds { tokens, sequences: tokens / LENGTH, longest: LENGTH };
+    let graph = Encoder::from_json(config).expect("known").graph(bounds, &[Output::Mean]).expect("verified");
+    let (target, plan) = on.plan(&graph, true, Weights::Resident).expect("planned");
+    Program::new(target, vec![("encoder".to_owned(), plan)], vec![])
+}
+
+fn read(_: &Param, range: Range<u64>, out: &mut [f32]) -> Result<(), ReadError> {
+    out.iter_mut().zip(range).for_each(|(x, i)| *x = (i * 7919 % 101) as f32 / 500.0 - 0.1);
+    Ok(())
+}
+
+/// Means of a full step.
+fn step(executor: &mut Executor, tokens: u64) -> Vec<f32> {
+    let counts = Counts { tokens, sequences: tokens / LENGTH };
+    let ids: Vec<i32> = (0..tokens as i32).map(|i| 4 + i * 7 % 20).collect();
+    let borders = |s| [s * LENGTH, (s + 1) * LENGTH].map(|at| at as i32);
+    let spans: Vec<i32> = (0..counts.sequences).flat_map(borders).collect();
+    let inputs = [("ids", Data::I32(&ids)), ("spans", Data::I32(&spans))];
+    let wanted = 40 * counts.sequences as usize;
+    let open = executor.submit(0, &inputs, counts, &[("mean", wanted)]).expect("submitted");
+    let mut found = [vec![]];
+    executor.collect(open, &mut found).expect("collected");
+    found.into_iter().flatten().collect()
+}
+
+#[test]
+fn another_program_computes_as_on_a_device_of_its_own() {
+    let cuda = [Precision::F32, Precision::Bf16].into_iter().filter_map(On::cuda);
+    for on in [On::Reference, On::Cpu(Isa::detect(), 2)].into_iter().chain(cuda) {
+        let mut executor = on.executor(program(on, 4 * LENGTH));
+        executor.load(0, &mut read).expect("loaded");
+        // It grows, shrinks, and grows to more than it ever was.
+        for tokens in [64, 16, 2, 256].map(|sequences| sequences * LENGTH) {
+            let next = program(on, tokens);
+            executor.switch(next.clone()).unwrap_or_else(|e| panic!("{}: {e}", on.name()));
+            assert_eq!(executor.program(), &next);
+            let unloaded = step(&mut executor, tokens);
+            assert!(unloaded.iter().all(|x| x.is_nan()), "{}: weights are loaded again", on.name());
+            executor.load(0, &mut read).expect("loaded");
+            let found = step(&mut executor, tokens);
+            let mut alone = on.executor(next);
+            alone.load(0, &mut read).expect("loaded");
+            assert_eq!(found, step(&mut alone, tokens), "{} with {tokens} tokens", on.name());
+            assert!(found.iter().all(|x| x.is_finite()));
+        }
+    }
+}
+
+#[test]
+fn open_steps_are_collected_first() {
+    let on = On::Cpu(Isa::detect(), 1);
+    let mut executor = on.executor(program(on, LENGTH));
+    executor.load(0, &mut read).expect("loaded");
+    let (ids, spans) = (vec![5; LENGTH as usize], [0, LENGTH as i32]);
+    let inputs = [("ids", Data::I32(&ids)), ("spans", Data::I32(&spans))];
+    let counts = Counts { tokens: LENGTH, sequences: 1 };
+    let open = executor.submit(0, &inputs, counts, &[("mean", 40)]).expect("submitted");
+    let error = executor.switch(program(on, 2 * LENGTH)).expect_err("a step is open").to_string();
+    assert!(error.contains("1 steps are open"), "{error}");
+    executor.collect(open, &mut [vec![]]).expect("collected");
+    executor.switch(program(on, 2 * LENGTH)).expect("nothing is open");
+}

@@ -1,0 +1,54 @@
+//! The largest tensors at a program's peak, by name: what a refusal tells beside the ledger's sums. Invariant: each is
+//! there at the peak, and no byte stands for two of them.
+
+use crate::{Entry, Plan, Program, Region};
+use graph::{Def, Graph, Role, ValueId, node_label};
+use std::collections::BTreeSet;
+
+impl Program {
+    /// The `n` largest tensors at the peak, the largest first.
+    pub fn largest_tensors(&self, n: usize) -> Vec<Entry> {
+        let (peak, _) = self.peak_at();
+        let mut seen = BTreeSet::new();
+        let mut tensors: Vec<Entry> = vec![];
+        for (i, (name, plan)) in self.plans().iter().enumerate() {
+            let mut add = |v: ValueId| {
+                let at = plan.memory.slice(v).map(|slice| self.address(i, slice));
+                if at.is_none_or(|at| seen.insert(at)) {
+                    let label = label(&plan.graph, v);
+                    let label = if self.plans().len() == 1 { label } else { format!("{name}: {label}") };
+                    tensors.push(Entry { label, bytes: plan.graph.spec(v).bytes(&plan.graph.bounds) });
+                }
+            };
+            persistent(plan).for_each(&mut add);
+            if i == peak {
+                plan.memory.live_at_peak.iter().copied().for_each(&mut add);
+            }
+        }
+        let waiting = self.staging().iter().map(|s| Entry { label: s.label.clone(), bytes: s.bytes });
+        tensors.extend(waiting);
+        tensors.sort_by_key(|entry| std::cmp::Reverse(entry.bytes));
+        tensors.truncate(n);
+        tensors
+    }
+}
+
+fn persistent(plan: &Plan) -> impl Iterator<Item = ValueId> + '_ {
+    let stays = |v| plan.memory.slice(v).is_some_and(|slice| slice.region == Region::Persistent);
+    plan.graph.values().filter(move |(v, value)| value.def == Def::Source && stays(*v)).map(|(v, _)| v)
+}
+
+/// What a value is called: its own name, or that of the node which makes it.
+fn label(graph: &Graph, v: ValueId) -> String {
+    match graph.spec(v).role {
+        Role::Param(p) => return graph.params[p.index()].name.clone(),
+        Role::State(s) => return graph.states[s.index()].name.clone(),
+        Role::Input | Role::Activation | Role::Grad | Role::Scratch => {}
+    }
+    let named = graph.inputs.iter().chain(&graph.outputs).find(|(_, value)| *value == v);
+    match (named, graph.value(v).def) {
+        (Some((name, _)), _) => name.clone(),
+        (None, Def::Node(id, _)) => format!("what {} gives", node_label(graph, id)),
+        (None, Def::Source) => v.to_string(),
+    }
+}
