@@ -5,7 +5,7 @@
 use crate::arena::Arena;
 use crate::context::{Card, Context};
 use crate::event::Event;
-use crate::gemm::Gemm;
+use crate::gemm::{self, Choosing, Gemm};
 use crate::graphs::Graphs;
 use crate::kernel::Kernels;
 use crate::launch::{self, Call};
@@ -79,18 +79,29 @@ impl CudaDevice {
 
     /// The same, used so.
     pub fn with(ordinal: usize, options: Options) -> Result<Self, CudaError> {
-        Self::open(ordinal, true, options)
+        Self::open(ordinal, Choosing::Timed, options)
     }
 
     /// The same, where products are computed by the library's first choice instead of the one that was timed to be the
     /// fastest: nothing is read from the disk or kept there.
     pub fn without_timing(ordinal: usize) -> Result<Self, CudaError> {
-        Self::open(ordinal, false, Options::default())
+        Self::open(ordinal, Choosing::First, Options::default())
     }
 
-    fn open(ordinal: usize, timed: bool, options: Options) -> Result<Self, CudaError> {
+    /// The same, where products are computed by our own kernel in one of its forms, wherever that can, or by the fastest
+    /// of `cuBLASLt`: for tests and measurements.
+    pub fn with_product(ordinal: usize, name: &str) -> Result<Self, CudaError> {
+        Self::open(ordinal, Choosing::Named(name.to_owned()), Options::default())
+    }
+
+    /// The names that [`Self::with_product`] knows.
+    pub fn own_products() -> Vec<&'static str> {
+        gemm::own_products()
+    }
+
+    fn open(ordinal: usize, choosing: Choosing, options: Options) -> Result<Self, CudaError> {
         let context = Context::new(ordinal, options.streams)?;
-        let (gemm, kernels) = (Gemm::new(&context, timed)?, Kernels::new(&context, options.depth)?);
+        let (gemm, kernels) = (Gemm::new(&context, choosing)?, Kernels::new(&context, options.depth)?);
         let (fetched, graphs) = (VecDeque::new(), Graphs::default());
         Ok(Self {
             options,

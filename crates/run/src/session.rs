@@ -237,22 +237,13 @@ pub(crate) fn attach_all(
     Ok(())
 }
 
-/// The same with what a run keeps in the host's memory, where the line is about another: what it says is kept there, and
-/// what inputs and outputs travel through.
-pub(crate) fn memory_lines(
-    program: &Program,
-    settings: &Settings,
-    budget: Bytes,
-    kept: Bytes,
-    what: &str,
-) -> String {
+/// The same with what a run keeps in the host's memory, where the line is about another.
+pub(crate) fn memory_lines(program: &Program, budget: Bytes, kept: Bytes, what: &str) -> String {
     let line = memory_line(program, budget);
     if program.target().space == HOST {
         return line;
     }
-    let [inputs, outputs] = program.host_staging();
-    let host = kept + Bytes((inputs + outputs).0 * settings.device.count() as u64);
-    format!("{line}; up to {host} of the host's memory for {what} on their way")
+    format!("{line}; up to {kept} of the host's memory for {what} on their way")
 }
 
 /// The plan against the line, as a run prints it.

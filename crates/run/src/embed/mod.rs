@@ -314,7 +314,7 @@ fn plan(
     let longest = longest.unwrap_or(SHORTEST).max(SHORTEST);
     let program = settings.fit_streaming(longest, build)?;
     let kept = Bytes(output_bytes(&program).0 * settings.ahead() as u64);
-    let line = memory_lines(&program, &settings, budget, kept, "outputs");
+    let line = memory_lines(&program, budget, kept, "outputs");
     let planned = Planned { program, longest, build };
     Ok((settings.start_smaller(planned, vec![], observer)?, line))
 }

@@ -247,10 +247,10 @@ impl Run<'_> {
 
     /// The plan against the line.
     fn memory_line(&self, stage: Stage, program: &Program) -> String {
-        let settings = &self.options.settings;
         let tokens = program.plans().iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0);
-        let kept = self.shape.waiting(stage, tokens, settings.ahead()).iter().map(|wait| wait.bytes).sum();
-        memory_lines(program, settings, self.budget, kept, "embeddings")
+        let kept = self.shape.waiting(stage, tokens, self.options.settings.ahead());
+        let kept = kept.iter().map(|wait| wait.bytes).sum();
+        memory_lines(program, self.budget, kept, "embeddings")
     }
 
     /// Reads and computes until the input ends. What is finished when it ends too early is kept.
