@@ -177,31 +177,6 @@ fn copy_changed(weights: &Weights, to: &Path, change: impl Fn(&str, &[u64], &mut
 }
 
 #[test]
-fn what_was_computed_otherwise_is_another_result() {
-    let folder = Folder::new("computed-otherwise");
-    let options = options(&folder.path("out"));
-    run(&options).expect("complete");
-    let file = folder.path("out/run.json");
-    let text = read(&file);
-    let record: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-    assert_eq!(
-        (&record["identity"]["arithmetic"]["precision"], &record["precision"]),
-        (&"f32".into(), &"f32".into())
-    );
-    for (key, value) in [("precision", "bf16"), ("device", "cuda (a card)"), ("instructions", "others")] {
-        let mut other = record.clone();
-        other["identity"]["arithmetic"][key] = value.into();
-        fs::write(&file, other.to_string()).expect("written");
-        let error = run(&options).expect_err("another result").to_string();
-        for part in ["computed otherwise", key, value, "--force"] {
-            assert!(error.contains(part), "{part}: {error}");
-        }
-    }
-    fs::write(&file, text).expect("written");
-    assert!(run(&options).expect("there").already_complete);
-}
-
-#[test]
 fn a_journal_of_another_run_that_holds_nothing_is_no_hindrance() {
     let folder = Folder::new("nothing");
     let whole = "@a\nACGTACGTACGT\n+\nIIIIIIIIIIII\n@b\nACGT\n+\nIIII\n";
