@@ -1,61 +1,58 @@
-#!/bin/sh
-# Gathers what runs on a GPU machine without Rust: the tests, the benches, the goldens, PyTorch's side.
+#!/usr/bin/env bash
+# Gathers what runs on a GPU machine without Rust: the binary, the tests, the goldens, PyTorch's side.
 #
-#   bench/gather_gpu.sh FOLDER        then, on the GPU machine: cd FOLDER && ./run.sh [tests|bench|peers|all]
+#   bench/gather_gpu.sh FOLDER        then, on the GPU machine: cd FOLDER && ./run.sh [tests | SECTION...]
 #
-# Needs cargo here, and there an NVIDIA driver, NVRTC and cuBLASLt (`plimsoll doctor` says what it finds); PyTorch for peers.
-set -eu
-to=${1:?the folder to gather into}
-root=$(cd "$(dirname "$0")/.." && pwd)
+# Needs cargo here, and there an NVIDIA driver, NVRTC and cuBLASLt (`plimsoll doctor` says what it finds); python3 with PyTorch
+# for the peers, safetensors for `predict`. SECTION is one of gpu.sh's; without any, the tests and all sections run.
+set -euo pipefail
+to=$(realpath -m "${1:?the folder to gather into}")
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 profile=${PROFILE:-release}
-mkdir -p "$to/bin" "$to/peers"
+folder=${CARGO_TARGET_DIR:-$root/target}/$([ "$profile" = dev ] && echo debug || echo "$profile")
+mkdir -p "$to/bin" "$to/bench/peers" "$to/fixtures"
+
+# built PATTERN ARGUMENT...: the file that cargo says it has made, whose line has the pattern.
+built() {
+    local pattern=$1
+    shift
+    cargo "$@" 2>&1 | tee /dev/stderr | sed -n "s/.*Executable.*$pattern.*(\(.*\))/\1/p"
+}
+
 cargo build --profile "$profile" -p plimsoll
-# The tests are compiled as `cargo test` does; their paths are listed by cargo itself.
-tests=$(cargo test -p plimsoll-exec -p plimsoll-cuda --test it --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p')
-for test in $tests; do
-  case $test in
-    */target/*) crate=$(strings -a "$test" | grep -o -m1 'crates/[a-z]*/tests/it' | cut -d/ -f2) ;;
-  esac
-  strip -o "$to/bin/test-$crate" "$test"
+strip -o "$to/bin/plimsoll" "$folder/plimsoll"
+cargo build --profile "$profile" -p plimsoll-cuda --example attention
+strip -o "$to/bin/attention" "$folder/examples/attention"
+for crate in exec cuda; do
+    strip -o "$to/bin/test-$crate" "$(built tests/it test -p "plimsoll-$crate" --test it --no-run)"
 done
-dir=$(cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
-strip -o "$to/bin/plimsoll" "$dir/$profile/plimsoll"
-cp bench/peers/*.py "$to/peers/"
-mkdir -p "$to/fixtures"
+cp bench/gpu.sh bench/gpu_summary.py bench/predict_gpu.py "$to/bench/"
+cp bench/peers/*.py "$to/bench/peers/"
 cp -r fixtures/goldens fixtures/training "$to/fixtures/"
 # Tests know their fixtures by the path of this checkout.
 printf '%s\n' "$root" >"$to/checkout"
 cat >"$to/run.sh" <<'RUN'
-#!/bin/sh
+#!/usr/bin/env bash
 # Runs what was gathered; see bench/gather_gpu.sh.
 set -u
-cd "$(dirname "$0")"
+cd "$(dirname "${BASH_SOURCE[0]}")"
 here=$(pwd)
-checkout=$(cat checkout)
-if [ ! -e "$checkout" ]; then
-  mkdir -p "$checkout/crates/exec" "$checkout/crates/cuda"
-  ln -s "$here/fixtures" "$checkout/fixtures"
-fi
-what=${1:-all}
-export PATH="$here/bin:$PATH"
-plimsoll doctor | head -40
-case $what in tests|all)
-  test-exec cuda --nocapture --test-threads=1
-  test-cuda --nocapture --test-threads=1 ;;
-esac
-case $what in bench|all)
-  for model in facebook/esm2_t36_3B_UR50D facebook/esm2_t33_650M_UR50D facebook/esm2_t30_150M_UR50D facebook/esm2_t12_35M_UR50D facebook/esm2_t6_8M_UR50D; do
-    for batch in 97x168 390x168; do
-      plimsoll bench --device cuda --model $model --batch $batch --tokens 65536
-    done
-  done
-  plimsoll bench --device cuda --model zhihan1996/DNABERT-S --batch 624x105 --tokens 65536 ;;
-esac
-case $what in peers|all)
-  for model in 3B 650M 150M 35M 8M; do
-    python3 peers/esm2.py --model $model --pack 16384 65536
-  done ;;
+export PLIMSOLL=$here/bin/plimsoll
+tests() {
+    local checkout
+    checkout=$(cat checkout)
+    if [ ! -e "$checkout" ]; then
+        mkdir -p "$checkout/crates/exec" "$checkout/crates/cuda"
+        ln -s "$here/fixtures" "$checkout/fixtures"
+    fi
+    bin/test-exec cuda --nocapture --test-threads=1
+    bin/test-cuda --nocapture --test-threads=1
+}
+case ${1:-} in
+'') tests; bench/gpu.sh ;;
+tests) tests ;;
+*) bench/gpu.sh "$@" ;;
 esac
 RUN
 chmod +x "$to/run.sh"

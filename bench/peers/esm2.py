@@ -1,20 +1,21 @@
 """PyTorch's side of the GPU figures: ESM-2 in bf16 with random weights, on the first GPU.
 
-    python bench/peers/esm2.py [--model 3B] [--pack 16384] [--length 168 | --lognormal] [--side packed sdpa] [--seconds 3]
+    python bench/peers/esm2.py [--model 3B ...] [--pack 16384] [--length 168 | --lognormal] [--side packed sdpa] [--seconds 3]
 
-Sides: `sdpa` is transformers' EsmModel with SDPA under torch.compile; `packed` is a model packed by hand: fused query, key
-and value, variable-length flash attention, under torch.compile (the fastest PyTorch that we know). Prints one JSON line
-for each side and pack: tokens/s of the median pass, real tokens only, and the peak of torch's allocator.
+Sides: `packed` is a model packed by hand: fused query, key and value, variable-length flash attention, under torch.compile
+(the fastest PyTorch that we know); `sdpa` is transformers' EsmModel with SDPA under torch.compile, `sdpa-eager` without.
+Sequences of several lengths reach transformers padded and sorted by length. One line of JSON for each side and pack:
+tokens/s of the median pass, real tokens only, and the peak of torch's allocator.
 """
 
 import argparse
-import json
-import statistics
-import time
+import itertools
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+
+import timing
 
 SIZES = {  # width, heads, feed-forward, layers
     "8M": (320, 20, 1280, 6),
@@ -23,6 +24,7 @@ SIZES = {  # width, heads, feed-forward, layers
     "650M": (1280, 20, 5120, 33),
     "3B": (2560, 40, 10240, 36),
 }
+STEP = 32  # padded lengths are a multiple of it, so that kernels see few shapes
 
 
 class Layer(nn.Module):
@@ -66,88 +68,95 @@ class Packed(nn.Module):
         return self.norm(x)
 
 
-def packs(lengths, size):
-    """Lengths cut into packs of at most `size` tokens, in order."""
-    pack, filled = [], 0
-    for n in lengths:
-        if filled + n > size:
-            yield pack
-            pack, filled = [], 0
-        pack.append(n)
-        filled += n
-
-
-def batch(lengths, size):
-    """Ids, positions, ends and the real tokens of a pack; what is left of it is one more sequence, for a fixed shape."""
-    real = sum(lengths)
-    lengths = lengths + ([size - real] if real < size else [])
+def pack(lengths, size):
+    """Ids, positions and ends of a pack; what is left of it is one more sequence, so that the shape is fixed."""
+    rest = size - sum(lengths)
+    lengths = lengths + ([rest] if rest else [])
     ends = torch.tensor([0] + lengths, device="cuda").cumsum(0).int()
+    torch._dynamo.mark_dynamic(ends, 0)
     positions = torch.cat([torch.arange(n) for n in lengths]).cuda()
-    return (torch.randint(4, 24, (size,), device="cuda"), positions, ends), real
+    return torch.randint(4, 24, (size,), device="cuda"), positions, ends
 
 
-def timed(run, batches, seconds):
-    """Seconds of each pass over `batches`."""
-    with torch.no_grad():
-        for b in batches[:2] * 2:
-            run(b)
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        times, start = [], time.perf_counter()
-        while len(times) < 3 or time.perf_counter() - start < seconds:
-            begin = time.perf_counter()
-            for b in batches:
-                run(b)
-            torch.cuda.synchronize()
-            times.append(time.perf_counter() - begin)
-    return times
-
-
-def packed(a, size, lengths):
+def packed(a, name, size, lengths, compiled):
     with torch.device("cuda"):
         torch.set_default_dtype(torch.bfloat16)
-        model = Packed(*SIZES[a.model]).eval()
+        model = Packed(*SIZES[name]).eval()
         torch.set_default_dtype(torch.float32)
-    model = torch.compile(model)
-    made = [batch(p, size) for _, p in zip(range(1 if not a.lognormal else max(4, 8 * 16384 // size)), packs(lengths, size))]
-    longest = 1024 if a.lognormal else a.length
-    times = timed(lambda b: model(*b, longest), [b for b, _ in made], a.seconds)
-    return sum(real for _, real in made), times
+    model = torch.compile(model) if compiled else model
+    longest = max(lengths)
+    chosen = some(timing.packs(lengths, size), size, a)
+    return lambda b: model(*b, longest), [pack(p, size) for p in chosen], sum(map(sum, chosen))
 
 
-def sdpa(a, size, lengths):
+def some(batches, size, a):
+    """One batch where all are alike; else enough of them to be typical."""
+    batches = list(batches)
+    count = max(4, 8 * 16384 // size) if a.lognormal else 1
+    # Spread over all lengths: padded batches are sorted.
+    return batches[:: max(1, len(batches) // count)][:count]
+
+
+def sdpa(a, name, size, lengths, compiled):
     from transformers import EsmConfig, EsmModel
 
-    d, heads, inner, layers = SIZES[a.model]
-    config = EsmConfig(vocab_size=33, hidden_size=d, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner, position_embedding_type="rotary", token_dropout=True, mask_token_id=32, pad_token_id=1, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0, emb_layer_norm_before=False)
-    model = EsmModel(config, add_pooling_layer=False).to("cuda", torch.bfloat16).eval()
-    model = torch.compile(model)
-    n = size // a.length
-    ids = torch.randint(4, 24, (n, a.length), device="cuda")
-    times = timed(lambda b: model(input_ids=b).last_hidden_state, [ids], a.seconds)
-    return n * a.length, times
+    d, heads, inner, layers = SIZES[name]
+    config = EsmConfig(
+        vocab_size=33,
+        hidden_size=d,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=inner,
+        position_embedding_type="rotary",
+        token_dropout=True,
+        mask_token_id=32,
+        pad_token_id=1,
+        attention_probs_dropout_prob=0.0,
+        hidden_dropout_prob=0.0,
+        emb_layer_norm_before=False,
+        attn_implementation="sdpa",
+    )
+    with torch.device("cuda"):
+        torch.set_default_dtype(torch.bfloat16)
+        model = EsmModel(config, add_pooling_layer=False).eval()
+        torch.set_default_dtype(torch.float32)
+    model = torch.compile(model, dynamic=a.lognormal) if compiled else model
+    chosen = some(timing.padded(lengths, size, STEP if a.lognormal else 1), size, a)
+    batches = [pad(p, STEP if a.lognormal else 1) for p in chosen]
+    run = lambda b: model(input_ids=b[0], attention_mask=b[1]).last_hidden_state
+    return run, batches, sum(map(sum, chosen))
+
+
+def pad(lengths, step):
+    """Ids, and the mask of what is no padding; none where there is no padding."""
+    width = -(-max(lengths) // step) * step
+    ids = torch.randint(4, 24, (len(lengths), width), device="cuda")
+    mask = torch.arange(width, device="cuda") < torch.tensor(lengths, device="cuda")[:, None]
+    return (ids, None) if bool(mask.all()) else (ids.masked_fill(~mask, 1), mask.long())
+
+
+SIDES = {
+    "packed": (packed, True),
+    "packed-eager": (packed, False),
+    "sdpa": (sdpa, True),
+    "sdpa-eager": (sdpa, False),
+}
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model", choices=SIZES, default="3B")
+    parser.add_argument("--model", choices=SIZES, nargs="+", default=["3B"])
     parser.add_argument("--pack", type=int, nargs="+", default=[16384])
     parser.add_argument("--length", type=int, default=168)
     parser.add_argument("--lognormal", action="store_true", help="lengths exp N(5.6, 0.75), from 30 to 1022, and 2")
-    parser.add_argument("--side", choices=["packed", "sdpa"], nargs="+", default=["packed"])
+    parser.add_argument("--side", choices=SIDES, nargs="+", default=["packed"])
     parser.add_argument("--seconds", type=float, default=3.0)
     a = parser.parse_args()
-    random = torch.Generator().manual_seed(7)
-    for size in a.pack:
-        if a.lognormal:
-            lengths = ((torch.randn(40000, generator=random) * 0.75 + 5.6).exp().clamp(30, 1022).long() + 2).tolist()
-        else:
-            lengths = [a.length] * (size // a.length) * 2
-        for side in a.side:
-            tokens, times = {"packed": packed, "sdpa": sdpa}[side](a, size, lengths)
-            print(json.dumps({"side": f"torch {torch.__version__} {side} compiled", "model": a.model, "pack": size, "lengths": "lognormal" if a.lognormal else a.length, "tokens_per_s": round(tokens / statistics.median(times)), "peak_bytes": torch.cuda.max_memory_allocated(), "passes": len(times)}), flush=True)
-            torch._dynamo.reset()
-            torch.cuda.empty_cache()
+    for model, size, side in itertools.product(a.model, a.pack, a.side):
+        lengths = timing.lognormal(40000) if a.lognormal else [a.length] * (size // a.length)
+        make, compiled = SIDES[side]
+        shape = {"model": model, "pack": size, "lengths": "lognormal" if a.lognormal else a.length}
+        timing.measured(side, lambda: make(a, model, size, lengths, compiled), a.seconds, **shape)
 
 
 main()

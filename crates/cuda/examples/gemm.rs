@@ -1,5 +1,5 @@
-//! TFLOP/s of products on the first card: the algorithm that cuBLASLt's heuristic puts first, and the one that timing
-//! chooses. `cargo run --release -p plimsoll-cuda --example gemm`
+//! TFLOP/s of linears on the first card, with all that stands behind the product: the algorithm that cuBLASLt's heuristic
+//! puts first, its fastest, our own kernel in each of its forms, and what timing chooses among all. `cargo run --release -p plimsoll-cuda --example gemm`
 
 use exec::{Device, DeviceError, Launch, Operand};
 use graph::ops::{Epilogue, Linear};
@@ -17,20 +17,33 @@ const BATCHES: usize = 5;
 const WORKSPACE: u64 = 32 << 20;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("dtype      rows      K ->      N   residual   first TF/s    best TF/s   prepared in");
+    let own = CudaDevice::own_products();
+    let heads: String = own.iter().map(|name| format!("{name:>15}")).collect();
+    println!("dtype      rows      K ->      N   epilogue    first cuBLASLt{heads}   chosen  prepared in");
     for (dtype, rows) in
         [(DType::Bf16, 16_384), (DType::Bf16, 65_536), (DType::F16, 16_384), (DType::F32, 16_384)]
     {
         for (k, n) in SHAPES {
-            // In the models, what gives the width of the stream is added to it.
-            let epilogue = if n == 2560 || n == 1280 { Epilogue::Residual } else { Epilogue::None };
+            // In the models, what gives the width of the stream is added to it, and what widens it passes a GELU.
+            let epilogue = match n / k {
+                0 | 1 => Epilogue::Residual,
+                4 => Epilogue::Gelu,
+                _ => Epilogue::None,
+            };
             let product = Product::new(rows, k, n, dtype, Linear { bias: true, epilogue });
             let (first, _, _) = product.measure(CudaDevice::without_timing(0)?)?;
+            let (library, _, _) = product.measure(CudaDevice::with_product(0, "cuBLASLt")?)?;
+            let mut line = String::new();
+            for name in &own {
+                let (rate, _, choice) = product.measure(CudaDevice::with_product(0, name)?)?;
+                line += &if choice.contains(name) { format!("{rate:15.1}") } else { format!("{:>15}", "-") };
+            }
             let (best, seconds, choice) = product.measure(CudaDevice::new(0)?)?;
-            let added = epilogue == Epilogue::Residual;
             println!(
-                "{:5} {rows:9} {k:6} -> {n:6} {added:10} {first:12.1} {best:12.1} {seconds:10.2} s   {choice}",
-                dtype.name()
+                "{:5} {rows:9} {k:6} -> {n:6} {epilogue:?}{:>w$} {first:8.1} {library:8.1}{line} {best:8.1} {seconds:8.2} s   {choice}",
+                dtype.name(),
+                "",
+                w = 9 - format!("{epilogue:?}").len(),
             );
         }
     }

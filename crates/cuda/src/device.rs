@@ -5,7 +5,7 @@
 use crate::arena::Arena;
 use crate::context::{Card, Context};
 use crate::event::Event;
-use crate::gemm::Gemm;
+use crate::gemm::{self, Choosing, Gemm};
 use crate::graphs::Graphs;
 use crate::kernel::Kernels;
 use crate::launch::{self, Call};
@@ -79,18 +79,29 @@ impl CudaDevice {
 
     /// The same, used so.
     pub fn with(ordinal: usize, options: Options) -> Result<Self, CudaError> {
-        Self::open(ordinal, true, options)
+        Self::open(ordinal, Choosing::Timed, options)
     }
 
     /// The same, where products are computed by the library's first choice instead of the one that was timed to be the
     /// fastest: nothing is read from the disk or kept there.
     pub fn without_timing(ordinal: usize) -> Result<Self, CudaError> {
-        Self::open(ordinal, false, Options::default())
+        Self::open(ordinal, Choosing::First, Options::default())
     }
 
-    fn open(ordinal: usize, timed: bool, options: Options) -> Result<Self, CudaError> {
+    /// The same, where products are computed by our own kernel in one of its forms, wherever that can, or by the fastest
+    /// of `cuBLASLt`: for tests and measurements.
+    pub fn with_product(ordinal: usize, name: &str) -> Result<Self, CudaError> {
+        Self::open(ordinal, Choosing::Named(name.to_owned()), Options::default())
+    }
+
+    /// The names that [`Self::with_product`] knows.
+    pub fn own_products() -> Vec<&'static str> {
+        gemm::own_products()
+    }
+
+    fn open(ordinal: usize, choosing: Choosing, options: Options) -> Result<Self, CudaError> {
         let context = Context::new(ordinal, options.streams)?;
-        let (gemm, kernels) = (Gemm::new(&context, timed)?, Kernels::new(&context, options.depth)?);
+        let (gemm, kernels) = (Gemm::new(&context, choosing)?, Kernels::new(&context, options.depth)?);
         let (fetched, graphs) = (VecDeque::new(), Graphs::default());
         Ok(Self {
             options,
@@ -175,7 +186,7 @@ impl CudaDevice {
             let code = unsafe { (api.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes.len(), stream) };
             api.check("cuMemcpyHtoDAsync", code)
         };
-        context.trace.span(Track::In, stream, || "copy in".to_owned(), copy)?;
+        context.trace.span(Track::In, stream, || format!("copy in, {}", Bytes(bytes.len() as u64)), copy)?;
         event.map_or_else(|| context.wait_for(stream), |event| event.record(stream))?;
         Ok(context.order(stream, context.stream)?)
     }
@@ -195,13 +206,13 @@ impl CudaDevice {
 
 /// Arena to host in a stream. The caller waits for the stream before `out` is used or given back.
 fn receive(context: &Context, from: u64, out: &mut [u8], stream: cu::CUstream) -> Result<(), CudaError> {
-    let api = context.api;
+    let (api, bytes) = (context.api, Bytes(out.len() as u64));
     let copy = || {
         // SAFETY: `from` is a range of the arena that is as long as `out`.
         let code = unsafe { (api.cuMemcpyDtoHAsync_v2)(out.as_mut_ptr().cast(), from, out.len(), stream) };
         api.check("cuMemcpyDtoHAsync", code)
     };
-    context.trace.span(Track::Out, stream, || "copy out".to_owned(), copy)
+    context.trace.span(Track::Out, stream, || format!("copy out, {bytes}"), copy)
 }
 
 /// What a status word says.
@@ -290,7 +301,7 @@ impl Device for CudaDevice {
             let code = unsafe { (api.cuMemcpyDtoDAsync_v2)(to, from, bytes.0 as usize, stream) };
             api.check("cuMemcpyDtoDAsync", code)
         };
-        Ok(self.context.trace.span(Track::Compute, stream, || "copy".to_owned(), copy)?)
+        Ok(self.context.trace.span(Track::Compute, stream, || format!("copy, {bytes}"), copy)?)
     }
 
     fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {

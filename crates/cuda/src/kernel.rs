@@ -28,6 +28,8 @@ pub enum File {
     Quantize,
     /// `sequence.cu`
     Sequence,
+    /// `wgmma.cu`: for compute capability 9.0 only.
+    Wgmma,
 }
 
 impl File {
@@ -41,6 +43,7 @@ impl File {
             Self::Norm => "norm.cu",
             Self::Quantize => "quantize.cu",
             Self::Sequence => "sequence.cu",
+            Self::Wgmma => "wgmma.cu",
         }
     }
 
@@ -63,9 +66,13 @@ impl File {
                 include_str!("kernels/quantize.cu")
             ),
             Self::Sequence => include_str!("kernels/sequence.cu"),
+            Self::Wgmma => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/wgmma.cu")),
         }
     }
 }
+
+/// The one compute capability that has warpgroups' products.
+pub(crate) const HOPPER: (u32, u32) = (9, 0);
 
 /// What every file starts with.
 const COMMON: &str = include_str!("kernels/common.cuh");
@@ -96,9 +103,19 @@ impl Kernel {
         self.with("CODES", 1)
     }
 
-    /// The compute capability from which on it is there.
-    pub fn since(&self) -> (u32, u32) {
-        if self.constants().any(|(name, _)| name == "CODES") { FP8 } else { (8, 0) }
+    /// Whether a compute capability has it.
+    pub fn runs_on(&self, capability: (u32, u32)) -> bool {
+        let codes = self.constants().any(|(name, _)| name == "CODES");
+        match self.file {
+            File::Wgmma => capability == HOPPER,
+            File::Attention
+            | File::AttentionF32
+            | File::Elementwise
+            | File::Matmul
+            | File::Norm
+            | File::Quantize
+            | File::Sequence => capability >= if codes { FP8 } else { (8, 0) },
+        }
     }
 
     /// The same with another constant.
@@ -238,6 +255,19 @@ impl Kernels {
         shape: Shape,
         args: &[Arg],
     ) -> Result<(), CudaError> {
+        self.call_with(context, kernel, || kernel.entry.to_owned(), shape, &[], args)
+    }
+
+    /// The same by another name in traces, for a kernel whose first arguments describe matrices.
+    pub(crate) fn call_with(
+        &self,
+        context: &Context,
+        kernel: &Kernel,
+        name: impl FnOnce() -> String,
+        shape: Shape,
+        maps: &[cu::CUtensorMap],
+        args: &[Arg],
+    ) -> Result<(), CudaError> {
         let unprepared = || CudaError::Unprepared { what: kernel.to_string() };
         let &(_, function) = self.functions.get(kernel).ok_or_else(unprepared)?;
         let Shape { blocks: (x, y, z), threads, shared } = shape;
@@ -245,23 +275,22 @@ impl Kernels {
             return Ok(());
         }
         let mut pointers = [ptr::null_mut::<c_void>(); ARGUMENTS];
-        for (pointer, arg) in pointers.iter_mut().zip(args) {
+        let (of_maps, of_args) = pointers.split_at_mut(maps.len());
+        for (pointer, map) in of_maps.iter_mut().zip(maps) {
+            *pointer = ptr::from_ref(map).cast_mut().cast();
+        }
+        for (pointer, arg) in of_args.iter_mut().zip(args) {
             *pointer = ptr::from_ref(&arg.0).cast_mut().cast();
         }
         let api = context.api;
-        context.trace.kernel(
-            context.stream,
-            || kernel.entry.to_owned(),
-            || {
-                let (stream, args, extra) = (context.stream, pointers.as_mut_ptr(), ptr::null_mut());
-                // SAFETY: the arguments are those of the kernel's declaration, by the launch code beside it; the driver
-                // copies them before it returns.
-                let code = unsafe {
-                    (api.cuLaunchKernel)(function, x, y, z, threads, 1, 1, shared, stream, args, extra)
-                };
-                api.check(kernel.entry, code)
-            },
-        )
+        context.trace.kernel(context.stream, name, || {
+            let (stream, args, extra) = (context.stream, pointers.as_mut_ptr(), ptr::null_mut());
+            // SAFETY: the arguments are those of the kernel's declaration, by the launch code beside it; the driver
+            // copies them before it returns.
+            let code =
+                unsafe { (api.cuLaunchKernel)(function, x, y, z, threads, 1, 1, shared, stream, args, extra) };
+            api.check(kernel.entry, code)
+        })
     }
 
     /// Unloads all; the stream must be idle.

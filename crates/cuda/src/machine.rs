@@ -2,6 +2,7 @@
 //! otherwise sizes are the card's own, and only rates are guessed.
 
 use crate::context::Context;
+use crate::gemm;
 use crate::{Card, CudaDevice, CudaError, Libraries, Options, cards, nvml};
 use exec::{Device, DeviceError, Holder, Machine};
 use graph::Bytes;
@@ -119,6 +120,13 @@ impl Machine for CudaMachine {
     fn arithmetic(&self) -> String {
         let (major, minor) = self.card.capability;
         format!("sm_{major}{minor}, driver {}, {}", self.card.driver, Libraries::get().versions())
+    }
+
+    fn first_use(&self) -> Option<String> {
+        gemm::nothing_is_timed(&self.card).then(|| {
+            let name = &self.card.name;
+            format!("first use of an {name}: products are timed once, some seconds; bench --calibrate does it for all models")
+        })
     }
 
     fn open(&self) -> Result<Box<dyn Device>, DeviceError> {

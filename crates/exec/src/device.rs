@@ -172,6 +172,11 @@ pub trait Machine: Send + Sync + fmt::Debug {
     /// What bits depend on beside the plan: versions, chosen kernels.
     fn arithmetic(&self) -> String;
 
+    /// What takes time when the first device of this kind is opened, and not again: told before it does.
+    fn first_use(&self) -> Option<String> {
+        None
+    }
+
     /// A device on it.
     fn open(&self) -> Result<Box<dyn Device>, DeviceError>;
 }

@@ -2,6 +2,7 @@
 //! Invariant: buffers of collected bytes are used again, so fetching allocates only until it has seen the widest.
 
 use crate::device::{DeviceError, Span, Ticket};
+use graph::Bytes;
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -60,6 +61,13 @@ impl Clock {
         if let (Some(began), Some(start)) = (self.began, start) {
             let (from, seconds) = ((start - began).as_secs_f64(), start.elapsed().as_secs_f64());
             self.spans.push(Span { track, name: name.to_owned(), start: from, seconds });
+        }
+    }
+
+    /// The same of a copy.
+    pub(crate) fn copied(&mut self, start: Option<Instant>, track: &'static str, bytes: Bytes) {
+        if start.is_some() {
+            self.note(start, track, &format!("copy {track}, {bytes}"));
         }
     }
 

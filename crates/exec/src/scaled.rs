@@ -98,7 +98,7 @@ fn round(x: f32) -> u8 {
     }
     // From 2^-6 on numbers have a leading one: three bits of the fraction stay, and the exponent's bias is 7.
     let code = if magnitude >= 121 << 23 {
-        (magnitude + 0x7_FFFF + (magnitude >> 20 & 1) >> 20) - (120 << 3)
+        ((magnitude + 0x7_FFFF + (magnitude >> 20 & 1)) >> 20) - (120 << 3)
     } else {
         // In units of 2^-9.
         (f32::from_bits(magnitude) * 512.0).round_ties_even() as u32
@@ -112,7 +112,7 @@ fn widen(code: u8) -> f32 {
     let magnitude = match (exponent, fraction) {
         (15, 7) => f32::NAN,
         (0, _) => fraction as f32 / 512.0,
-        _ => f32::from_bits((exponent + 120 << 23) + (fraction << 20)),
+        _ => f32::from_bits(((exponent + 120) << 23) + (fraction << 20)),
     };
     if code & 0x80 == 0 { magnitude } else { -magnitude }
 }

@@ -131,7 +131,7 @@ impl Settings {
         bill.line = Line::Free;
         bill.notes = vec![phase.to_owned(), format!("largest tensors: {}", largest.line())];
         let scarce = self.machines().iter().min_by_key(|machine| machine.free().unwrap_or_default());
-        bill.notes.extend(scarce.and_then(|machine| holders(machine)));
+        bill.notes.extend(scarce.and_then(holders));
         bill
     }
 

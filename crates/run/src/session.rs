@@ -3,10 +3,10 @@
 
 use crate::device::kind;
 use crate::lanes::HOST;
-use crate::{Device, EncoderModel, RunError, machine};
+use crate::{Device, EncoderModel, Level, RunError, machine};
 use exec::cpu::{CpuDevice, Isa};
 use exec::{Executor, Param};
-use graph::{Bounds, Bytes};
+use graph::{Bounds, Bytes, Op};
 use plan::{Build, PlanError, Policy, Precision, Program, Search, Stream, Target};
 use serde_json::{Value, json};
 use std::ops::Range;
@@ -91,6 +91,22 @@ impl Settings {
                 json!({"device": name, "instructions": instructions, "precision": precision})
             }
         })
+    }
+
+    /// What takes time before the first step on a machine that was never used.
+    pub(crate) fn first_use(&self) -> Option<String> {
+        match &self.device {
+            Device::Cpu => None,
+            Device::Machines(machines) => machines[0].first_use(),
+        }
+    }
+
+    /// How loudly the device and its kernels are told: on the CPU there is nothing to choose.
+    pub(crate) fn computing_level(&self) -> Level {
+        match &self.device {
+            Device::Cpu => Level::Detail,
+            Device::Machines(_) => Level::Info,
+        }
     }
 
     /// What the arena's memory could still give; of several devices, the one that could give least.
@@ -194,6 +210,20 @@ impl Settings {
     }
 }
 
+/// How a program is computed, as a run prints it when it begins: attention, products, precision, and what bits depend on.
+pub(crate) fn computing_line(executor: &Executor, precision: Precision) -> String {
+    let program = executor.program();
+    let nodes = || program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().map(|n| (&p.graph, n)));
+    let kernel = |is: fn(&Op) -> bool| {
+        let (graph, node) = nodes().find(|(_, node)| is(&node.op))?;
+        program.target().kernel_of(graph, node).ok().map(|row| row.kernel.as_str())
+    };
+    let attention = kernel(|op| matches!(op, Op::Attention(_))).unwrap_or("none");
+    let linear = kernel(|op| matches!(op, Op::Linear(_))).unwrap_or("none");
+    let (device, with) = (executor.device().name(), executor.device().arithmetic());
+    format!("{device}: precision {}, attention: {attention}, products: {linear} ({with})", precision.name())
+}
+
 /// The bounds of a step of `tokens`.
 pub(crate) fn bounds(tokens: u64, longest: u64) -> Bounds {
     Bounds { tokens, sequences: (tokens / TOKENS_PER_SEQUENCE).max(1), longest }
@@ -237,22 +267,13 @@ pub(crate) fn attach_all(
     Ok(())
 }
 
-/// The same with what a run keeps in the host's memory, where the line is about another: what it says is kept there, and
-/// what inputs and outputs travel through.
-pub(crate) fn memory_lines(
-    program: &Program,
-    settings: &Settings,
-    budget: Bytes,
-    kept: Bytes,
-    what: &str,
-) -> String {
+/// The same with what a run keeps in the host's memory, where the line is about another.
+pub(crate) fn memory_lines(program: &Program, budget: Bytes, kept: Bytes, what: &str) -> String {
     let line = memory_line(program, budget);
     if program.target().space == HOST {
         return line;
     }
-    let [inputs, outputs] = program.host_staging();
-    let host = kept + Bytes((inputs + outputs).0 * settings.device.count() as u64);
-    format!("{line}; up to {host} of the host's memory for {what} on their way")
+    format!("{line}; up to {kept} of the host's memory for {what} on their way")
 }
 
 /// The plan against the line, as a run prints it.

@@ -4,14 +4,14 @@ use super::machine::Machine;
 use super::{at_least, print};
 use clap::{ArgGroup, Args};
 use run::RunError;
-use run::bench::{Request, Work, bench, calibrate};
+use run::bench::{Lengths, Request, Work, bench, calibrate};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Time a model or a product here: tokens per second, TFLOP/s, memory, and the slowest kernels
 ///
-/// Weights and inputs are random. The work takes turns with a raw loop of multiply-adds on as many threads;
-/// the utilisation is the work's share of what that loop computes.
+/// Weights and inputs are random. The work takes turns with a raw loop of multiply-adds on as many threads, on a GPU
+/// with large products of the same precision; the utilisation is the work's share of what these compute.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("work").required(true).args(["model", "shape", "calibrate"]))]
 #[command(after_long_help = JSON_KEYS)]
@@ -20,16 +20,18 @@ pub struct Bench {
     #[arg(long, value_name = "PATH|HUB_ID")]
     model: Option<String>,
 
-    /// What the model reads: so many sequences of so many tokens each [default: 64x168]
-    #[arg(long, value_name = "SEQUENCESxTOKENS", value_parser = numbers::<2>, conflicts_with_all = ["shape", "calibrate"])]
-    batch: Option<[u64; 2]>,
+    /// What the model reads: so many sequences of so many tokens each, or like 1000xlognormal of as many as proteins
+    /// have (exp N(5.6, 0.75) residues, 30 to 1022) [default: 64x168]
+    #[arg(long, value_name = "SEQUENCESxTOKENS", value_parser = batch, conflicts_with_all = ["shape", "calibrate"])]
+    batch: Option<(u64, Lengths)>,
 
     /// Instead of a model: one linear of M rows, N outputs and K inputs
     #[arg(long, value_name = "MxNxK", value_parser = numbers::<3>, conflicts_with = "tokens")]
     shape: Option<[u64; 3]>,
 
-    /// Instead of a model: measure this machine's rates and write them as a target file, FILE.toml, for
-    /// plan --target; one that is there is replaced
+    /// Instead of a model: measure the rates of this machine, or of the GPU, and write them as a target file, FILE.toml,
+    /// for plan --target; one that is there is replaced. On a GPU also time the products of all known models, which
+    /// else the first run of each does
     #[arg(long, value_name = "FILE.toml", conflicts_with = "tokens")]
     calibrate: Option<PathBuf>,
 
@@ -41,6 +43,10 @@ pub struct Bench {
     #[arg(long)]
     json: bool,
 
+    /// Also write when every kernel and copy of two passes ran, as FILE.json for ui.perfetto.dev
+    #[arg(long, value_name = "FILE.json", conflicts_with = "calibrate")]
+    trace: Option<PathBuf>,
+
     #[command(flatten)]
     machine: Machine,
 }
@@ -48,20 +54,22 @@ pub struct Bench {
 /// What `--json` prints.
 const JSON_KEYS: &str = "\
 Keys of --json:
-  side, model, batch, length | shape    what was timed; shape is [M, N, K]
+  side, model, batch, length | shape    what was timed; length may be lognormal, shape is [M, N, K]
   dtype, device, threads                how
   steps, step_tokens, passes            steps of a pass, tokens of the widest, passes of a turn
   seconds                               of a pass, for each turn
   tokens_per_s, flops, tflops           of the median turn; of a linear, tokens are its rows
-  raw_loop, raw_tflops, utilisation     what it is (fma; amx, of bf16; amx/6, six of bf16 for one of f32),
-                                        and the median share of it; null without such a loop
+  raw_loop, raw_tflops, utilisation     what it is (fma; amx, of bf16; amx/6, six of bf16 for one of f32; on a
+                                        GPU product, of 8192 x 8192 x 8192 in this precision), and the median
+                                        share of it; null without such a loop
   planned_peak_bytes, resident_bytes, resident_peak_bytes
   kernels                               slowest first: op, label, shape, launches, seconds, share (they
                                         sum to 1), tflops, gb_per_s
-Keys of --calibrate --json: target (the file), about, rates (f32, bf16, memory, launch)";
+Keys of --calibrate --json: target (the file), about, rates (f32, bf16, fp8, memory, launch; storage, null where
+the disk's cache cannot be passed by), products (on a GPU, by model, what its results' bits depend on)";
 
 /// Sequences and tokens of each where nothing else is asked for.
-const BATCH: [u64; 2] = [64, 168];
+const BATCH: (u64, Lengths) = (64, Lengths::Equal(168));
 
 /// No size of a batch or a product is larger; so that none of their products is too large for a number.
 const LARGEST: u64 = 1 << 20;
@@ -73,6 +81,14 @@ fn numbers<const N: usize>(text: &str) -> Result<[u64; N], String> {
     numbers
         .and_then(|all| all.try_into().ok())
         .ok_or_else(|| format!("give {N} whole numbers from 1 to {LARGEST} with an x between them"))
+}
+
+/// `2x20` or `2xlognormal`.
+fn batch(text: &str) -> Result<(u64, Lengths), String> {
+    if let Some((sequences, "lognormal")) = text.split_once('x') {
+        return numbers::<1>(sequences).map(|[sequences]| (sequences, Lengths::LogNormal));
+    }
+    numbers::<2>(text).map(|[sequences, length]| (sequences, Lengths::Equal(length)))
 }
 
 fn repeats(text: &str) -> Result<u64, String> {
@@ -93,11 +109,11 @@ impl Bench {
         let work = match (self.shape, self.model) {
             (Some([rows, n, k]), _) => Work::Linear { rows, n, k },
             (None, model) => {
-                let [sequences, length] = self.batch.unwrap_or(BATCH);
-                Work::Model { model: model.unwrap_or_default(), sequences, length }
+                let (sequences, lengths) = self.batch.unwrap_or(BATCH);
+                Work::Model { model: model.unwrap_or_default(), sequences, lengths }
             }
         };
-        let report = bench(&Request { work, settings, repeats })?;
+        let report = bench(&Request { work, settings, repeats, trace: self.trace })?;
         print(&if self.json { report.to_json().to_string() } else { report.to_string() })?;
         Ok(ExitCode::SUCCESS)
     }

@@ -1,6 +1,8 @@
 //! `plimsoll plan`: the flags. Invariant: a flag that has no meaning for what is planned, a model or its training, is
 //! refused.
 
+use super::card::Options;
+use super::device::DeviceName;
 use super::machine::{Precision, Streaming};
 use super::{at_least_one, print};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -8,7 +10,7 @@ use clap::{Arg, Args, Command, Error, ValueEnum};
 use run::price::{self, Request};
 use run::train::config::TrainConfig;
 use run::train::{self, priced};
-use run::{RunError, Silent, Stream, Target};
+use run::{Device, RunError, Silent, Stream, Target};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -42,8 +44,8 @@ pub struct Plan {
     #[arg(long, alias = "memory-budget", value_name = "SIZE")]
     budget: Option<String>,
 
-    /// The machine, by name or as the FILE.toml that bench --calibrate wrote
-    #[arg(long, default_value = "cpu", value_name = "NAME|FILE.toml", value_parser = TargetParser)]
+    /// The machine, by name, as the FILE.toml that bench --calibrate wrote, or the GPU in place: device, or cuda:N
+    #[arg(long, default_value = "cpu", value_name = "NAME|FILE.toml|device", value_parser = TargetParser)]
     target: String,
 
     /// Number format of the model: auto is bf16 on GPUs and f32 elsewhere
@@ -79,7 +81,7 @@ enum Largest {
     Hidden,
 }
 
-/// A known name, with suggestions for a misspelt one, or anything that ends in `.toml`.
+/// A known name, with suggestions for a misspelt one, a GPU in place, or anything that ends in `.toml`.
 #[derive(Clone)]
 struct TargetParser;
 
@@ -89,12 +91,29 @@ impl TypedValueParser for TargetParser {
     fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<String, Error> {
         match value.to_str() {
             Some(file) if file.ends_with(".toml") => Ok(file.to_owned()),
-            Some(_) | None => PossibleValuesParser::new(Target::names()).parse_ref(command, arg, value),
+            Some(word) if in_place(word).is_some() => Ok(word.to_owned()),
+            Some(_) | None => PossibleValuesParser::new(names()).parse_ref(command, arg, value),
         }
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        Some(Box::new(Target::names().map(PossibleValue::new)))
+        Some(Box::new(names().map(PossibleValue::new)))
+    }
+}
+
+/// The word for the first GPU.
+const IN_PLACE: &str = "device";
+
+fn names() -> impl Iterator<Item = &'static str> {
+    Target::names().chain([IN_PLACE])
+}
+
+/// The GPU that a word names; none where it names a target.
+fn in_place(word: &str) -> Option<DeviceName> {
+    match word {
+        IN_PLACE => Some(DeviceName::AllCuda),
+        _ if word.starts_with("cuda:") => DeviceName::parse(word).ok(),
+        _ => None,
     }
 }
 
@@ -112,7 +131,7 @@ impl Plan {
 
     /// The plan of a step that embeds sequences.
     fn inference(&self, model: &str) -> Result<String, RunError> {
-        let target = price::target(&self.target)?;
+        let target = self.target(price::target)?;
         let budget = self.budget.as_deref().map(|text| price::parse_budget(text, &target)).transpose()?;
         let request = Request {
             tokens: self.tokens,
@@ -133,7 +152,7 @@ impl Plan {
         let budget = self.budget.as_ref().map(|size| format!("memory.budget=\"{}\"", size.escape_default()));
         let flags: Vec<String> = self.set.iter().cloned().chain(budget).collect();
         let config = TrainConfig::read(path, &flags)?;
-        let target = priced::target(&config, &self.target)?;
+        let target = self.target(|word| priced::target(&config, word))?;
         let Some(size) = self.largest.map(Largest::size) else {
             let found = priced::found(&config, &target, &mut Silent)?;
             return match self.format() {
@@ -146,6 +165,16 @@ impl Plan {
         match self.format() {
             Format::Text => priced::largest_to_text(&largest),
             Format::Json => Ok(format!("{:#}", priced::largest_to_json(&largest)?)),
+        }
+    }
+
+    /// The GPU in place, or what `known` makes of the word.
+    fn target(&self, known: impl FnOnce(&str) -> Result<Target, RunError>) -> Result<Target, RunError> {
+        let Some(gpu) = in_place(&self.target) else { return known(&self.target) };
+        let refused = |why: String| RunError::Refused(format!("--target {}: {why}", self.target));
+        match gpu.open_one(Options::default()).map_err(|error| refused(error.to_string()))? {
+            Device::Machines(machines) => Ok(machines[0].target()?),
+            Device::Cpu => Err(refused("there is no GPU".to_owned())),
         }
     }
 

@@ -72,6 +72,30 @@ fn a_model_is_timed() {
 }
 
 #[test]
+fn a_trace_has_every_launch_and_copy() {
+    let folder = Folder::new("bench_trace");
+    let config = golden("esm2/config.json");
+    let words = ["--model", &config, "--batch", "3xlognormal", "--tokens", "1100", "--device", "cpu"];
+    let report = bench(&folder, &[&words[..], &["--trace", "trace.json"]].concat());
+    assert_eq!((&report["batch"], &report["length"]), (&3.into(), &"lognormal".into()));
+    let launches: u64 =
+        report["kernels"].as_array().expect("kernels").iter().filter_map(|k| k["launches"].as_u64()).sum();
+    let text = std::fs::read_to_string(folder.path("trace.json")).expect("written");
+    let trace: Value = serde_json::from_str(&text).expect("JSON");
+    let events = trace["traceEvents"].as_array().expect("events");
+    let (names, spans): (Vec<&Value>, Vec<&Value>) = events.iter().partition(|event| event["ph"] == "M");
+    let tracks: Vec<_> = names.iter().map(|event| event["args"]["name"].as_str().expect("a name")).collect();
+    assert_eq!(tracks[1..], ["in", "compute", "out"]);
+    assert!(spans.iter().all(|span| span["ph"] == "X" && span["ts"].is_f64() && span["dur"].is_f64()));
+    let of = |category: &str| spans.iter().filter(|span| span["cat"] == category).count() as u64;
+    // Two passes; ids, spans and means of every step are copied.
+    assert_eq!(of("kernel"), 2 * launches);
+    assert_eq!(of("copy"), 2 * 3 * report["steps"].as_u64().expect("a number"));
+    let dense = spans.iter().find(|span| span["args"]["launch"] == "linear encoder.layer.1.output.dense");
+    assert_eq!(dense.map(|span| (&span["name"], &span["args"]["layer"])), Some((&"linear".into(), &1.into())));
+}
+
+#[test]
 fn a_product_is_timed() {
     let folder = Folder::new("bench_shape");
     let report = bench(&folder, &["--shape", "33x70x50"]);
@@ -104,6 +128,12 @@ fn a_calibration_is_a_target() {
     };
     let (here, cpu) = (plan("this machine.toml"), plan("cpu"));
     assert_eq!(here["target"], "this machine");
+    let json: Value = serde_json::from_str(
+        &folder.run(&["bench", "--calibrate", "again.toml", "--repeats", "1", "--json"]).ended(0).stdout(),
+    )
+    .expect("JSON");
+    let storage = &json["rates"]["storage"];
+    assert!(storage.is_null() || storage.as_f64().is_some_and(|rate| rate > 0.0), "{json}");
     // Two threads, as the built-in target has.
     assert_eq!((&here["ledger"], &here["bounds"]), (&cpu["ledger"], &cpu["bounds"]));
 }
@@ -113,7 +143,20 @@ fn bad_requests_are_refused() {
     let folder = Folder::new("bench_bad");
     let config = golden("esm2/config.json");
     let model = ["bench", "--model", &config];
-    for batch in ["20", "0x20", "2x", "2x20x3", "x", "2X20", "2x 20", "1x99999999999999999999", "2000000x2"] {
+    for batch in [
+        "20",
+        "0xlognormal",
+        "2xnormal",
+        "lognormal",
+        "0x20",
+        "2x",
+        "2x20x3",
+        "x",
+        "2X20",
+        "2x 20",
+        "1x99999999999999999999",
+        "2000000x2",
+    ] {
         let said = folder.run(&[&model[..], &["--batch", batch]].concat()).ended(1).stderr();
         assert!(said.contains("--batch"), "{said}");
     }
@@ -129,6 +172,23 @@ fn bad_requests_are_refused() {
     }
     folder.run(&[&model[..], &["--batch", "2x20", "--tokens", "19"]].concat()).ended(1);
     assert!(!folder.path("rates.json").exists());
+}
+
+#[test]
+fn a_gpu_in_place_is_planned_for_or_refused() {
+    let folder = Folder::new("bench_in_place");
+    for target in ["device", "cuda:0"] {
+        let words = ["plan", "--model", "esm2_t6_8M_UR50D", "--tokens", "1024", "--json", "--target", target];
+        let ran = folder.run(&words);
+        if ran.code() == 0 {
+            let plan: Value = serde_json::from_str(&ran.stdout()).expect("JSON");
+            assert!(plan["peak_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{plan}");
+            continue;
+        }
+        println!("skipped: no CUDA device");
+        let said = ran.ended(1).stderr();
+        assert!(said.contains(&format!("--target {target}: ")), "{said}");
+    }
 }
 
 #[test]

@@ -1,11 +1,12 @@
-//! Which of the library's algorithms computes a product. Invariant: one that is chosen splits no sum over k, runs for any
-//! number of rows, and was seen to give rows the same bits alone, among few and among all.
+//! What computes a product: one of the library's algorithms, or our own kernel. Invariant: one that is chosen splits no sum
+//! over k, runs for any number of rows, and was seen to give rows the same bits alone, among few and among all.
 //!
-//! The heuristic's first is up to a fifth slower than the fastest, so all that it offers are timed, on noise: products of
-//! zeros draw less power and run faster.
+//! The heuristic's first is up to a fifth slower than the fastest, so all that it offers are timed beside our own, with
+//! what stands behind the product, on noise: products of zeros draw less power and run faster.
 
 use super::description::Description;
-use super::{Choice, Form, Operands};
+use super::hopper::{TILES, Tile};
+use super::{Choice, Choosing, Form, LIBRARY, Operands};
 use crate::CudaError;
 use crate::api::Driver;
 use crate::context::Context;
@@ -59,26 +60,30 @@ pub(super) struct Trial<'a> {
 }
 
 impl Trial<'_> {
-    /// The fastest admissible algorithm, or without `timed` the first; none is for our own kernel. The operands are
-    /// poisoned again afterwards.
-    pub(super) fn choose(&mut self, timed: bool) -> Result<Choice, CudaError> {
-        let mut candidates = self.candidates()?;
+    /// The fastest admissible one, or the first or the named. The operands are poisoned again afterwards.
+    pub(super) fn choose(&mut self, choosing: &Choosing) -> Result<Choice, CudaError> {
+        let mut candidates: Vec<Choice> = match choosing {
+            Choosing::First => self.algorithms()?,
+            Choosing::Timed => [self.algorithms()?, self.tiles().map(Choice::Hopper).collect()].concat(),
+            Choosing::Named(name) if name == LIBRARY => self.algorithms()?,
+            Choosing::Named(name) => {
+                self.tiles().filter(|tile| tile.name == name).map(Choice::Hopper).collect()
+            }
+        };
         if candidates.is_empty() {
-            return Ok(None);
+            return Ok(Choice::Own);
+        }
+        for candidate in &candidates {
+            candidate.prepare(self.context, self.kernels, self.form, &self.operands)?;
         }
         self.noise_all()?;
-        if timed {
-            let mut times: Vec<_> = candidates
-                .drain(..)
-                .filter_map(|algorithm| Some((self.time(&algorithm).ok()?, algorithm)))
-                .collect();
-            times.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-            candidates.extend(times.into_iter().map(|(_, algorithm)| algorithm));
+        if *choosing != Choosing::First {
+            candidates = self.by_time(&candidates);
         }
-        let mut chosen = None;
-        for algorithm in candidates {
-            if self.is_invariant(&algorithm)? {
-                chosen = Some(algorithm);
+        let mut chosen = Choice::Own;
+        for candidate in candidates {
+            if self.is_invariant(&candidate)? {
+                chosen = candidate;
                 break;
             }
         }
@@ -86,8 +91,29 @@ impl Trial<'_> {
         Ok(chosen)
     }
 
+    /// Whether what was once chosen can be taken again.
+    pub(super) fn admits(&self, choice: &Choice) -> bool {
+        match choice {
+            Choice::Own => true,
+            Choice::Hopper(tile) => tile.suits(self.context, self.form),
+            Choice::Library(algorithm) => self.admits_algorithm(algorithm),
+        }
+    }
+
+    fn tiles(&self) -> impl Iterator<Item = Tile> {
+        TILES.into_iter().filter(|tile| tile.suits(self.context, self.form))
+    }
+
+    /// Those that run, the fastest first.
+    fn by_time(&self, candidates: &[Choice]) -> Vec<Choice> {
+        let timed = candidates.iter().filter_map(|candidate| Some((self.time(candidate).ok()?, *candidate)));
+        let mut timed: Vec<_> = timed.collect();
+        timed.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+        timed.into_iter().map(|(_, candidate)| candidate).collect()
+    }
+
     /// Whether an algorithm keeps every sum whole, and runs for any number of rows in our workspace.
-    pub(super) fn admits(&self, algorithm: &lt::cublasLtMatmulAlgo_t) -> bool {
+    fn admits_algorithm(&self, algorithm: &lt::cublasLtMatmulAlgo_t) -> bool {
         use lt::cublasLtMatmulAlgoConfigAttributes_t as A;
         // 0 and 1 splits are both one sum; no scheme of reducing several.
         let whole = config(self.description, algorithm, A::CUBLASLT_ALGO_CONFIG_SPLITK_NUM)
@@ -101,8 +127,8 @@ impl Trial<'_> {
     fn runs(&self, algorithm: &lt::cublasLtMatmulAlgo_t, rows: u64) -> bool {
         let Description { handle, operation, w, x, y, .. } = self.description;
         let mut found = NOTHING;
-        // SAFETY: the descriptors live; the result is written to a local of its size.
         let operands = Operands { rows, ..self.operands };
+        // SAFETY: the descriptors live; the result is written to a local of its size.
         let code = self.description.set_launch(&operands).is_ok().then(|| unsafe {
             let found = ptr::from_mut(&mut found).cast();
             (handle.api.cublasLtMatmulAlgoCheck)(handle.raw, *operation, *w, *x, *y, *y, algorithm, found)
@@ -111,7 +137,7 @@ impl Trial<'_> {
     }
 
     /// The admissible ones of those that the library offers, in its order.
-    fn candidates(&self) -> Result<Vec<lt::cublasLtMatmulAlgo_t>, CudaError> {
+    fn algorithms(&self) -> Result<Vec<Choice>, CudaError> {
         let Description { handle, operation, w, x, y, .. } = self.description;
         self.description.set_launch(&self.operands)?;
         let preference = Preference::new(self.description, self.form.dtype, self.operands.workspace.1)?;
@@ -128,19 +154,24 @@ impl Trial<'_> {
             other => other?,
         }
         let offered = found.into_iter().take(count as usize).filter(|found| found.state == 0);
-        Ok(offered.map(|found| found.algorithm).filter(|algorithm| self.admits(algorithm)).collect())
+        let admitted = offered.map(|found| found.algorithm).filter(|found| self.admits_algorithm(found));
+        Ok(admitted.map(Choice::Library).collect())
+    }
+
+    fn run(&self, candidate: &Choice, operands: &Operands) -> Result<(), CudaError> {
+        candidate.run(self.context, self.kernels, self.description, self.form, operands)
     }
 
     /// The median of some runs, in milliseconds.
-    fn time(&self, algorithm: &lt::cublasLtMatmulAlgo_t) -> Result<f32, CudaError> {
+    fn time(&self, candidate: &Choice) -> Result<f32, CudaError> {
         let (context, api) = (self.context, self.context.api);
         let events: Vec<Event> = (0..=RUNS).map(|_| Event::new(api)).collect::<Result<_, _>>()?;
         for _ in 0..WARM {
-            self.description.run(algorithm, &self.operands, context.stream)?;
+            self.run(candidate, &self.operands)?;
         }
         events[0].record(context)?;
         for event in &events[1..] {
-            self.description.run(algorithm, &self.operands, context.stream)?;
+            self.run(candidate, &self.operands)?;
             event.record(context)?;
         }
         context.synchronize()?;
@@ -152,15 +183,15 @@ impl Trial<'_> {
 
     /// Whether rows have the bits in pieces that they have in the whole: the attributes do not tell of algorithms that
     /// deal the last tiles out along k.
-    fn is_invariant(&mut self, algorithm: &lt::cublasLtMatmulAlgo_t) -> Result<bool, CudaError> {
+    fn is_invariant(&mut self, candidate: &Choice) -> Result<bool, CudaError> {
         let rows = self.operands.rows;
         let tail = (rows - 1) / ALIGNED * ALIGNED;
         let mut pieces = vec![(0, 1), (0, 2), (0, 33), (0, rows / 2), (tail, rows - tail)];
         pieces.retain(|&(start, length)| length > 0 && start + length <= rows);
-        self.run_piece(algorithm, 0, rows)?;
+        self.run_piece(candidate, 0, rows)?;
         let whole: Vec<_> = pieces.iter().map(|&piece| self.edges(piece)).collect::<Result<_, _>>()?;
         for (&(start, length), expected) in pieces.iter().zip(&whole) {
-            self.run_piece(algorithm, start, length)?;
+            self.run_piece(candidate, start, length)?;
             if self.edges((start, length))? != *expected {
                 return Ok(false);
             }
@@ -169,16 +200,11 @@ impl Trial<'_> {
     }
 
     /// Runs some rows; of y nothing else is left.
-    fn run_piece(
-        &mut self,
-        algorithm: &lt::cublasLtMatmulAlgo_t,
-        start: u64,
-        rows: u64,
-    ) -> Result<(), CudaError> {
-        let Form { n, k, dtype, residual, .. } = self.form;
+    fn run_piece(&mut self, candidate: &Choice, start: u64, rows: u64) -> Result<(), CudaError> {
+        let Form { n, k, dtype, .. } = self.form;
         let (all, out) = (self.operands.rows * n, self.form.out());
         self.poison((self.operands.y, all, out))?;
-        if residual {
+        if self.form.residual() {
             // It may be y, which the run before has written.
             self.noise((self.operands.residual, all, out), RESIDUAL)?;
         }
@@ -187,7 +213,7 @@ impl Trial<'_> {
         let scales = (scales.0 + start * DType::F32.size(), scales.1);
         let (x, residual, y) = (x + narrow, residual + wide, y + wide);
         let piece = Operands { x, scales, residual, y, rows, ..self.operands };
-        self.description.run(algorithm, &piece, self.context.stream)
+        self.run(candidate, &piece)
     }
 
     /// The first and last rows of a piece of y.

@@ -167,7 +167,7 @@ impl Description {
         let &Operands { x, w, residual, y, workspace: (scratch, bytes), .. } = operands;
         self.set_launch(operands)?;
         // y = 1 * W x + beta * c: c may be y itself, and is not read where beta is zero.
-        let (one, beta, c) = if self.form.residual { (1f32, 1f32, residual) } else { (1.0, 0.0, y) };
+        let (one, beta, c) = if self.form.residual() { (1f32, 1f32, residual) } else { (1.0, 0.0, y) };
         let card = |address: u64| address as *const c_void;
         let host = |number: &f32| ptr::from_ref(number).cast::<c_void>();
         // SAFETY: addresses are the card's, of the sizes that the layouts say; the rest is ours and outlives the call.

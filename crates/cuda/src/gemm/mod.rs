@@ -1,18 +1,23 @@
-//! Matrix products `y = x W^T + b + r`, all row-major. Invariant: what computes a product is chosen once for its form,
+//! Matrix products `y = f(x W^T + b) + r`, all row-major, where f is GELU or nothing. Invariant: what computes a product is chosen once for its form,
 //! from everything but the number of rows, and sums each element in one order; so a row has the same bits in any batch.
 
 mod choose;
 mod description;
+mod hopper;
 mod table;
 
+use crate::api::CublasLt;
 use crate::compile::digest;
-use crate::context::Context;
+use crate::context::{Card, Context};
 use crate::kernel::{Arg, File, Kernel, Kernels, Shape};
+use crate::launch::gelu_in_place;
 use crate::{CudaError, Libraries};
 use choose::Trial;
 use cudarc::cublaslt::sys as lt;
 use description::{Description, Handle};
 use graph::DType;
+use graph::ops::Epilogue;
+use hopper::Tile;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -28,10 +33,17 @@ pub(crate) struct Form {
     /// Of x and w: a float.
     pub(crate) dtype: DType,
     pub(crate) bias: bool,
-    pub(crate) residual: bool,
+    pub(crate) epilogue: Epilogue,
 }
 
 impl Form {
+    fn residual(&self) -> bool {
+        match self.epilogue {
+            Epilogue::Residual => true,
+            Epilogue::None | Epilogue::Gelu => false,
+        }
+    }
+
     /// The element type of y, the bias and the residual.
     pub(crate) fn out(&self) -> DType {
         match self.dtype {
@@ -54,9 +66,14 @@ impl Form {
 
 impl fmt::Display for Form {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let with = |is, word: &'static str| if is { word } else { "-" };
-        let Self { n, k, dtype, bias, residual } = *self;
-        write!(f, "{n} {k} {} {} {}", dtype.name(), with(bias, "bias"), with(residual, "residual"))
+        let Self { n, k, dtype, bias, epilogue } = *self;
+        let bias = if bias { "bias" } else { "-" };
+        let behind = match epilogue {
+            Epilogue::None => "-",
+            Epilogue::Gelu => "gelu",
+            Epilogue::Residual => "residual",
+        };
+        write!(f, "{n} {k} {} {bias} {behind}", dtype.name())
     }
 }
 
@@ -81,69 +98,91 @@ pub(crate) struct Operands {
     pub(crate) workspace: (u64, u64),
 }
 
-/// What computes a product: an algorithm of the library, or else our own kernel.
-type Choice = Option<lt::cublasLtMatmulAlgo_t>;
+/// What computes a product.
+#[derive(Clone, Copy, Debug)]
+enum Choice {
+    /// Our own plain loops, for what nothing else can; a GELU is a pass behind them.
+    Own,
+    /// An algorithm of the library; a GELU is a pass behind it.
+    Library(lt::cublasLtMatmulAlgo_t),
+    /// Our own kernel on Hopper, with its epilogue.
+    Hopper(Tile),
+}
+
+/// What the library is called among the names of our own.
+pub(crate) const LIBRARY: &str = "cuBLASLt";
+
+/// How a product's kernel is chosen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Choosing {
+    /// The fastest of all, once for a kind of card.
+    Timed,
+    /// The one that the library expects to be the fastest.
+    First,
+    /// Our own of this name wherever it computes the form, or the library's fastest by [`LIBRARY`].
+    Named(String),
+}
 
 /// The products of a card's programs.
 pub(crate) struct Gemm {
     handle: Arc<Handle>,
     table: Table,
-    timed: bool,
+    choosing: Choosing,
     products: HashMap<Form, (Description, Choice)>,
 }
 
 impl Gemm {
-    /// Opens the library. Where algorithms are not `timed`, the one that it expects to be the fastest is taken.
-    pub(crate) fn new(context: &Context, timed: bool) -> Result<Self, CudaError> {
+    /// Opens the library.
+    pub(crate) fn new(context: &Context, choosing: Choosing) -> Result<Self, CudaError> {
         let handle = Handle::new(Libraries::get().cublaslt.as_ref().map_err(CudaError::clone)?)?;
         let table = Table::of(&context.card, handle.version());
-        Ok(Self { handle: Arc::new(handle), table, timed, products: HashMap::new() })
+        Ok(Self { handle: Arc::new(handle), table, choosing, products: HashMap::new() })
     }
 
-    /// Chooses what computes a form, unless that was done; `false` where that is [`own`]. What the operands hold is lost.
+    /// Chooses what computes a form, unless that was done, and compiles it. What the operands hold is lost.
     pub(crate) fn prepare(
         &mut self,
         context: &Context,
         kernels: &mut Kernels,
         form: Form,
         operands: &Operands,
-    ) -> Result<bool, CudaError> {
-        if let Some((_, choice)) = self.products.get(&form) {
-            return Ok(choice.is_some());
+    ) -> Result<(), CudaError> {
+        if self.products.contains_key(&form) {
+            return Ok(());
         }
         let description = Description::new(Arc::clone(&self.handle), form)?;
         let mut trial = Trial { context, kernels, description: &description, form, operands: *operands };
-        // Locked while it is chosen: another card of this kind waits, and takes the same.
-        let choice = match self.timed {
-            false => trial.choose(false)?,
-            true => {
+        let choice = match self.choosing {
+            Choosing::First | Choosing::Named(_) => trial.choose(&self.choosing)?,
+            Choosing::Timed => {
+                // Locked while it is chosen: another card of this kind waits, and takes the same.
                 let mut entries = self.table.lock();
-                match entries.get(&form, operands.rows) {
-                    Some(None) => None,
-                    Some(Some(known)) if trial.admits(&known) => Some(known),
-                    None | Some(Some(_)) => {
-                        let choice = trial.choose(true)?;
+                match entries.get(&form, operands.rows).filter(|known| trial.admits(known)) {
+                    Some(known) => known,
+                    None => {
+                        let choice = trial.choose(&self.choosing)?;
                         entries.insert(&form, operands.rows, choice);
                         choice
                     }
                 }
             }
         };
+        choice.prepare(context, kernels, form, operands)?;
         self.products.insert(form, (description, choice));
-        Ok(choice.is_some())
+        Ok(())
     }
 
-    /// Runs a product by the library; `false` where that is for [`own`].
-    pub(crate) fn run(&self, context: &Context, form: Form, operands: &Operands) -> Result<bool, CudaError> {
+    /// Runs a product with all that stands behind it.
+    pub(crate) fn run(
+        &self,
+        context: &Context,
+        kernels: &Kernels,
+        form: Form,
+        operands: &Operands,
+    ) -> Result<(), CudaError> {
         let unprepared = || CudaError::Unprepared { what: format!("the product {form}") };
         let (description, choice) = self.products.get(&form).ok_or_else(unprepared)?;
-        match choice {
-            Some(algorithm) => {
-                let run = || description.run(algorithm, operands, context.stream);
-                context.trace.kernel(context.stream, || form.to_string(), run).map(|()| true)
-            }
-            None => Ok(false),
-        }
+        choice.run(context, kernels, description, form, operands)
     }
 
     /// What was chosen, a line for each product, sorted.
@@ -163,8 +202,65 @@ impl Gemm {
     }
 }
 
-/// Our own kernel for a form, its grid and arguments.
-pub(crate) fn own(form: Form, operands: &Operands) -> (Kernel, Shape, [Arg; 10]) {
+/// Whether no product was ever timed on a card of this kind, with this driver and library.
+pub(crate) fn nothing_is_timed(card: &Card) -> bool {
+    // SAFETY: it has no preconditions.
+    let version = |library: &CublasLt| unsafe { (library.cublasLtGetVersion)() };
+    let library = Libraries::get().cublaslt.as_ref();
+    library.is_ok_and(|library| Table::of(card, version(library)).lock().is_empty())
+}
+
+impl Choice {
+    /// Compiles what [`Self::run`] calls.
+    fn prepare(
+        &self,
+        context: &Context,
+        kernels: &mut Kernels,
+        form: Form,
+        operands: &Operands,
+    ) -> Result<(), CudaError> {
+        match self {
+            Self::Hopper(tile) => return tile.prepare(context, kernels, form),
+            Self::Own => kernels.prepare(context, &own(form, operands).0, 0)?,
+            Self::Library(_) => {}
+        }
+        match form.epilogue {
+            Epilogue::Gelu => kernels.prepare(context, &pass(form, operands).0, 0),
+            Epilogue::None | Epilogue::Residual => Ok(()),
+        }
+    }
+
+    fn run(
+        &self,
+        context: &Context,
+        kernels: &Kernels,
+        description: &Description,
+        form: Form,
+        operands: &Operands,
+    ) -> Result<(), CudaError> {
+        match self {
+            Self::Hopper(tile) => return tile.run(context, kernels, form, operands),
+            Self::Own => {
+                let (kernel, shape, args) = own(form, operands);
+                kernels.call(context, &kernel, shape, &args)?;
+            }
+            Self::Library(algorithm) => {
+                let run = || description.run(algorithm, operands, context.stream);
+                context.trace.kernel(context.stream, || form.to_string(), run)?;
+            }
+        }
+        match form.epilogue {
+            Epilogue::Gelu => {
+                let (kernel, shape, args) = pass(form, operands);
+                kernels.call(context, &kernel, shape, &args)
+            }
+            Epilogue::None | Epilogue::Residual => Ok(()),
+        }
+    }
+}
+
+/// The plain loops for a form, their grid and arguments.
+fn own(form: Form, operands: &Operands) -> (Kernel, Shape, [Arg; 10]) {
     const TILE: u64 = 64;
     let &Operands { x, w, scales, bias, residual, y, rows, .. } = operands;
     let blocks = (rows.div_ceil(TILE) as u32, form.n.div_ceil(TILE) as u32, 1);
@@ -175,9 +271,20 @@ pub(crate) fn own(form: Form, operands: &Operands) -> (Kernel, Shape, [Arg; 10])
     (form.kernel("product"), Shape { blocks, threads: 256, shared: 0 }, args)
 }
 
-/// Every kernel of this file, in every form.
+/// The pass over y that a GELU is where the product has none: the library's is the one by tanh, ours by erf.
+fn pass(form: Form, operands: &Operands) -> (Kernel, Shape, [Arg; 3]) {
+    gelu_in_place(form.out(), operands.y, operands.rows * form.n)
+}
+
+/// The names of our own kernel's forms on Hopper.
+pub(crate) fn own_products() -> Vec<&'static str> {
+    hopper::TILES.iter().map(|tile| tile.name).collect()
+}
+
+/// Every kernel of this folder, in every form.
 pub(crate) fn every_kernel() -> Vec<Kernel> {
-    let form = |dtype| Form { n: 1, k: 1, dtype, bias: false, residual: false };
+    let form = |dtype| Form { n: 1, k: 1, dtype, bias: false, epilogue: Epilogue::None };
     let forms = [DType::F32, DType::Bf16, DType::F16, DType::F8].map(form);
-    forms.iter().flat_map(|form| ["product", "noise"].map(|entry| form.kernel(entry))).collect()
+    let matmul = forms.iter().flat_map(|form| ["product", "noise"].map(|entry| form.kernel(entry)));
+    matmul.chain(hopper::every_kernel()).collect()
 }

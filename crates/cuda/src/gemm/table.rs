@@ -1,6 +1,7 @@
 //! The choices for a card, in memory and on disk. Invariant: all devices of a process on one kind of card see one table; a
 //! file is used only if it is whole and made with this card, driver and library.
 
+use super::hopper::Tile;
 use super::{Choice, Form};
 use crate::compile::{cache, digest, keep};
 use crate::context::Card;
@@ -19,7 +20,7 @@ impl Table {
         type Tables = Mutex<BTreeMap<String, Arc<Mutex<Entries>>>>;
         static TABLES: OnceLock<Tables> = OnceLock::new();
         let identity =
-            format!("plimsoll products 1, {}, driver {}, cuBLASLt {library}", card.name, card.driver);
+            format!("plimsoll products 2, {}, driver {}, cuBLASLt {library}", card.name, card.driver);
         let mut tables = TABLES.get_or_init(Tables::default).lock().unwrap_or_else(PoisonError::into_inner);
         let name = || format!("products-{}.txt", &digest(&identity)[..16]);
         let file = || cache().map(|folder| folder.join(name()));
@@ -48,6 +49,11 @@ impl Entries {
         Self { identity, file, choices }
     }
 
+    /// Whether nothing is known.
+    pub(super) fn is_empty(&self) -> bool {
+        self.choices.is_empty()
+    }
+
     /// What is known for a form, near a number of rows.
     pub(super) fn get(&self, form: &Form, rows: u64) -> Option<Choice> {
         self.choices.get(&key(form, rows)).copied()
@@ -70,20 +76,27 @@ fn key(form: &Form, rows: u64) -> String {
     format!("{form} {}", rows.next_power_of_two())
 }
 
-/// A choice as words: our own kernel, or the library's opaque numbers.
+/// What stands before the name of a tile.
+const HOPPER: &str = "wgmma ";
+
+/// A choice as words: one of our own kernels, or the library's opaque numbers.
 pub(super) fn text(choice: &Choice) -> String {
     match choice {
-        None => "own".to_owned(),
-        Some(algorithm) => algorithm.data.map(|word| format!("{word:016x}")).join("."),
+        Choice::Own => "own".to_owned(),
+        Choice::Hopper(tile) => format!("{HOPPER}{}", tile.name),
+        Choice::Library(algorithm) => algorithm.data.map(|word| format!("{word:016x}")).join("."),
     }
 }
 
 fn parse(text: &str) -> Option<Choice> {
     if text == "own" {
-        return Some(None);
+        return Some(Choice::Own);
+    }
+    if let Some(name) = text.strip_prefix(HOPPER) {
+        return Tile::named(name).map(Choice::Hopper);
     }
     let words: Option<Vec<u64>> = text.split('.').map(|word| u64::from_str_radix(word, 16).ok()).collect();
-    Some(Some(lt::cublasLtMatmulAlgo_t { data: words?.try_into().ok()? }))
+    Some(Choice::Library(lt::cublasLtMatmulAlgo_t { data: words?.try_into().ok()? }))
 }
 
 /// The identity, a line for each choice, and a digest of all that.
@@ -107,29 +120,36 @@ fn read(file: &Path, identity: &str) -> Option<BTreeMap<String, Choice>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::hopper::TILES;
     use super::*;
     use graph::DType;
+    use graph::ops::Epilogue;
 
-    const FORM: Form = Form { n: 10240, k: 2560, dtype: DType::Bf16, bias: true, residual: false };
-    const OTHER: Form = Form { residual: true, ..FORM };
+    const FORM: Form = Form { n: 10240, k: 2560, dtype: DType::Bf16, bias: true, epilogue: Epilogue::None };
+    const OTHER: Form = Form { epilogue: Epilogue::Residual, ..FORM };
+    const THIRD: Form = Form { epilogue: Epilogue::Gelu, ..FORM };
 
-    fn words(choice: Option<Choice>) -> Option<Option<[u64; 8]>> {
-        choice.map(|choice| choice.map(|algorithm| algorithm.data))
+    fn words(choice: Option<Choice>) -> Option<String> {
+        choice.as_ref().map(text)
     }
 
     #[test]
     fn choices_survive_on_disk_and_damage_does_not() {
         let folder = std::env::temp_dir().join(format!("plimsoll-products-{}", std::process::id()));
         let file = folder.join("table.txt");
-        let algorithm = lt::cublasLtMatmulAlgo_t { data: [1, u64::MAX, 3, 4, 5, 6, 7, 0] };
+        let algorithm = Choice::Library(lt::cublasLtMatmulAlgo_t { data: [1, u64::MAX, 3, 4, 5, 6, 7, 0] });
         let open = |identity: &str| Entries::open(identity.to_owned(), Some(file.clone()));
         let (mut one, mut two) = (open("card"), open("card"));
-        one.insert(&FORM, 16_384, Some(algorithm));
-        two.insert(&OTHER, 1, None);
+        one.insert(&FORM, 16_384, algorithm);
+        two.insert(&OTHER, 1, Choice::Own);
+        two.insert(&THIRD, 1, Choice::Hopper(TILES[1]));
 
         let again = open("card");
-        assert_eq!(words(again.get(&FORM, 10_000)), Some(Some(algorithm.data)), "the same power of two");
-        assert_eq!(words(again.get(&OTHER, 1)), Some(None), "our own kernel");
+        let [library, own, hopper] =
+            [(FORM, 10_000), (OTHER, 1), (THIRD, 1)].map(|(form, rows)| words(again.get(&form, rows)));
+        assert_eq!(library, Some(text(&algorithm)), "the same power of two");
+        assert_eq!(own.as_deref(), Some("own"));
+        assert_eq!(hopper, Some(format!("wgmma {}", TILES[1].name)));
         assert_eq!(words(again.get(&FORM, 16_385)), None, "other rows");
         assert_eq!(words(open("other card").get(&FORM, 16_384)), None, "another card");
 

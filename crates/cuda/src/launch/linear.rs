@@ -1,8 +1,8 @@
 //! Linear maps: a product with its bias and residual, and what comes behind it. Invariant: operands are of one float
 //! type, which is what the product's sums are rounded to once; or else x and w are codes, and all others bf16.
 
-use super::{Call, Tensor, rows};
-use crate::gemm::{self, Form, Operands};
+use super::{Call, Tensor};
+use crate::gemm::{Form, Operands};
 use exec::DeviceError;
 use graph::ops::{Epilogue, Linear};
 use graph::{DType, Layout};
@@ -22,7 +22,7 @@ pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError
     let address = |tensor: Option<Tensor>| tensor.map_or(0, |tensor| tensor.address);
     let (scratch, bytes) = call.workspace()?;
     let (n, k, dtype) = (y.columns, x.stride(), x.dtype);
-    let form = Form { n, k, dtype, bias: bias.is_some(), residual: residual.is_some() };
+    let form = Form { n, k, dtype, bias: bias.is_some(), epilogue: op.epilogue };
     let (scales, bias, residual) = ((x.scales(), w.scales()), address(bias), address(residual));
     let operands = Operands {
         x: x.address,
@@ -34,27 +34,14 @@ pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError
         rows: y.rows,
         workspace: (scratch, bytes.0),
     };
-    product(call, form, &operands)?;
-    match op.epilogue {
-        // The library's gelu is the one by tanh, ours by erf.
-        Epilogue::Gelu => rows::gelu_in_place(call, y),
-        Epilogue::None | Epilogue::Residual => Ok(()),
-    }
-}
-
-fn product(call: &mut Call<'_>, form: Form, operands: &Operands) -> Result<(), DeviceError> {
     if operands.rows == 0 {
         return Ok(());
     }
-    let by_library = match call.preparing {
-        true => call.gemm.prepare(call.context, call.kernels, form, operands)?,
-        false => call.gemm.run(call.context, form, operands)?,
-    };
-    if by_library {
-        return Ok(());
+    match call.preparing {
+        true => call.gemm.prepare(call.context, call.kernels, form, &operands)?,
+        false => call.gemm.run(call.context, call.kernels, form, &operands)?,
     }
-    let (kernel, shape, args) = gemm::own(form, operands);
-    call.kernel(&kernel, shape, &args)
+    Ok(())
 }
 
 /// An error unless all are of the type that products of codes give, on a card that has these.

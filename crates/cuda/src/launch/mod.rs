@@ -14,6 +14,7 @@ use crate::kernel::{Arg, Kernel, Kernels, Shape};
 use crate::machine::FP8;
 use exec::{DeviceError, Launch, Operand};
 use graph::{Bytes, DType, GRANULE, Layout, Op};
+pub(crate) use rows::gelu_in_place;
 
 /// An op with everything that its kernels need.
 pub(crate) struct Call<'a> {

@@ -27,9 +27,10 @@ pub(super) fn gelu(call: &mut Call<'_>) -> Result<(), DeviceError> {
     unary(call, "gelu", x, y)
 }
 
-/// `x = gelu(x)`: behind a product.
-pub(super) fn gelu_in_place(call: &mut Call<'_>, x: Tensor) -> Result<(), DeviceError> {
-    unary(call, "gelu", x, x)
+/// `x = gelu(x)` of so many elements, behind a product: kernel, grid and arguments.
+pub(crate) fn gelu_in_place(dtype: DType, x: u64, elements: u64) -> (Kernel, Shape, [Arg; 3]) {
+    let args = [Arg::pointer(x), Arg::pointer(x), Arg::long(elements)];
+    (Kernel::new(File::Elementwise, "gelu", dtype), all(elements, wide(dtype)), args)
 }
 
 pub(super) fn relu(call: &mut Call<'_>) -> Result<(), DeviceError> {
@@ -167,7 +168,11 @@ pub(super) fn row_width(dtype: DType, columns: u64) -> u64 {
 
 /// Blocks for all elements of `y` in accesses of `width`.
 fn flat(y: &Tensor, width: u64) -> Shape {
-    Shape::of(y.elements().div_ceil(width * STEPS * u64::from(THREADS)), THREADS)
+    all(y.elements(), width)
+}
+
+fn all(elements: u64, width: u64) -> Shape {
+    Shape::of(elements.div_ceil(width * STEPS * u64::from(THREADS)), THREADS)
 }
 
 fn elements(y: &Tensor) -> Arg {

@@ -1,6 +1,8 @@
 //! Every kernel compiles for every architecture that is supported, without a card: no spills, no local memory.
 
-use plimsoll_cuda::{Compiler, Libraries, every_kernel};
+use plimsoll_cuda::{Compiler, Kernel, Libraries, every_kernel};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread;
 
 #[test]
 fn every_kernel_compiles_without_spills() {
@@ -10,10 +12,22 @@ fn every_kernel_compiles_without_spills() {
     }
     for capability in [(8, 0), (8, 9), (9, 0)] {
         let compiler = Compiler::new(capability).expect("NVRTC").without_cache();
-        for kernel in every_kernel().into_iter().filter(|kernel| kernel.since() <= capability) {
-            let found = compiler.resources(&kernel).unwrap_or_else(|error| panic!("{error}"));
-            assert!(found.registers > 0, "{kernel}: no report in {:?}", compiler.log(&kernel));
-            assert_eq!((found.stack, found.spills), (0, (0, 0)), "{kernel} on {capability:?}: {found:?}");
-        }
+        let kernels: Vec<Kernel> =
+            every_kernel().into_iter().filter(|kernel| kernel.runs_on(capability)).collect();
+        let next = AtomicUsize::new(0);
+        let work = || {
+            while let Some(kernel) = kernels.get(next.fetch_add(1, Relaxed)) {
+                check(&compiler, kernel);
+            }
+        };
+        let threads = thread::available_parallelism().map_or(1, usize::from);
+        thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+        println!("{} kernels for sm_{}{}", kernels.len(), capability.0, capability.1);
     }
+}
+
+fn check(compiler: &Compiler, kernel: &Kernel) {
+    let found = compiler.resources(kernel).unwrap_or_else(|error| panic!("{error}"));
+    assert!(found.registers > 0, "{kernel}: no report in {:?}", compiler.log(kernel));
+    assert_eq!((found.stack, found.spills), (0, (0, 0)), "{kernel}, {:?}: {found:?}", compiler.version());
 }

@@ -37,6 +37,10 @@ struct Case {
 impl Case {
     /// Prepared, with random operands; `in_place` gives the residual the output's place.
     fn new(n: u64, k: u64, dtype: DType, linear: Linear, in_place: bool) -> Self {
+        Self::on(CudaDevice::without_timing(0).expect("a card"), (n, k), dtype, linear, in_place)
+    }
+
+    fn on(mut device: CudaDevice, (n, k): (u64, u64), dtype: DType, linear: Linear, in_place: bool) -> Self {
         let t = Dim::Tokens(1);
         let mut shapes = vec![vec![t, Dim::Fixed(k)], vec![Dim::Fixed(n), Dim::Fixed(k)]];
         shapes.extend(linear.bias.then(|| vec![Dim::Fixed(n)]));
@@ -60,7 +64,6 @@ impl Case {
         if residual && in_place {
             out.at = operands.last().expect("the residual").at;
         }
-        let mut device = CudaDevice::without_timing(0).expect("a card");
         let scratch = Bytes(32 << 20);
         device.alloc_arena(Bytes(end + scratch.0)).expect("memory");
         device.fill(0, Bytes(end), 0xFF).expect("fill");
@@ -284,6 +287,38 @@ fn rows_have_the_same_bits_in_any_batch() {
             let mut case = Case::new(n, k, dtype, linear, false);
             let full = case.check(linear);
             case.check_batches(&full);
+        }
+    }
+}
+
+#[test]
+fn our_own_kernel_on_hopper_is_the_sum_in_f64() {
+    let hopper = cards().is_ok_and(|cards| cards.first().is_some_and(|card| card.capability == (9, 0)));
+    if !hopper {
+        println!("skipped: no CUDA device of compute capability 9.0");
+        return;
+    }
+    for name in CudaDevice::own_products() {
+        for dtype in [DType::Bf16, DType::F16] {
+            // Whole tiles, parts of them, several in turns, sums that end inside of a stage.
+            for (n, k) in [(2560, 640), (320, 480), (200, 16), (8, 8), (1032, 1288)] {
+                for (epilogue, in_place) in
+                    [(Epilogue::None, false), (Epilogue::Gelu, false), (Epilogue::Residual, true)]
+                {
+                    let linear = Linear { bias: n != 320, epilogue };
+                    let device = CudaDevice::with_product(0, name).expect("a card");
+                    let mut case = Case::on(device, (n, k), dtype, linear, in_place);
+                    let chosen = case.device.products();
+                    // The largest tile has no registers for a residual.
+                    if !(in_place && name == "128x192-turns") {
+                        assert!(chosen[0].ends_with(&format!("wgmma {name}")), "{chosen:?}");
+                    }
+                    let full = case.check(linear);
+                    if !in_place {
+                        case.check_batches(&full);
+                    }
+                }
+            }
         }
     }
 }

@@ -68,7 +68,7 @@ impl Device for CpuDevice {
     fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         let start = self.clock.start();
         self.arena_mut()?.bytes_mut(at, Bytes(bytes.len() as u64))?.copy_from_slice(bytes);
-        self.clock.note(start, "in", "upload");
+        self.clock.copied(start, "in", Bytes(bytes.len() as u64));
         Ok(())
     }
 
@@ -104,7 +104,7 @@ impl Device for CpuDevice {
         let start = self.clock.start();
         let arena = self.arena.as_ref().ok_or(DeviceError::OutsideArena { at, bytes })?;
         let ticket = self.fetched.put(arena.bytes(at, bytes)?);
-        self.clock.note(start, "out", "fetch");
+        self.clock.copied(start, "out", bytes);
         Ok(ticket)
     }
 

@@ -56,7 +56,7 @@ pub fn compare_codes(at: &str, op: &Op, found: &[f64], wanted: &[f64]) {
     let mut apart = 0;
     for (j, (f, w)) in found.iter().zip(wanted).enumerate() {
         // Between neighbours lies at most an eighth, or the smallest number of the row, which is of order 1.
-        let differ = (f - w).abs() > if exact { 0.0 } else { 1e-5 * w.abs() };
+        let differ = (f - w).abs() > if exact { 0.0 } else { 3e-5 * w.abs() };
         assert!((f - w).abs() <= 0.126 * w.abs().max(f.abs()) + 1e-4, "{at}[{j}] is {f}, not {w}");
         apart += usize::from(differ);
     }

@@ -44,10 +44,11 @@ impl Linear {
 impl OpRules for Linear {
     fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 2 + usize::from(self.bias) + usize::from(self.residual()))?;
-        let dtype = match (ins[0].dtype, ins[1].dtype) {
-            (DType::F8, DType::F8) => DType::Bf16,
-            (_, DType::F8) => return Err(RuleError(format!("x must be f8 as w is, not {}", ins[0]))),
-            (x, _) => float("x", ins[0]).map(|()| x)?,
+        let codes = [ins[0], ins[1]].map(|operand| operand.dtype == DType::F8);
+        let dtype = match codes {
+            [true, true] => DType::Bf16,
+            [false, true] => return Err(RuleError(format!("x must be f8 as w is, not {}", ins[0]))),
+            [_, false] => float("x", ins[0]).map(|()| ins[0].dtype)?,
         };
         let (rows, k) = matrix("x", ins[0])?;
         let (n, _) = matrix("w", ins[1])?;

@@ -1,14 +1,17 @@
-//! `plimsoll bench --calibrate`: this machine's rates as a target file.
+//! `plimsoll bench --calibrate`: this machine's rates as a target file, and on a card the products of the known models,
+//! timed into the table that runs take them from.
 //! Invariant: the file is read back before it gets its name, so what is there can be planned with.
 
+use super::ceiling::raw_products;
 use super::subject::{Subject, one_sequence};
-use super::{Work, median};
-use crate::{RunError, Settings, doctor};
+use super::{Work, median, storage};
+use crate::{Device, Precision, RunError, Settings, doctor};
 use data::atomic::AtomicFile;
 use exec::cpu::Cpu;
 use graph::ops::{Concat, Relu};
 use graph::{Builder, DType, Dim, Op};
-use plan::{Rates, Target};
+use models::{KNOWN, Output, known};
+use plan::{PlanError, Rates, Target};
 use serde_json::{Value, json};
 use std::fmt;
 use std::hint::spin_loop;
@@ -25,10 +28,17 @@ pub struct Calibration {
     pub path: PathBuf,
     /// Its content.
     pub target: Target,
+    /// Whether the rate of the storage was measured: that of the disk that the file lies on.
+    pub storage: bool,
+    /// The models whose products were timed, each with what the device's bits depend on then; none on the CPU.
+    pub products: Vec<(String, String)>,
 }
 
 /// (rows, N, K) of the products: a layer of ESM-2 35M, 150M and 650M each.
 const PRODUCTS: [(u64, u64, u64); 3] = [(2048, 1920, 480), (2048, 640, 2560), (2048, 1280, 1280)];
+
+/// Tokens of the longest sequence of ESM-2, with its ends.
+const LONGEST: u64 = 1024;
 
 /// Rows and columns of the two matrices that are copied side by side: 256 MB read and written, more than a
 /// share of any cache.
@@ -45,33 +55,69 @@ pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Cal
     }
     // A file that cannot be written is found out before the measurements.
     let mut file = AtomicFile::create(path)?;
-    let rates = rates(settings, repeats)?;
-    let text = text(path, &settings.target()?, rates)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let storage = storage::rate(folder.unwrap_or(Path::new(".")));
+    let rates = rates(settings, repeats, storage)?;
+    let text = text(path, settings, rates, storage.is_some())?;
     let target = Target::parse(&path.display().to_string(), &text)?;
+    let products = products(settings)?;
     file.write_all(text.as_bytes()).map_err(|e| file.error(e))?;
     file.commit()?;
-    Ok(Calibration { path: path.to_owned(), target })
+    Ok(Calibration { path: path.to_owned(), target, storage: storage.is_some(), products })
 }
 
-fn rates(settings: &Settings, repeats: usize) -> Result<Rates, RunError> {
+fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Rates, RunError> {
+    let (f32, bf16, fp8) = match settings.device {
+        Device::Cpu => {
+            let f32 = products_rate(settings, repeats)?;
+            // There are no bf16 kernels yet, so a bf16 product is the f32 one.
+            (f32, f32, None)
+        }
+        Device::Machines(_) => {
+            let of = |precision| raw_products(&Settings { precision: Some(precision), ..settings.clone() });
+            // Cards before sm_89 have no e4m3.
+            (of(Precision::F32)?, of(Precision::Bf16)?, of(Precision::Fp8).ok())
+        }
+    };
+    Ok(Rates {
+        f32,
+        bf16,
+        fp8,
+        memory: copy_rate(settings, repeats)?,
+        launch: launch(settings, repeats)?,
+        storage: storage.unwrap_or(settings.target()?.rates.storage),
+    })
+}
+
+/// Operations per second of the CPU's products.
+fn products_rate(settings: &Settings, repeats: usize) -> Result<f64, RunError> {
     let (mut flops, mut seconds) = (0.0, 0.0);
     for (rows, n, k) in PRODUCTS {
         let mut product = Subject::start(&Work::Linear { rows, n, k }, settings)?;
         flops += 2.0 * (rows * n * k) as f64;
         seconds += product.seconds(repeats)?;
     }
-    let f32 = flops / seconds;
-    // Not measured: where weights will lie is not known here.
-    let storage = settings.target()?.rates.storage;
-    // There are no bf16 kernels yet, so a bf16 product is the f32 one.
-    Ok(Rates {
-        f32,
-        bf16: f32,
-        fp8: None,
-        memory: copy_rate(settings, repeats)?,
-        launch: launch(settings, repeats)?,
-        storage,
-    })
+    Ok(flops / seconds)
+}
+
+/// Opens each known model, which times its products on a card where they are not in its table yet. Those that do not fit
+/// are left out: they are timed where they run.
+fn products(settings: &Settings) -> Result<Vec<(String, String)>, RunError> {
+    if settings.device == Device::Cpu {
+        return Ok(vec![]);
+    }
+    let mut timed = vec![];
+    for (id, _) in KNOWN {
+        let Some(encoder) = known(id) else { continue };
+        match Subject::program(settings, LONGEST, &mut |bounds| encoder.graph(bounds, &[Output::Mean])) {
+            Err(RunError::Plan(PlanError::OverBudget(_))) => {}
+            program => {
+                let executor = settings.start_one(program?)?;
+                timed.push(((*id).to_owned(), executor.device().arithmetic()));
+            }
+        }
+    }
+    Ok(timed)
 }
 
 /// Bytes per second, read and written, of a copy on all threads.
@@ -83,7 +129,7 @@ fn copy_rate(settings: &Settings, repeats: usize) -> Result<f64, RunError> {
     let both = g.one(Op::Concat(Concat {}), &[x, y]);
     g.output("both", both);
     // What lies in a fresh arena is as good as any numbers.
-    let mut copy = Subject::single(settings, rows, g.finish(), |_| vec![])?;
+    let mut copy = Subject::single(settings, rows, g.finish())?;
     let (_, bytes) = copy.cost(copy.plan().schedule.instrs[0]);
     Ok(bytes / copy.seconds(repeats)?)
 }
@@ -96,8 +142,12 @@ fn launch(settings: &Settings, repeats: usize) -> Result<f64, RunError> {
         x = g.one(Op::Relu(Relu {}), &[x]);
     }
     g.output("y", x);
-    let mut chain = Subject::single(settings, 1, g.finish(), |_| vec![])?;
-    Ok(chain.seconds(repeats)? / f64::from(CHAIN) + meeting(&Cpu::new(settings.threads)))
+    let mut chain = Subject::single(settings, 1, g.finish())?;
+    let meeting = match settings.device {
+        Device::Cpu => meeting(&Cpu::new(settings.threads)),
+        Device::Machines(_) => 0.0,
+    };
+    Ok(chain.seconds(repeats)? / f64::from(CHAIN) + meeting)
 }
 
 /// Seconds until all threads are at work and have come back, the median.
@@ -121,28 +171,43 @@ fn meeting(cpu: &Cpu) -> f64 {
     median(&seconds)
 }
 
-/// The target file: that of the CPU with these rates.
-fn text(path: &Path, cpu: &Target, rates: Rates) -> Result<String, RunError> {
-    let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let machine = doctor::report()?;
-    let processor = machine.cpu.as_deref().unwrap_or("an unknown processor");
-    let about = format!(
-        "{processor}, {} threads, {}; rates measured by plimsoll {}",
-        cpu.units,
-        machine.isa,
-        env!("CARGO_PKG_VERSION")
-    );
+/// The target file: that of the machine with these rates.
+fn text(path: &Path, settings: &Settings, rates: Rates, storage_is_measured: bool) -> Result<String, RunError> {
+    let (target, name) = (settings.target()?, path.file_stem().unwrap_or_default().to_string_lossy());
+    let (machine, kernels_of) = match &settings.device {
+        Device::Cpu => {
+            let machine = doctor::report()?;
+            let processor = machine.cpu.unwrap_or_else(|| "an unknown processor".to_owned());
+            (format!("{processor}, {} threads, {}", target.units, machine.isa), r#"["cpu"]"#)
+        }
+        Device::Machines(machines) => {
+            (format!("{}, {}", machines[0].name(), machines[0].arithmetic()), r#"["cuda", "null"]"#)
+        }
+    };
+    let about = format!("{machine}; rates measured by plimsoll {}", env!("CARGO_PKG_VERSION"));
     let (name, about) = (quoted(&name), quoted(&about));
-    let Target { space, memory, alignment, units, saturation, .. } = cpu;
-    let (space, memory) = (quoted(space), memory.0);
-    let Rates { f32, bf16, memory: bandwidth, launch, storage, .. } = rates;
+    let Target { space, memory, alignment, units, saturation, reserved, .. } = &target;
+    let reserved = reserved
+        .iter()
+        .map(|row| format!("[[reserved]]\nlabel = {}\nbytes = {}\n\n", quoted(&row.label), row.bytes.0));
+    let (space, memory, reserved) = (quoted(space), memory.0, reserved.collect::<String>());
+    let Rates { f32, bf16, fp8, memory: bandwidth, launch, storage } = rates;
+    let fp8 = fp8.map_or_else(String::new, |rate| format!("fp8 = {rate:.3e}\n"));
+    let of_storage = match storage_is_measured {
+        true => "Of the disk that this file was written to, past the cache.",
+        false => "Not measured: of a SATA III SSD; where weights lie is not the target's to know.",
+    };
+    let of_bf16 = match settings.device {
+        Device::Cpu => " There are no bf16 kernels yet: their rate is that of f32.",
+        Device::Machines(_) => "",
+    };
     Ok(format!(
         "# Written by `plimsoll bench --calibrate`; `plimsoll plan --target` reads it.\n\
          name = {name}\nabout = {about}\nspace = {space}\nmemory = {memory}\nalignment = {alignment}\n\
-         units = {units}\nsaturation = {saturation}\nkernels_of = \"cpu\"\n\n\
-         # Operations, bytes and seconds. There are no bf16 kernels yet: their rate is that of f32.\n\
-         [rates]\nf32 = {f32:.3e}\nbf16 = {bf16:.3e}\nmemory = {bandwidth:.3e}\nlaunch = {launch:.3e}\n\
-         # Not measured: of a SATA III SSD; where weights lie is not the target's to know.\nstorage = {storage:.3e}\n"
+         units = {units}\nsaturation = {saturation}\nkernels_of = {kernels_of}\n\n{reserved}\
+         # Operations, bytes and seconds.{of_bf16}\n\
+         [rates]\nf32 = {f32:.3e}\nbf16 = {bf16:.3e}\n{fp8}memory = {bandwidth:.3e}\nlaunch = {launch:.3e}\n\
+         # {of_storage}\nstorage = {storage:.3e}\n"
     ))
 }
 
@@ -155,11 +220,15 @@ fn quoted(text: &str) -> String {
 impl Calibration {
     /// The same as JSON.
     pub fn to_json(&self) -> Value {
-        let Rates { f32, bf16, memory, launch, .. } = self.target.rates;
+        let Rates { f32, bf16, fp8, memory, launch, storage } = self.target.rates;
+        let storage = self.storage.then_some(storage);
+        let products: Value =
+            self.products.iter().cloned().map(|(model, with)| (model, Value::from(with))).collect();
         json!({
             "target": self.path.display().to_string(),
             "about": self.target.about,
-            "rates": {"f32": f32, "bf16": bf16, "memory": memory, "launch": launch},
+            "rates": {"f32": f32, "bf16": bf16, "fp8": fp8, "memory": memory, "launch": launch, "storage": storage},
+            "products": products,
         })
     }
 }
@@ -170,8 +239,20 @@ impl fmt::Display for Calibration {
         writeln!(f, "wrote {path}: {}", self.target.about)?;
         writeln!(f, "  f32 products  {:>10.1} GFLOP/s", rates.f32 / 1e9)?;
         writeln!(f, "  bf16          {:>10.1} GFLOP/s", rates.bf16 / 1e9)?;
+        if let Some(fp8) = rates.fp8 {
+            writeln!(f, "  fp8           {:>10.1} GFLOP/s", fp8 / 1e9)?;
+        }
         writeln!(f, "  memory        {:>10.1} GB/s, read and written", rates.memory / 1e9)?;
         writeln!(f, "  launch        {:>10.2} us", rates.launch * 1e6)?;
+        match self.storage {
+            true => writeln!(f, "  storage       {:>10.1} GB/s, of this folder's disk", rates.storage / 1e9)?,
+            false => {
+                writeln!(f, "  storage       not measured: this folder's disk cannot be read past its cache")?
+            }
+        }
+        for (model, with) in &self.products {
+            writeln!(f, "  products of {model}: {with}")?;
+        }
         write!(f, "to plan with it: plimsoll plan --target {path}")
     }
 }
@@ -182,13 +263,16 @@ mod tests {
 
     #[test]
     fn the_file_can_be_planned_with() {
-        let cpu = Target::named("cpu").expect("read").with_units(7);
-        let rates = Rates { f32: 1.25e11, bf16: 2e12, fp8: None, memory: 3.5e10, launch: 4e-6, storage: 2.5e9 };
-        for stem in ["here", "odd \"name\\"] {
+        let settings = Settings { threads: 7, ..Settings::default() };
+        let cpu = Target::named("cpu").expect("read");
+        let rates =
+            Rates { f32: 1.25e11, bf16: 2e12, fp8: Some(4e12), memory: 3.5e10, launch: 4e-6, storage: 2.5e9 };
+        for (stem, storage) in [("here", true), ("odd \"name\\", false)] {
             let path = PathBuf::from(format!("{stem}.toml"));
-            let text = text(&path, &cpu, rates).expect("text");
+            let text = text(&path, &settings, rates, storage).expect("text");
             let target = Target::parse("test", &text).unwrap_or_else(|e| panic!("{e}\n{text}"));
             assert_eq!((target.rates, target.units, &target.kernels), (rates, 7, &cpu.kernels));
+            assert_eq!(text.contains("Not measured"), !storage);
         }
     }
 

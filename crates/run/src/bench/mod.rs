@@ -4,28 +4,33 @@
 //! is busy for both; operations and bytes are those of the ops' rules at the counts that really ran.
 
 mod calibrate;
+mod ceiling;
+mod lengths;
 mod report;
+mod storage;
 mod subject;
+mod trace;
 
 pub use calibrate::{Calibration, calibrate};
+pub use lengths::Lengths;
 pub use report::{Kernel, Report};
 
-use crate::{Device, RunError, Settings};
-use exec::cpu::{Cpu, peak};
-use graph::DType;
+use crate::{RunError, Settings};
+use ceiling::Ceiling;
+use std::path::PathBuf;
 use subject::Subject;
 
 /// What is timed. Weights and inputs are random, the same each time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// The forward pass of an encoder over sequences of one length, to their means.
+    /// The forward pass of an encoder over sequences, to their means.
     Model {
         /// A known hub id, a config.json, or a model folder; weights are not read.
         model: String,
         /// Sequences of a batch.
         sequences: u64,
         /// Tokens of each.
-        length: u64,
+        lengths: Lengths,
     },
     /// One linear with a bias: (rows, k) times (n, k) transposed.
     Linear {
@@ -47,32 +52,19 @@ pub struct Request {
     pub settings: Settings,
     /// Turns of the raw loop and the work after one warm-up.
     pub repeats: usize,
+    /// Where to write when every launch and copy of some passes ran.
+    pub trace: Option<PathBuf>,
 }
 
 /// Runs it.
 pub fn bench(request: &Request) -> Result<Report, RunError> {
     let mut subject = Subject::start(&request.work, &request.settings)?;
-    let cpu = match request.settings.device {
-        Device::Cpu => Some(Cpu::new(request.settings.threads)),
-        // Its ceiling is a library's product, not a loop of ours.
-        Device::Machines(_) => None,
-    };
-    let raw = |dtype, seconds| raw_loop(cpu.as_ref()?, dtype, seconds);
-    let turns = subject.time(request.repeats, &raw)?;
-    Ok(Report::new(request, &subject, turns))
-}
-
-/// Runs the raw loop of a type for about `seconds`: what it is, and its GFLOP/s; `None` where there is none.
-fn raw_loop(cpu: &Cpu, dtype: DType, seconds: f64) -> Option<(&'static str, f64)> {
-    match dtype {
-        // On tiles an f32 product is made of six bf16 products.
-        DType::F32 => Some(match peak::amx_gflops(cpu, seconds) {
-            Some(rate) => ("amx/6", rate / 6.0),
-            None => ("fma", peak::fma_gflops(cpu, seconds)),
-        }),
-        DType::Bf16 => peak::amx_gflops(cpu, seconds).map(|rate| ("amx", rate)),
-        DType::F16 | DType::F8 | DType::I32 | DType::U8 => None,
+    let mut ceiling = Ceiling::of(&request.settings)?;
+    let turns = subject.time(request.repeats, &mut |dtype, seconds| ceiling.rate(dtype, seconds))?;
+    if let Some(path) = &request.trace {
+        trace::write(path, &mut subject)?;
     }
+    Ok(Report::new(request, &subject, turns))
 }
 
 /// The middle one; of an even number the mean of the middle two. Zero of none.
@@ -101,10 +93,12 @@ mod tests {
     fn operations_are_those_of_the_real_counts() {
         // 5 sequences of 12 tokens in steps of 2, 2 and 1: the last step is smaller.
         let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/goldens/esm2/config.json");
-        let work = |sequences| Work::Model { model: config.to_owned(), sequences, length: 12 };
+        let lengths = Lengths::Equal(12);
+        let work = |sequences| Work::Model { model: config.to_owned(), sequences, lengths };
         let settings = Settings { threads: 1, tokens: Some(25), ..Settings::default() };
         let report = |sequences| {
-            bench(&Request { work: work(sequences), settings: settings.clone(), repeats: 1 }).expect("timed")
+            let (work, settings) = (work(sequences), settings.clone());
+            bench(&Request { work, settings, repeats: 1, trace: None }).expect("timed")
         };
         let (five, one) = (report(5), report(1));
         assert_eq!((five.steps, five.step_tokens, one.steps, one.step_tokens), (3, 24, 1, 12));

@@ -33,8 +33,8 @@ pub struct Report {
     pub seconds: Vec<f64>,
     /// Operations of a pass.
     pub flops: f64,
-    /// The raw loop: `fma`, `amx` (bf16), or `amx/6` (six of bf16 for one of f32); `None` where the type has
-    /// none.
+    /// What the work is held against: `fma`, `amx` (bf16), or `amx/6` (six of bf16 for one of f32); `product`, large
+    /// products of the same precision by the device's own way; `None` where there is nothing.
     pub raw_loop: Option<&'static str>,
     /// GFLOP/s of the raw loop, for each turn.
     pub raw_gflops: Vec<f64>,
@@ -75,7 +75,7 @@ const SLOWEST: usize = 12;
 impl Report {
     pub(super) fn new(request: &Request, subject: &Subject, turns: Turns) -> Self {
         let kernels = kernels(subject, &turns);
-        let tokens = |f: fn(u64, u64) -> u64| subject.steps.iter().map(|c| c.tokens).fold(0, f);
+        let tokens = |f: fn(u64, u64) -> u64| subject.steps.iter().map(|step| step.counts.tokens).fold(0, f);
         Self {
             work: request.work.clone(),
             dtype: subject.dtype().name(),
@@ -140,10 +140,10 @@ impl Report {
             "kernels": self.kernels.iter().map(Kernel::to_json).collect::<Vec<_>>(),
         });
         match &self.work {
-            Work::Model { model, sequences, length } => {
+            Work::Model { model, sequences, lengths } => {
                 json["model"] = json!(model);
                 json["batch"] = json!(sequences);
-                json["length"] = json!(length);
+                json["length"] = lengths.to_json();
             }
             Work::Linear { rows, n, k } => json["shape"] = json!([rows, n, k]),
         }
@@ -179,9 +179,9 @@ impl Kernel {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.work {
-            Work::Model { model, sequences, length } => write!(
+            Work::Model { model, sequences, lengths } => write!(
                 f,
-                "{model}, {sequences} x {length} tokens in {}",
+                "{model}, {sequences} x {lengths} tokens in {}",
                 match self.steps {
                     1 => "one step".to_owned(),
                     n => format!("{n} steps of up to {}", self.step_tokens),

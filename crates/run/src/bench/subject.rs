@@ -1,17 +1,26 @@
 //! A program with random weights and inputs, and its turns with the raw loop.
-//! Invariant: what is random is the same on every machine; uploads are not timed.
+//! Invariant: what is random is the same on every machine; a model's step is timed from token ids to means on the host, a
+//! product's with its input in place.
 
 use super::{Work, median};
-use crate::session::load;
+use crate::session::{bounds, load};
 use crate::{RunError, Settings, price};
-use exec::Executor;
+use exec::{Data, Executor, Span, Submitted};
+use graph::ops::{Embed, SegmentMean};
 use graph::{Bounds, Builder, Bytes, Counts, DType, Dim, Graph, Op, VerifyError};
 use models::{Encoder, Output};
 use plan::{Instr, Plan, PlanError, Policy, Program, Target, compile};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// Seconds of a turn: shorter work is repeated until it takes this long.
 const TURN: f64 = 0.1;
+
+/// Random numbers of which all weights are made; a prime, so that equal matrices do not start at equal ones.
+const RANDOM: usize = 1_048_573;
+
+/// Rows of the table in front of products whose rate is the ceiling: those of ESM-2.
+const VOCABULARY: u64 = 33;
 
 /// As often as the shortest work is repeated in a turn.
 const MOST_PASSES: f64 = 1000.0;
@@ -20,16 +29,37 @@ const MOST_PASSES: f64 = 1000.0;
 pub(super) struct Subject {
     executor: Executor,
     /// The steps of a pass.
-    pub(super) steps: Vec<Counts>,
-    inputs: Vec<(&'static str, Data)>,
+    pub(super) steps: Vec<Step>,
+    /// Token ids of the widest step, of which each takes the beginning; none where inputs are in place.
+    ids: Vec<i32>,
+    means: [Vec<f32>; 1],
 }
 
-/// An input of the widest step; smaller steps take its beginning.
-pub(super) enum Data {
-    /// Ids and spans.
-    I32(Vec<i32>),
-    /// Activations.
-    F32(Vec<f32>),
+/// A step of a pass.
+pub(super) struct Step {
+    pub(super) counts: Counts,
+    /// Start and end row of each sequence.
+    spans: Vec<i32>,
+    /// What attention's pairs are counted with: of equal sequences their length, of others the mean by token.
+    longest: u64,
+}
+
+impl Step {
+    fn of(lengths: &[u64]) -> Self {
+        let (mut spans, mut end) = (Vec::with_capacity(2 * lengths.len()), 0);
+        for length in lengths {
+            spans.extend([end as i32, (end + length) as i32]);
+            end += length;
+        }
+        let pairs: u64 = lengths.iter().map(|n| n * n).sum();
+        let counts = Counts { tokens: end, sequences: lengths.len() as u64 };
+        Self { counts, spans, longest: (pairs + end / 2) / end.max(1) }
+    }
+
+    /// A step of one sequence.
+    fn whole(counts: Counts) -> Self {
+        Self { counts, spans: vec![], longest: counts.tokens }
+    }
 }
 
 /// What was measured, an entry for each turn.
@@ -47,126 +77,189 @@ pub(super) struct Turns {
 }
 
 /// The raw loop of a type over about so many seconds: what it is, and its GFLOP/s.
-pub(super) type Raw<'a> = &'a dyn Fn(DType, f64) -> Option<(&'static str, f64)>;
+pub(super) type Raw<'a> = &'a mut dyn FnMut(DType, f64) -> Result<Option<(&'static str, f64)>, RunError>;
 
 impl Subject {
     /// Plans the work and fills it with random numbers.
     pub(super) fn start(work: &Work, settings: &Settings) -> Result<Self, RunError> {
         match *work {
-            Work::Model { ref model, sequences, length } => {
-                Self::model(settings, &price::encoder(model)?, sequences, length)
+            Work::Model { ref model, sequences, lengths } => {
+                let lengths = lengths.of(sequences);
+                Self::model(settings, &price::encoder(model)?, &lengths)
             }
             Work::Linear { rows, n, k } => {
                 let mut g = Builder::new(one_sequence(rows));
                 let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(k)], DType::F32);
                 let y = g.linear(x, "product", n, true);
                 g.output("y", y);
-                let x = |elements| vec![("x", Data::F32(numbers(1).take(elements).collect()))];
-                Self::single(settings, rows, g.finish(), x)
+                let mut subject = Self::single(settings, rows, g.finish())?;
+                let x: Vec<f32> = numbers(1).take((rows * k) as usize).collect();
+                subject.executor.input_f32(0, "x", &x)?;
+                Ok(subject)
             }
         }
     }
 
-    fn model(settings: &Settings, encoder: &Encoder, sequences: u64, length: u64) -> Result<Self, RunError> {
-        let (target, policy) = (settings.target()?, settings.policy()?);
-        let program = settings.fit(length, &mut |tokens| {
-            let n = (tokens / length).clamp(1, sequences);
-            let bounds = Bounds { tokens: n * length, sequences: n, longest: length };
-            one(&target, &policy, encoder.graph(bounds, &[Output::Mean]))
+    fn model(settings: &Settings, encoder: &Encoder, lengths: &[u64]) -> Result<Self, RunError> {
+        let longest = lengths.iter().copied().max().unwrap_or(1);
+        let equal = lengths.iter().all(|&n| n == longest);
+        let program = Self::program(settings, longest, &mut |mixed| {
+            let n = (mixed.tokens / longest).clamp(1, lengths.len() as u64);
+            let whole = Bounds { tokens: n * longest, sequences: n, longest };
+            encoder.graph(if equal { whole } else { mixed }, &[Output::Mean])
         })?;
-        let most = program.plans()[0].1.graph.bounds.sequences;
-        let step = |n| Counts { tokens: n * length, sequences: n };
-        let starts = (0..sequences).step_by(most as usize);
-        let steps = starts.map(|done| step(most.min(sequences - done))).collect();
-        let ids = Data::I32(ids(encoder, most * length));
-        Self::new(settings, program, steps, vec![("ids", ids), ("spans", Data::I32(spans(most, length)))])
+        let bounds = program.plans()[0].1.graph.bounds;
+        let steps: Vec<Step> = packs(lengths, &bounds).map(Step::of).collect();
+        Self::new(settings, program, steps, ids(encoder, bounds.tokens))
     }
 
-    /// A graph of one step of `rows` rows. `inputs` gets the elements of the first.
+    /// The program of a graph for the most tokens that fit and bring speed.
+    pub(super) fn program(
+        settings: &Settings,
+        longest: u64,
+        build: &mut dyn FnMut(Bounds) -> Result<Graph, VerifyError>,
+    ) -> Result<Program, RunError> {
+        let (target, policy) = (settings.target()?, settings.policy()?);
+        settings.fit(longest, &mut |tokens| one(&target, &policy, build(bounds(tokens, longest))))
+    }
+
+    /// Products in the precision of the settings, as the device computes them in models: the rate of the linears of
+    /// this is what can be reached.
+    pub(super) fn products(settings: &Settings, rows: u64, width: u64, count: u32) -> Result<Self, RunError> {
+        let bounds = one_sequence(rows);
+        let mut g = Builder::new(bounds);
+        let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);
+        let spans = g.input("spans", &[Dim::Sequences(1), Dim::Fixed(2)], DType::I32);
+        let table = g.param("table.weight", &[VOCABULARY, width]);
+        let mut x = g.one(Op::Embed(Embed { token_dropout: None, row: false }), &[ids, table]);
+        for i in 0..count {
+            g.scope(format!("layer.{i}."), Some(i));
+            x = g.linear(x, "product", width, true);
+        }
+        g.scope("", None);
+        let mean = g.one(Op::SegmentMean(SegmentMean { skip_first: 0, skip_last: 0 }), &[x, spans]);
+        g.output("mean", mean);
+        let program = one(&settings.target()?, &settings.policy()?, g.finish())?.within(settings.line()?)?;
+        let ids = (0..rows).map(|i| (i * 7919 % VOCABULARY) as i32).collect();
+        Self::new(settings, program, vec![Step::of(&[rows])], ids)
+    }
+
+    /// A graph of one step of `rows` rows, whose inputs are whatever lies in the arena.
     pub(super) fn single(
         settings: &Settings,
         rows: u64,
         graph: Result<Graph, VerifyError>,
-        inputs: impl FnOnce(usize) -> Vec<(&'static str, Data)>,
     ) -> Result<Self, RunError> {
         let program = one(&settings.target()?, &Policy::default(), graph)?.within(settings.line()?)?;
-        let step = one_sequence(rows).full();
-        let elements = program.plans().first().and_then(|(_, p)| {
-            let (_, v) = p.graph.inputs.first()?;
-            Some(p.graph.spec(*v).elements_at(step))
-        });
-        Self::new(settings, program, vec![step], inputs(elements.unwrap_or(0) as usize))
+        Self::new(settings, program, vec![Step::whole(one_sequence(rows).full())], vec![])
     }
 
-    fn new(
-        settings: &Settings,
-        program: Program,
-        steps: Vec<Counts>,
-        inputs: Vec<(&'static str, Data)>,
-    ) -> Result<Self, RunError> {
+    fn new(settings: &Settings, program: Program, steps: Vec<Step>, ids: Vec<i32>) -> Result<Self, RunError> {
         let mut executor = settings.start_one(program)?;
-        let mut weights = numbers(0);
+        // Billions of numbers one by one would take longer than all that is timed.
+        let random: Vec<f32> = numbers(0).take(RANDOM).map(|x| 0.05 * x).collect();
+        let mut at = 0;
         load(&mut executor, 0, |param, _, out| {
             // A norm's weights are about 1, so that numbers keep their size through the layers.
-            let norm = param.name.to_ascii_lowercase().ends_with("norm.weight");
-            for (x, random) in out.iter_mut().zip(&mut weights) {
-                *x = if norm { 1.0 } else { 0.05 * random };
+            if param.name.to_ascii_lowercase().ends_with("norm.weight") {
+                out.fill(1.0);
+                return Ok(());
+            }
+            for part in out.chunks_mut(RANDOM) {
+                let (end, wrapped) = part.split_at_mut(part.len().min(RANDOM - at));
+                end.copy_from_slice(&random[at..at + end.len()]);
+                wrapped.copy_from_slice(&random[..wrapped.len()]);
+                at = (at + part.len()) % RANDOM;
             }
             Ok(())
         })?;
-        Ok(Self { executor, steps, inputs })
+        Ok(Self { executor, steps, ids, means: [vec![]] })
     }
 
     /// The raw loop and the work by turns, after one pass to warm up.
     pub(super) fn time(&mut self, repeats: usize, raw: Raw<'_>) -> Result<Turns, RunError> {
-        let mut times = vec![Duration::ZERO; self.plan().schedule.instrs.len()];
-        self.pass(None)?;
-        let warm = self.pass(None)?;
+        self.pass()?;
+        let warm = self.pass()?;
         let passes = (TURN / warm).ceil().clamp(1.0, MOST_PASSES) as u32;
         let dtype = self.dtype();
         let mut turns = Turns { passes, raw_loop: None, raw: vec![], seconds: vec![], instructions: vec![] };
         for _ in 0..repeats.max(1) {
             // As long as the work, but no longer than a rate needs to be steady.
-            if let Some((raw_loop, rate)) = raw(dtype, (f64::from(passes) * warm).min(5.0 * TURN)) {
+            if let Some((raw_loop, rate)) = raw(dtype, (f64::from(passes) * warm).min(5.0 * TURN))? {
                 turns.raw_loop = Some(raw_loop);
                 turns.raw.push(rate);
             }
             let mut seconds = 0.0;
             for _ in 0..passes {
-                seconds += self.pass(None)?;
+                seconds += self.pass()?;
             }
             turns.seconds.push(seconds / f64::from(passes));
             // Apart from the passes above: a device may only be asked for the time of a launch by waiting for it.
-            times.fill(Duration::ZERO);
-            self.pass(Some(&mut times))?;
-            turns.instructions.push(times.iter().map(Duration::as_secs_f64).collect());
+            turns.instructions.push(self.instructions()?);
         }
         Ok(turns)
     }
 
-    /// Every step once; the seconds that they took together. Each instruction's are added to `times`.
-    fn pass(&mut self, mut times: Option<&mut [Duration]>) -> Result<f64, RunError> {
-        let mut seconds = 0.0;
+    /// Every step once, as many open at a time as the device keeps; the seconds that they took together.
+    pub(super) fn pass(&mut self) -> Result<f64, RunError> {
+        self.executor.wait()?;
+        let start = Instant::now();
+        let mut open = VecDeque::new();
         for i in 0..self.steps.len() {
-            let counts = self.steps[i];
-            for (name, data) in &self.inputs {
-                let graph = &self.executor.program().plans()[0].1.graph;
-                let n = graph.input(name).map_or(0, |v| graph.spec(v).elements_at(counts)) as usize;
-                match data {
-                    Data::I32(values) => self.executor.input_i32(0, name, &values[..n])?,
-                    Data::F32(values) => self.executor.input_f32(0, name, &values[..n])?,
-                }
+            if open.len() >= self.executor.depth() {
+                self.collect(&mut open)?;
             }
-            self.executor.wait()?;
-            let start = Instant::now();
-            match &mut times {
-                Some(times) => self.executor.run_timed(0, counts, times)?,
-                None => self.executor.run(0, counts)?,
-            }
-            self.executor.wait()?;
-            seconds += start.elapsed().as_secs_f64();
+            let step = self.submit(i)?;
+            open.push_back(step);
         }
-        Ok(seconds)
+        while !open.is_empty() {
+            self.collect(&mut open)?;
+        }
+        // Products have no outputs that are waited for.
+        self.executor.wait()?;
+        Ok(start.elapsed().as_secs_f64())
+    }
+
+    fn submit(&mut self, step: usize) -> Result<Submitted, RunError> {
+        let Step { counts, spans, .. } = &self.steps[step];
+        if self.ids.is_empty() {
+            return Ok(self.executor.submit(0, &[], *counts, &[])?);
+        }
+        let graph = &self.executor.program().plans()[0].1.graph;
+        let mean = graph.output("mean").map_or(0, |v| graph.spec(v).elements_at(*counts)) as usize;
+        let ids = Data::I32(&self.ids[..counts.tokens as usize]);
+        let inputs = [("ids", ids), ("spans", Data::I32(spans))];
+        Ok(self.executor.submit(0, &inputs, *counts, &[("mean", mean)])?)
+    }
+
+    fn collect(&mut self, open: &mut VecDeque<Submitted>) -> Result<(), RunError> {
+        let Some(step) = open.pop_front() else { return Ok(()) };
+        let outputs = usize::from(!self.ids.is_empty());
+        Ok(self.executor.collect(step, &mut self.means[..outputs])?)
+    }
+
+    /// Seconds of each instruction in a pass.
+    pub(super) fn instructions(&mut self) -> Result<Vec<f64>, RunError> {
+        let mut times = vec![Duration::ZERO; self.plan().schedule.instrs.len()];
+        for i in 0..self.steps.len() {
+            let Step { counts, spans, .. } = &self.steps[i];
+            if !self.ids.is_empty() {
+                self.executor.input_i32(0, "ids", &self.ids[..counts.tokens as usize])?;
+                self.executor.input_i32(0, "spans", spans)?;
+            }
+            self.executor.run_timed(0, *counts, &mut times)?;
+        }
+        self.executor.wait()?;
+        Ok(times.iter().map(Duration::as_secs_f64).collect())
+    }
+
+    /// When everything ran in some passes.
+    pub(super) fn spans(&mut self, passes: usize) -> Result<Vec<Span>, RunError> {
+        self.executor.trace(true)?;
+        (0..passes).try_for_each(|_| self.pass().map(|_| ()))?;
+        let spans = self.executor.spans()?;
+        self.executor.trace(false)?;
+        Ok(spans)
     }
 
     /// What runs.
@@ -191,16 +284,16 @@ impl Subject {
         linear.map_or(DType::F32, |node| graph.spec(node.inputs[1]).dtype)
     }
 
-    /// Operations and bytes of an instruction in a pass. All sequences of a step are as long as its bounds
-    /// say, so the pairs that attention counts are those that there are.
+    /// Operations and bytes of an instruction in a pass. The pairs that attention counts are those that there are.
     pub(super) fn cost(&self, instr: Instr) -> (f64, f64) {
         let graph = &self.plan().graph;
-        let of_step = |&counts: &Counts| match instr {
+        let of_step = |&Step { counts, longest, .. }: &Step| match instr {
             Instr::Launch(id) => {
+                let bounds = Bounds { longest, ..graph.bounds };
                 let node = graph.node(id);
                 let ins: Vec<_> = node.inputs.iter().map(|&v| graph.spec(v)).collect();
                 let outs: Vec<_> = node.outputs.iter().flatten().map(|&v| graph.spec(v)).collect();
-                let cost = node.op.rules().cost(&ins, &outs, &graph.bounds, counts);
+                let cost = node.op.rules().cost(&ins, &outs, &bounds, counts);
                 (cost.flops as f64, cost.bytes as f64)
             }
             Instr::Load(v) => (0.0, graph.spec(v).bytes_at(counts).0 as f64),
@@ -210,9 +303,29 @@ impl Subject {
         self.steps.iter().map(of_step).fold((0.0, 0.0), add)
     }
 
+    /// The rate of the linears alone, in GFLOP/s, over passes of about so many seconds.
+    pub(super) fn linear_gflops(&mut self, seconds: f64) -> Result<f64, RunError> {
+        let linear = |graph: &Graph, instr: &Instr| match *instr {
+            Instr::Launch(id) => matches!(graph.node(id).op, Op::Linear(_)),
+            Instr::Load(_) | Instr::Copy { .. } => false,
+        };
+        let (mut flops, mut spent, start) = (0.0, 0.0, Instant::now());
+        loop {
+            let times = self.instructions()?;
+            let plan = self.plan();
+            let linears = plan.schedule.instrs.iter().zip(&times).filter(|(i, _)| linear(&plan.graph, i));
+            for (&instr, time) in linears {
+                (flops, spent) = (flops + self.cost(instr).0, spent + time);
+            }
+            if start.elapsed().as_secs_f64() >= seconds {
+                return Ok(flops / spent.max(1e-12) / 1e9);
+            }
+        }
+    }
+
     /// Seconds of a pass, the median.
     pub(super) fn seconds(&mut self, repeats: usize) -> Result<f64, RunError> {
-        Ok(median(&self.time(repeats, &|_, _| None)?.seconds))
+        Ok(median(&self.time(repeats, &mut |_, _| Ok(None))?.seconds))
     }
 }
 
@@ -237,12 +350,24 @@ fn ids(encoder: &Encoder, count: u64) -> Vec<i32> {
     (0..count).map(|i| (first + i * 7919 % (end - first)) as i32).collect()
 }
 
-fn spans(sequences: u64, length: u64) -> Vec<i32> {
-    (0..sequences).flat_map(|s| [s * length, (s + 1) * length]).map(|row| row as i32).collect()
+/// Lengths cut into steps inside of the bounds, in order.
+fn packs<'a>(lengths: &'a [u64], bounds: &Bounds) -> impl Iterator<Item = &'a [u64]> {
+    let (most, sequences) = (bounds.tokens, bounds.sequences as usize);
+    let mut rest = lengths;
+    std::iter::from_fn(move || {
+        let mut tokens = 0;
+        let fits = rest.iter().take(sequences).take_while(|&&n| {
+            tokens += n;
+            tokens <= most
+        });
+        let (step, later) = rest.split_at(fits.count());
+        rest = later;
+        (!step.is_empty()).then_some(step)
+    })
 }
 
 /// Numbers from -1 to 1 (Knuth's linear congruential generator, the upper bits).
-fn numbers(mut state: u64) -> impl Iterator<Item = f32> {
+pub(super) fn numbers(mut state: u64) -> impl Iterator<Item = f32> {
     std::iter::repeat_with(move || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 40) as f32 / (1 << 23) as f32 - 1.0

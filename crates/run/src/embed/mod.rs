@@ -15,7 +15,7 @@ mod states;
 use crate::ladder::Planned;
 use crate::lanes::{Stop, Usage, say_given_back};
 use crate::observer::stopped;
-use crate::session::{attach_all, bounds, memory_lines};
+use crate::session::{attach_all, bounds, computing_line, memory_lines};
 use crate::{EncoderModel, Level, Observer, Progress, RunError, Settings};
 use data::pack::Order;
 use data::sequence::Reader;
@@ -204,10 +204,12 @@ fn run(
     let width = reading.width as u64;
     observer.say(Level::Detail, "reading the input once for its longest sequence");
     let longest = longest(options, model, limits, observer)?;
+    let settings = &options.settings;
+    settings.first_use().iter().for_each(|text| observer.say(Level::Info, text));
     let (mut executors, memory_line) = plan(options, longest, build, observer)?;
     observer.say(Level::Info, &memory_line);
     for executor in &executors {
-        observer.say(Level::Detail, &executor.device().name());
+        observer.say(settings.computing_level(), &computing_line(executor, settings.precision()?));
     }
     attach_all(&mut executors, 0, model)?;
 
@@ -314,7 +316,7 @@ fn plan(
     let longest = longest.unwrap_or(SHORTEST).max(SHORTEST);
     let program = settings.fit_streaming(longest, build)?;
     let kept = Bytes(output_bytes(&program).0 * settings.ahead() as u64);
-    let line = memory_lines(&program, &settings, budget, kept, "outputs");
+    let line = memory_lines(&program, budget, kept, "outputs");
     let planned = Planned { program, longest, build };
     Ok((settings.start_smaller(planned, vec![], observer)?, line))
 }

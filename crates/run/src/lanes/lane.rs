@@ -105,7 +105,7 @@ impl<T> Lane<T> {
 }
 
 /// Why a step did not come to its end, and the step.
-struct Failed<T>(DeviceError, Work<T>);
+struct Failed<T>(DeviceError, Box<Work<T>>);
 
 impl<T: Send> Lane<T> {
     pub(super) fn run(mut self) -> Option<Executor> {
@@ -137,7 +137,7 @@ impl<T: Send> Lane<T> {
             match done {
                 Ok(()) => {}
                 Err(Failed(error, work)) if is_of_the_device(&error) => {
-                    self.retire(error, work);
+                    self.retire(error, *work);
                     return false;
                 }
                 Err(Failed(error, _)) => {
@@ -161,7 +161,7 @@ impl<T: Send> Lane<T> {
                 self.open.push_back((work, step));
                 Ok(())
             }
-            Err(error) => Err(Failed(error, work)),
+            Err(error) => Err(Failed(error, Box::new(work))),
         }
     }
 
@@ -170,7 +170,7 @@ impl<T: Send> Lane<T> {
         let Some((mut work, step)) = self.open.pop_front() else { return Ok(()) };
         work.values.resize_with(work.outputs.len(), Vec::new);
         if let Err(error) = self.executor.collect(step, &mut work.values) {
-            return Err(Failed(error, work));
+            return Err(Failed(error, Box::new(work)));
         }
         let now = Instant::now();
         let seconds = now.duration_since(self.since).as_secs_f64();

@@ -79,6 +79,8 @@ pub(crate) struct Done<T> {
 pub struct Usage {
     /// Its name.
     pub name: String,
+    /// What its bits depend on beside the plan.
+    pub arithmetic: String,
     /// Steps computed.
     pub steps: u64,
     /// Tokens in them.
@@ -152,7 +154,10 @@ impl<T: Send + 'static> Lanes<T> {
             true => lanes,
             false => executors.iter().map(|e| e.depth() + 1).sum(),
         };
-        let usage = executors.iter().map(|e| Usage { name: e.device().name(), ..Usage::default() });
+        let usage = executors.iter().map(|e| {
+            let (name, arithmetic) = (e.device().name(), e.device().arithmetic());
+            Usage { name, arithmetic, ..Usage::default() }
+        });
         let usage = usage.collect();
         let shared = Arc::new(Shared::new(lanes));
         let (sender, events) = channel();

@@ -117,6 +117,11 @@ impl Compute {
         self.lanes.program()
     }
 
+    /// How many devices it began with.
+    pub(crate) fn devices(&self) -> usize {
+        self.usage().len()
+    }
+
     /// What each device did.
     pub(crate) fn usage(&self) -> &[Usage] {
         self.lanes.usage()

@@ -15,11 +15,11 @@ use data::pack::Fill;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Items that may wait for one open reading frame: beyond it packs are sent off half empty, so that input
+/// Items that may wait for one open reading frame, for each device: beyond it packs are sent off half empty, so that input
 /// with hardly any open reading frames does not pile up.
 const MOST_WAITING: usize = 1 << 16;
 
-/// Bytes of sequences and texts that may wait so: 2^16 windows of 100 000 bases would be 6 GB.
+/// Bytes of sequences and texts that may wait so, for each device: 2^16 windows of 100 000 bases would be 6 GB.
 const MOST_BYTES_WAITING: usize = 32 << 20;
 
 /// Seconds by stage; those of encoders and head are of all devices together.
@@ -109,7 +109,8 @@ impl Engine {
             }
         }
         while self.compute(stop, Compute::step)?.unwrap_or(false) {}
-        while self.queue.len() > MOST_WAITING || self.queue.bytes() > MOST_BYTES_WAITING {
+        let devices = self.parts.compute.as_ref().map_or(1, Compute::devices);
+        while self.queue.len() > devices * MOST_WAITING || self.queue.bytes() > devices * MOST_BYTES_WAITING {
             self.compute(stop, Compute::press)?;
         }
         Ok(())

@@ -80,7 +80,13 @@ pub(crate) fn look(dir: &Path, force: bool) -> Result<Found, RunError> {
 
 /// Which part of two identities differs, in words.
 pub(crate) fn difference(old: &Value, new: &Value) -> Option<String> {
-    for (part, name) in [("inputs", "input files"), ("models", "weights"), ("parameters", "parameters")] {
+    let parts = [
+        ("inputs", "input files"),
+        ("models", "weights"),
+        ("parameters", "parameters"),
+        ("arithmetic", "computed otherwise"),
+    ];
+    for (part, name) in parts {
         let (a, b) = (&old[part], &new[part]);
         if a == b {
             continue;

@@ -223,7 +223,13 @@ fn already_there(
         );
         return Err(RunError::Unusable(text));
     };
-    if let Some(what) = folder::difference(&old["identity"], &record::identity(options, opened, inputs)) {
+    // Who puts shards together computes nothing.
+    let arithmetic = match options.merge.is_empty() {
+        true => options.settings.arithmetic()?,
+        false => old["identity"]["arithmetic"].clone(),
+    };
+    let identity = record::identity(options, opened, inputs, arithmetic);
+    if let Some(what) = folder::difference(&old["identity"], &identity) {
         if keys.is_some_and(|keys| keys.replaces().unwrap_or(false)) {
             return Ok(None);
         }

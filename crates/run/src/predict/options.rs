@@ -1,5 +1,5 @@
 //! What a prediction is asked for. Invariant: `result_key` holds every setting that can change a result and
-//! nothing else; two runs with equal keys, inputs and weights give the same bytes.
+//! nothing else; two runs with equal keys, inputs, weights and arithmetic give the same bytes.
 
 use crate::Settings;
 use crate::predict::output::EmbeddingFormat;
@@ -78,7 +78,7 @@ pub struct Models {
 }
 
 impl Options {
-    /// The settings that can change results.
+    /// The settings that can change results, but for those of the machine: [`Settings::arithmetic`] has these.
     pub fn result_key(&self) -> Value {
         json!({
             "length": self.length,
@@ -86,7 +86,6 @@ impl Options {
             "keep_intermediate": self.keep_intermediate,
             "save_embeddings": self.save_embeddings.map(EmbeddingFormat::name),
             "source": self.source,
-            "precision": "f32",
         })
     }
 }

@@ -1,5 +1,6 @@
 //! The run record: what was run, on what, with which plan, and how it went. Invariant: its `identity` holds
-//! all that results depend on; equal identities mean equal bytes.
+//! all that results depend on; equal identities mean equal bytes on one machine, and on others but for the last digits
+//! that cards' tables of products decide.
 
 use super::engine::Totals;
 use super::{Opened, Options};
@@ -25,11 +26,14 @@ pub(crate) fn digests(dna: &EncoderModel, protein: &EncoderModel, head: &HeadMod
     }))
 }
 
-/// What results depend on.
-pub(crate) fn identity(options: &Options, opened: &Opened, inputs: &[Input]) -> Value {
+/// What results depend on. `arithmetic` is that of the device: another precision, instruction set or kind of card gives
+/// other bits. Of a card, which algorithm a product had is not in it, for that is known only once it is open: cards of
+/// one kind time them apart, and the record's own `arithmetic` has the digest of their table.
+pub(crate) fn identity(options: &Options, opened: &Opened, inputs: &[Input], arithmetic: Value) -> Value {
     let inputs: Vec<Value> =
         inputs.iter().map(|i| json!({"bytes": i.bytes, "sha256": i.sha256_hex()})).collect();
-    json!({"inputs": inputs, "models": opened.digests, "parameters": options.result_key()})
+    let parameters = options.result_key();
+    json!({"inputs": inputs, "models": opened.digests, "parameters": parameters, "arithmetic": arithmetic})
 }
 
 /// The inputs as they were given: tables and notes name them so.
@@ -87,7 +91,8 @@ impl Story<'_> {
             "devices": self.devices.iter().map(|device| device.to_json(self.seconds)).collect::<Vec<_>>(),
             "kernels": self.program.map(kernels),
             "merged": self.options.merge,
-            "precision": "f32",
+            "precision": self.identity["arithmetic"]["precision"],
+            "arithmetic": self.devices.first().map(|device| &device.arithmetic),
             "settings": {
                 "threads": self.options.settings.threads,
                 "dataloader_workers": self.options.workers,

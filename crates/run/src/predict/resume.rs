@@ -41,8 +41,7 @@ impl Keys {
         let shard = options.shard.map(|p| format!("{}/{}", p.number, p.of));
         let key = json!({
             "plimsoll": env!("CARGO_PKG_VERSION"),
-            "identity": record::identity(options, opened, inputs),
-            "arithmetic": options.settings.arithmetic()?,
+            "identity": record::identity(options, opened, inputs, options.settings.arithmetic()?),
             "shard": shard,
             // Results of another run that were there may be replaced.
             "replaces": options.force,
@@ -107,8 +106,9 @@ impl Keys {
         Shelf::of([(path.as_path(), looked.coverage)], width)
     }
 
-    /// The results of all shards, whose folders are named; each must be complete, and of this run.
-    pub(crate) fn merge(&self, folders: &[PathBuf], width: usize) -> Result<Shelf, RunError> {
+    /// The results of all shards, whose folders are named, and how they were computed; each must be complete, and of
+    /// this run.
+    pub(crate) fn merge(&self, folders: &[PathBuf], width: usize) -> Result<(Shelf, Value), RunError> {
         let (mut all, mut shards) = (vec![], vec![]);
         let mut arithmetic: Option<Value> = None;
         for folder in folders {
@@ -121,7 +121,8 @@ impl Keys {
             // Shards of one result are computed alike; who puts them together computes nothing.
             let mut wanted = self.key.clone();
             wanted["shard"] = found["shard"].clone();
-            wanted["arithmetic"] = arithmetic.get_or_insert_with(|| found["arithmetic"].clone()).clone();
+            let computed = arithmetic.get_or_insert_with(|| found["identity"]["arithmetic"].clone());
+            wanted["identity"]["arithmetic"] = computed.clone();
             same_run(&path, blocks.key(), &wanted)?;
             let looked = Looked::through(&path, blocks, width).map_err(unusable)?;
             if !looked.complete {
@@ -137,7 +138,8 @@ impl Keys {
             all.push(looked);
         }
         all_there(&shards)?;
-        Shelf::of(all.iter().map(|journal| (journal.path.as_path(), journal.coverage.clone())), width)
+        let journals = all.iter().map(|journal| (journal.path.as_path(), journal.coverage.clone()));
+        Ok((Shelf::of(journals, width)?, arithmetic.unwrap_or_default()))
     }
 
     /// Removes journals of this very run that were left beside its complete results, and no others: the
@@ -229,7 +231,7 @@ fn same_run(path: &Path, key: &[u8], wanted: &Value) -> Result<(), RunError> {
 /// Which part of two keys differs, in words.
 fn difference(old: &Value, new: &Value) -> Option<String> {
     folder::difference(&old["identity"], &new["identity"]).or_else(|| {
-        let names = [("plimsoll", "version"), ("arithmetic", "kernels"), ("shard", "shard")];
+        let names = [("plimsoll", "version"), ("shard", "shard")];
         let differs = names.iter().find(|(field, _)| old[field] != new[field]);
         differs.map(|(field, name)| format!("{name}: was {}, is {}", old[field], new[field]))
     })

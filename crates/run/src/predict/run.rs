@@ -16,7 +16,7 @@ use crate::ladder::Planned;
 use crate::lanes::say_given_back;
 use crate::machine::{Tracker, resident};
 use crate::observer::stopped;
-use crate::session::{attach_all, load_all, memory_lines};
+use crate::session::{attach_all, computing_line, load_all, memory_lines};
 use crate::{Level, Observer, RunError, Settings, price};
 use data::pack::Fill;
 use data::sequence::Input;
@@ -105,7 +105,8 @@ impl Run<'_> {
             }
             return Ok(self.shard(&done.totals, start, false));
         }
-        self.finish(done, (before.as_ref(), warm), start, &tracker, memory_line)
+        let arithmetic = self.options.settings.arithmetic()?;
+        self.finish(done, (before.as_ref(), warm), start, &tracker, (memory_line, arithmetic))
     }
 
     /// Computes the nucleotide embeddings of all open reading frames, if they are not there.
@@ -141,13 +142,13 @@ impl Run<'_> {
             return Err(RunError::Refused(text.to_owned()));
         };
         let width = self.shape.kept_width(Stage::Whole, self.options.save_embeddings.is_some());
-        let results = keys.merge(&self.options.merge, width)?;
+        let (results, arithmetic) = keys.merge(&self.options.merge, width)?;
         self.start_over()?;
         let (outputs, strict) = (Some(self.outputs()?), self.options.strict);
         let parts = Parts { compute: None, results, embeddings: None, keeper: None, outputs, strict };
         let done = self.stream(parts, observer)?;
         tracker.track("merged");
-        self.finish(done, (None, &mut None), start, &tracker, String::new())
+        self.finish(done, (None, &mut None), start, &tracker, (String::new(), arithmetic))
     }
 
     /// With `--force` nothing is gone on with: only once it is known that the run can begin. What is to be put
@@ -228,10 +229,11 @@ impl Run<'_> {
         let (target, precision) = (settings.target()?, settings.precision()?);
         let build = &mut |tokens, weights| self.shape.program(&target, precision, stage, tokens, weights);
         let planned = Planned { program, longest: self.shape.longest(stage), build };
+        settings.first_use().iter().for_each(|text| observer.say(Level::Info, text));
         let running = warm.take().map(|(_, executors)| executors).unwrap_or_default();
         let mut executors = settings.start_smaller(planned, running, observer)?;
         for executor in &executors {
-            observer.say(Level::Detail, &executor.device().name());
+            observer.say(settings.computing_level(), &computing_line(executor, settings.precision()?));
         }
         let Opened { dna, protein, head, .. } = self.opened;
         for (part, plan) in plans.into_iter().enumerate() {
@@ -247,10 +249,10 @@ impl Run<'_> {
 
     /// The plan against the line.
     fn memory_line(&self, stage: Stage, program: &Program) -> String {
-        let settings = &self.options.settings;
         let tokens = program.plans().iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0);
-        let kept = self.shape.waiting(stage, tokens, settings.ahead()).iter().map(|wait| wait.bytes).sum();
-        memory_lines(program, settings, self.budget, kept, "embeddings")
+        let kept = self.shape.waiting(stage, tokens, self.options.settings.ahead());
+        let kept = kept.iter().map(|wait| wait.bytes).sum();
+        memory_lines(program, self.budget, kept, "embeddings")
     }
 
     /// Reads and computes until the input ends. What is finished when it ends too early is kept.
@@ -354,7 +356,7 @@ impl Run<'_> {
         (before, warm): (Option<&Value>, &mut Warm),
         start: Instant,
         tracker: &Tracker,
-        memory_line: String,
+        (memory_line, arithmetic): (String, Value),
     ) -> Result<Report, RunError> {
         let Done { parts, totals, fill, inputs } = done;
         let seconds = start.elapsed().as_secs_f64();
@@ -370,7 +372,7 @@ impl Run<'_> {
             seconds,
             tracker,
             inputs: &inputs,
-            identity: record::identity(self.options, self.opened, &inputs),
+            identity: record::identity(self.options, self.opened, &inputs, arithmetic),
         };
         let mut run_record = story.record()?;
         let counts = match parts.outputs {

@@ -84,8 +84,8 @@ mod tests {
     use super::*;
 
     fn answer(scale: f32) -> Answer {
-        let hidden = vec![3.0, 4.0 * scale];
-        Answer { mean: hidden.clone(), hidden, logits: vec![0.0, scale, -1.0, 1.0] }
+        // Two tokens of width 1, two letters.
+        Answer { hidden: vec![3.0, 4.0 * scale], mean: vec![4.0 * scale], logits: vec![0.0, scale, -1.0, 1.0] }
     }
 
     #[test]
@@ -93,7 +93,7 @@ mod tests {
         for (precision, passes) in [(Precision::Fp8, true), (Precision::Bf16, false)] {
             let mut verdict = Verdict::new("a model");
             let means = answers(precision, &[answer(1.0)], &[answer(1.05)], &mut verdict);
-            assert_eq!((means.wide[0][1], means.narrow[0][1]), (4.0, 4.2));
+            assert_eq!((means.wide[0][0], means.narrow[0][0]), (4.0, 4.2));
             assert_eq!(verdict.passes(), passes, "{verdict:?}");
             assert!(verdict.checks[0].detail.contains("relative L2 4.00e-2"), "{verdict:?}");
             assert!(verdict.checks[2].detail.starts_with("2 of 2 "), "{verdict:?}");

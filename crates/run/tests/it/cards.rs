@@ -61,6 +61,11 @@ impl Memory {
         self.clear_interval.store(steps, Ordering::Relaxed);
     }
 
+    /// Bytes of the widest arena.
+    pub fn mapped(&self) -> Bytes {
+        Bytes(self.mapped.load(Ordering::Relaxed))
+    }
+
     /// Arenas that were refused.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod cards;
+mod in_place;
 mod interop;
 mod lanes;
 mod memory;

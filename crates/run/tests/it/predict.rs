@@ -343,3 +343,28 @@ fn every_frame_is_scored_when_slots_are_few() {
     assert_eq!(report.counts.orfs, orfs);
     assert_eq!(read(out.join("prediction_results.txt")).lines().count() as u64, orfs + 1);
 }
+
+#[test]
+fn what_was_computed_otherwise_is_another_result() {
+    let folder = Folder::new("computed-otherwise");
+    let options = golden(&reads(), &folder.path("out"));
+    run(&options).expect("complete");
+    let file = folder.path("out/run.json");
+    let text = read(&file);
+    let record: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(
+        (&record["identity"]["arithmetic"]["precision"], &record["precision"]),
+        (&"f32".into(), &"f32".into())
+    );
+    for (key, value) in [("precision", "bf16"), ("device", "cuda (a card)"), ("instructions", "others")] {
+        let mut other = record.clone();
+        other["identity"]["arithmetic"][key] = value.into();
+        fs::write(&file, other.to_string()).expect("written");
+        let error = run(&options).expect_err("another result").to_string();
+        for part in ["computed otherwise", key, value, "--force"] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+    }
+    fs::write(&file, text).expect("written");
+    assert!(run(&options).expect("there").already_complete);
+}

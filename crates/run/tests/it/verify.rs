@@ -5,7 +5,7 @@ use data::weights::{StoredAs, TensorData, Weights, write_safetensors};
 use graph::Bounds;
 use models::{Encoder, Output, candidates};
 use plimsoll_run::verify::{Options, Outcome, Report, verify};
-use plimsoll_run::{Settings, Silent};
+use plimsoll_run::{Precision, Settings, Silent};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -172,4 +172,15 @@ fn what_is_missing_is_a_failure_of_that_model() {
     let empty = Options { weights: Some(f.path("nowhere")), ..options() };
     let error = verify(&empty, &mut Silent).expect_err("nothing is there").to_string();
     assert!(error.contains("there is nothing to verify in it"), "{error}");
+}
+
+#[test]
+fn the_cpu_refuses_what_it_does_not_compute_in() {
+    for (precision, name) in [(Precision::Bf16, "bf16"), (Precision::Fp8, "fp8")] {
+        let settings = Settings { precision: Some(precision), ..options().settings };
+        let models = vec![fixture("goldens/esm2").display().to_string()];
+        let error =
+            verify(&Options { models, settings, ..options() }, &mut Silent).expect_err(name).to_string();
+        assert!(error.contains(&format!("--precision {name}")) && error.contains("--device cuda"), "{error}");
+    }
 }

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# compute-sanitizer over the op suite, the goldens and the products on a GPU: memcheck (addresses) and racecheck (shared memory).
+#
+#   bench/sanitize.sh TEST_EXEC TEST_CUDA      the test binaries of both crates, as gather_gpu.sh gathers them
+#
+# LIMIT is the most seconds of one run (memcheck slows kernels ten to a hundred times). Ends with a line for each: what was
+# run, the sanitizer's summary, and how the tests ended; 1 where any found something, 2 where any was not run to its end.
+set -uo pipefail
+exec_tests=${1:?the test binary of plimsoll-exec}
+cuda_tests=${2:?the test binary of plimsoll-cuda}
+limit=${LIMIT:-300}
+tool=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1)
+if [ -z "$tool" ]; then
+    echo "sanitize.sh: no compute-sanitizer on the path or under /usr/local/cuda" >&2
+    exit 2
+fi
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+ended=0
+"$tool" --version | tail -1
+
+# check TOOL BINARY TEST...
+check() {
+    local which=$1 binary=$2 code summary start=$SECONDS
+    shift 2
+    timeout "$limit" "$tool" --tool "$which" --error-exitcode 9 "$binary" --test-threads=1 "$@" >"$log" 2>&1
+    code=$?
+    summary=$(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$log" | tail -1 | sed 's/^=* *//')
+    echo "$which $*: ${summary:-no summary}; exit $code after $((SECONDS - start)) s; $(grep -E '^test result' "$log" | tail -1)"
+    case $code in
+    0) ;;
+    9) ended=1; grep -E '^=========' "$log" | head -40 ;;
+    *) [ "$ended" = 1 ] || ended=2; tail -5 "$log" ;;
+    esac
+}
+
+for which in memcheck racecheck; do
+    check "$which" "$exec_tests" cuda_runs_every_case cuda_runs_cases both_models_on_cuda
+    check "$which" "$cuda_tests" --skip every_kernel_compiles --skip same_bits
+done
+exit "$ended"

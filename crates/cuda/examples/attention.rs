@@ -1,0 +1,132 @@
+//! Microseconds and TFLOP/s of attention's forward pass on the first card, bf16, packed sequences of one length: what
+//! `bench/peers/attention.py` measures of PyTorch. `cargo run --release -p plimsoll-cuda --example attention`
+
+use exec::{Device, DeviceError, Launch, Operand};
+use graph::ops::{Attention, Bias, Mask, Qkv};
+use graph::{Bytes, Counts, DType, Dim, Op, TensorSpec};
+use plimsoll_cuda::CudaDevice;
+use std::error::Error;
+use std::time::Instant;
+
+const TOKENS: u64 = 65_536;
+const LENGTHS: [u64; 5] = [51, 105, 168, 1024, 4096];
+const HEAD_DIM: u32 = 64;
+/// Launches of a batch that is timed, and batches.
+const LAUNCHES: u32 = 10;
+const BATCHES: usize = 7;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    // ESM-2 3B with its rotary embedding, the same without, and DNABERT-S.
+    let forms = [(40, Bias::None, true), (40, Bias::None, false), (12, Bias::Alibi, false)];
+    for length in LENGTHS {
+        for (heads, bias, rotary) in forms {
+            let case = Case::new(length, heads, bias, rotary);
+            let microseconds = 1e6 * case.measure(CudaDevice::new(0)?)?;
+            let operations = 4 * case.counts.tokens * length * u64::from(heads * HEAD_DIM);
+            let layout = match (rotary, bias) {
+                (true, _) => "packed QKV, with rotary embedding",
+                (false, Bias::Alibi) => "packed QKV, with ALiBi",
+                (false, Bias::None) => "packed QKV",
+            };
+            println!(
+                "{{\"side\": \"plimsoll\", \"layout\": \"{layout}\", \"length\": {length}, \"sequences\": {}, \"heads\": {heads}, \
+                 \"dim\": {HEAD_DIM}, \"microseconds\": {microseconds:.1}, \"tflops\": {:.1}}}",
+                case.counts.sequences,
+                operations as f64 / microseconds / 1e6
+            );
+        }
+    }
+    Ok(())
+}
+
+struct Case {
+    op: Op,
+    ins: Vec<Operand>,
+    out: Operand,
+    counts: Counts,
+    length: u64,
+    end: u64,
+}
+
+impl Case {
+    fn new(length: u64, heads: u32, bias: Bias, rotary: bool) -> Self {
+        let sequences = TOKENS / length;
+        let counts = Counts { tokens: sequences * length, sequences };
+        let attention = Attention {
+            heads,
+            kv_heads: heads,
+            head_dim: HEAD_DIM,
+            scale: 0.125,
+            mask: Mask::Full,
+            bias,
+            rotary,
+            qkv: Qkv::Fused,
+        };
+        let (t, width) = (Dim::Tokens(1), attention.width());
+        let table = (vec![Dim::Fixed(length), Dim::Fixed(u64::from(HEAD_DIM) / 2)], DType::F32);
+        let mut shapes = vec![(vec![t, Dim::Fixed(3 * width)], DType::Bf16)];
+        shapes.push((vec![Dim::Sequences(1), Dim::Fixed(2)], DType::I32));
+        shapes.extend([table.clone(), table].into_iter().filter(|_| rotary));
+        shapes.push((vec![t, Dim::Fixed(width)], DType::Bf16));
+        let mut end = 0;
+        let mut ins: Vec<Operand> = shapes
+            .into_iter()
+            .map(|(shape, dtype)| {
+                let spec = TensorSpec::activation(shape, dtype);
+                let at = end;
+                end += spec.bytes_at(counts).align_up(256).0;
+                Operand { at, spec }
+            })
+            .collect();
+        let out = ins.pop().expect("the output");
+        Self { op: Op::Attention(attention), ins, out, counts, length, end }
+    }
+
+    /// Seconds of a launch, by the median batch.
+    fn measure(&self, mut device: CudaDevice) -> Result<f64, DeviceError> {
+        // The log of sums is not wanted, as in models.
+        let (op, ins, outs, counts) = (&self.op, &self.ins[..], [Some(self.out.clone()), None], self.counts);
+        let launch = Launch { op, ins, outs: &outs, workspace: None, counts };
+        device.alloc_arena(Bytes(self.end))?;
+        device.prepare(&launch)?;
+        self.fill(&mut device)?;
+        let mut seconds = vec![];
+        for _ in 0..=BATCHES {
+            let start = Instant::now();
+            (0..LAUNCHES).try_for_each(|_| device.launch(&launch))?;
+            device.wait()?;
+            seconds.push(start.elapsed().as_secs_f64() / f64::from(LAUNCHES));
+        }
+        // The first batch warms up.
+        let seconds = &mut seconds[1..];
+        seconds.sort_by(f64::total_cmp);
+        Ok(seconds[BATCHES / 2])
+    }
+
+    /// Noise in q, k and v, the spans, and tables of cosines.
+    fn fill(&self, device: &mut CudaDevice) -> Result<(), DeviceError> {
+        let mut state = 0x9e37_79b9_u32;
+        let mut noise = || {
+            // xorshift32 (Marsaglia 2003).
+            state ^= state << 13;
+            state ^= state >> 17;
+            state ^= state << 5;
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        let qkv = self.ins[0].bytes(self.counts).0 as usize;
+        let block: Vec<u8> =
+            (0..1 << 20).flat_map(|_| ((noise().to_bits() >> 16) as u16).to_le_bytes()).collect();
+        for at in (0..qkv).step_by(block.len()) {
+            device.upload(self.ins[0].at + at as u64, &block[..block.len().min(qkv - at)])?;
+        }
+        let rows = (0..self.counts.sequences).flat_map(|s| [s * self.length, (s + 1) * self.length]);
+        let spans: Vec<u8> = rows.flat_map(|row| (row as i32).to_le_bytes()).collect();
+        device.upload(self.ins[1].at, &spans)?;
+        for table in &self.ins[2..] {
+            let elements = table.bytes(self.counts).0 / 4;
+            let values: Vec<u8> = (0..elements).flat_map(|i| ((i as f32).cos()).to_le_bytes()).collect();
+            device.upload(table.at, &values)?;
+        }
+        Ok(())
+    }
+}

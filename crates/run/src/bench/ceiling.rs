@@ -1,0 +1,74 @@
+//! What a device computes when nothing else is in the way: the measure of the work. Invariant: it takes turns with the work
+//! in one process, in the work's precision.
+
+use super::subject::Subject;
+use crate::{Device, RunError, Settings};
+use exec::cpu::{Cpu, peak};
+use graph::DType;
+
+/// Rows, columns and depth of the products, and how many of them follow each other.
+const PRODUCT: u64 = 8192;
+const COUNT: u32 = 3;
+
+/// What is timed beside the work.
+pub(super) enum Ceiling {
+    /// Loops that read nothing.
+    Loops(Cpu),
+    /// Large products by the device's own way: what a model of nothing else would reach.
+    Products(Box<Subject>),
+}
+
+impl Ceiling {
+    pub(super) fn of(settings: &Settings) -> Result<Self, RunError> {
+        match settings.device {
+            Device::Cpu => Ok(Self::Loops(Cpu::new(settings.threads))),
+            Device::Machines(_) => {
+                Ok(Self::Products(Box::new(Subject::products(settings, PRODUCT, PRODUCT, COUNT)?)))
+            }
+        }
+    }
+
+    /// What it is and its GFLOP/s over about `seconds`, for products of a type; `None` where there is none.
+    pub(super) fn rate(&mut self, dtype: DType, seconds: f64) -> Result<Option<(&'static str, f64)>, RunError> {
+        match self {
+            Self::Loops(cpu) => Ok(raw_loop(cpu, dtype, seconds)),
+            Self::Products(products) => Ok(Some(("product", products.linear_gflops(seconds)?))),
+        }
+    }
+}
+
+/// Operations per second of products as large as those of ESM-2 3B, in the precision of the settings.
+pub(super) fn raw_products(settings: &Settings) -> Result<f64, RunError> {
+    /// Seconds of measuring.
+    const SECONDS: f64 = 0.3;
+    let mut products = Subject::products(settings, 16_384, 2560, COUNT)?;
+    products.pass()?;
+    Ok(1e9 * products.linear_gflops(SECONDS)?)
+}
+
+fn raw_loop(cpu: &Cpu, dtype: DType, seconds: f64) -> Option<(&'static str, f64)> {
+    match dtype {
+        // On tiles an f32 product is made of six bf16 products.
+        DType::F32 => Some(match peak::amx_gflops(cpu, seconds) {
+            Some(rate) => ("amx/6", rate / 6.0),
+            None => ("fma", peak::fma_gflops(cpu, seconds)),
+        }),
+        DType::Bf16 => peak::amx_gflops(cpu, seconds).map(|rate| ("amx", rate)),
+        DType::F16 | DType::F8 | DType::I32 | DType::U8 => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_of_products_is_theirs_alone() {
+        let settings = Settings { threads: 1, ..Settings::default() };
+        let mut products = Subject::products(&settings, 64, 96, 2).expect("planned");
+        let rate = products.linear_gflops(0.0).expect("timed");
+        assert!(rate.is_finite() && rate > 0.0, "{rate}");
+        let seconds = products.instructions().expect("timed");
+        assert_eq!(seconds.len(), products.plan().schedule.instrs.len());
+    }
+}

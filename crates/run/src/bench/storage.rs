@@ -1,0 +1,80 @@
+//! How fast a folder's disk is read. Invariant: the page cache is passed by, or nothing is said.
+
+use std::fs::{File, OpenOptions, remove_file};
+use std::io::{Read, Result, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::Instant;
+
+/// Bytes of the file that is written and read, and of a read.
+const FILE: usize = 128 << 20;
+const READ: usize = 8 << 20;
+
+/// What a read past the cache must be aligned to: pages, which are more than any disk's sectors.
+const PAGE: usize = 4096;
+
+/// `O_DIRECT` of Linux (fcntl.h of the architecture).
+const DIRECT: Option<i32> =
+    match (cfg!(target_os = "linux"), cfg!(target_arch = "x86_64"), cfg!(target_arch = "aarch64")) {
+        (true, true, _) => Some(0o40_000),
+        (true, _, true) => Some(0o200_000),
+        _ => None,
+    };
+
+/// Bytes per second that come from the disk of `folder` in the order of a file; `None` where its cache cannot be passed
+/// by, as in memory's own file systems.
+pub(super) fn rate(folder: &Path) -> Option<f64> {
+    let path = folder.join(format!(".plimsoll-{}.storage", std::process::id()));
+    let rate = write(&path).and_then(|()| read(&path));
+    // What cannot be removed was not made.
+    let _ = remove_file(&path);
+    rate.ok()
+}
+
+/// Numbers that no disk can make smaller.
+fn write(path: &Path) -> Result<()> {
+    let mut file = File::create(path)?;
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut block = vec![0; READ];
+    for _ in 0..FILE / READ {
+        for bytes in block.chunks_exact_mut(8) {
+            // xorshift64 (Marsaglia 2003).
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            bytes.copy_from_slice(&state.to_le_bytes());
+        }
+        file.write_all(&block)?;
+    }
+    file.sync_all()
+}
+
+fn read(path: &Path) -> Result<f64> {
+    let flags = DIRECT.ok_or(std::io::ErrorKind::Unsupported)?;
+    let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let mut buffer = vec![0u8; READ + PAGE];
+    let start = buffer.as_ptr().align_offset(PAGE);
+    let buffer = &mut buffer[start..start + READ];
+    let (mut bytes, clock) = (0, Instant::now());
+    loop {
+        match file.read(buffer)? {
+            0 => return Ok(bytes as f64 / clock.elapsed().as_secs_f64()),
+            n => bytes += n,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_is_not_there_has_no_rate_and_nothing_is_left() {
+        let folder = std::env::temp_dir().join(format!("plimsoll-storage-{}", std::process::id()));
+        assert_eq!(rate(&folder), None);
+        std::fs::create_dir_all(&folder).expect("made");
+        assert!(rate(&folder).is_none_or(|rate| rate > 0.0));
+        assert_eq!(std::fs::read_dir(&folder).expect("read").count(), 0);
+        std::fs::remove_dir(&folder).expect("empty");
+    }
+}
