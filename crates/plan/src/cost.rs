@@ -18,14 +18,12 @@ pub(crate) fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: 
     }
     let rules = node.op.rules();
     let cost = rules.cost(&ins, &outs, &graph.bounds, counts);
-    let first = ins.iter().map(|spec| spec.dtype).find(|dtype| dtype.is_float());
+    let any = |dtypes: &[DType]| ins.iter().any(|spec| dtypes.contains(&spec.dtype));
     let rate = match rules.precision() {
-        PrecisionClass::Matmul => match first.unwrap_or(DType::F32) {
-            DType::F32 | DType::I32 | DType::U8 => target.rates.f32,
-            DType::Bf16 | DType::F16 => target.rates.bf16,
-            DType::F8 => target.rates.fp8.unwrap_or(target.rates.bf16),
-        },
-        PrecisionClass::Elementwise | PrecisionClass::Sensitive => target.rates.f32,
+        PrecisionClass::Matmul if any(&[DType::F8]) => target.rates.fp8.unwrap_or(target.rates.bf16),
+        // A product of training has operands of 16 bits beside sums in f32.
+        PrecisionClass::Matmul if any(&[DType::Bf16, DType::F16]) => target.rates.bf16,
+        PrecisionClass::Matmul | PrecisionClass::Elementwise | PrecisionClass::Sensitive => target.rates.f32,
     };
     let arithmetic = cost.flops as f64 / rate;
     let traffic = cost.bytes as f64 / target.rates.memory;
