@@ -18,6 +18,8 @@ pub enum File {
     Attention,
     /// `attention_f32.cu`
     AttentionF32,
+    /// `attention_hopper.cu`: for compute capability 9.0 only.
+    AttentionHopper,
     /// `elementwise.cu`
     Elementwise,
     /// `matmul.cu`
@@ -38,6 +40,7 @@ impl File {
         match self {
             Self::Attention => "attention.cu",
             Self::AttentionF32 => "attention_f32.cu",
+            Self::AttentionHopper => "attention_hopper.cu",
             Self::Elementwise => "elementwise.cu",
             Self::Matmul => "matmul.cu",
             Self::Norm => "norm.cu",
@@ -55,6 +58,11 @@ impl File {
             Self::AttentionF32 => {
                 concat!(include_str!("kernels/attention.cuh"), include_str!("kernels/attention_f32.cu"))
             }
+            Self::AttentionHopper => concat!(
+                include_str!("kernels/attention.cuh"),
+                include_str!("kernels/warpgroup.cuh"),
+                include_str!("kernels/attention_hopper.cu")
+            ),
             Self::Elementwise => {
                 concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/elementwise.cu"))
             }
@@ -107,7 +115,7 @@ impl Kernel {
     pub fn runs_on(&self, capability: (u32, u32)) -> bool {
         let codes = self.constants().any(|(name, _)| name == "CODES");
         match self.file {
-            File::Wgmma => capability == HOPPER,
+            File::AttentionHopper | File::Wgmma => capability == HOPPER,
             File::Attention
             | File::AttentionF32
             | File::Elementwise

@@ -1,43 +1,51 @@
-//! Attention. Invariant: which form of the kernel runs depends on counts, for speed alone: all forms of an element type
-//! give the same bits.
+//! Attention. Invariant: which kernel runs follows from the element type, the head and the card alone, the same for every
+//! sequence of a run; which form of it runs depends on counts, for speed alone: all forms of a kernel give the same bits.
 
 use super::{Call, Tensor};
-use crate::kernel::{Arg, File, Kernel, Shape, code};
+use crate::kernel::{Arg, File, HOPPER, Kernel, Shape, code};
 use exec::DeviceError;
 use graph::ops::{Attention, Bias, Mask, Qkv};
 use graph::{Counts, DType};
 
 /// The widest head.
 const MAX_HEAD_DIM: u32 = 128;
-/// Warps of a block in the forms of the kernel of 16 bits.
+/// Warps of a block in the forms of `attention.cu`.
 const WARPS: [u32; 3] = [2, 4, 6];
+/// The forms of `attention_hopper.cu` for heads of 64 columns: warpgroups of a block, tiles of 64 queries of each, stages
+/// of 64 keys, blocks of a multiprocessor, heads of a block. A short sequence is one block's, whole, and with several heads
+/// the search for it is shared.
+const FORMS: [[u32; 5]; 4] = [[1, 1, 3, 4, 4], [1, 2, 3, 3, 2], [1, 3, 3, 3, 1], [2, 1, 4, 2, 1]];
+/// The one for heads of 128.
+const FORMS_WIDE: [[u32; 5]; 1] = [[2, 1, 3, 1, 1]];
 
 pub(super) fn attention(call: &mut Call<'_>, op: &Attention) -> Result<(), DeviceError> {
     let [q, k, v] = check(call, op)?;
-    let args = arguments(call, op, [q, k, v])?;
+    let mut args = arguments(call, op, [q, k, v])?;
     let table = if op.rotary { call.input(op.operands() + 1)?.dtype } else { DType::F32 };
-    let (preparing, counts) = (call.preparing, call.launch.counts);
+    let (preparing, counts, capability) = (call.preparing, call.launch.counts, call.context.card.capability);
     let mut call_form = |form: Form| {
-        let numbers = counts.tokens / form.rows + counts.sequences;
-        let shape = Shape { shared: form.shared, ..Shape::of(numbers * u64::from(op.heads), form.threads) };
+        let blocks = (counts.tokens / form.rows + counts.sequences) * u64::from(op.heads.div_ceil(form.heads));
+        let shape = Shape { shared: form.shared, ..Shape::of(blocks, form.threads) };
+        args[17] = Arg::int(form.heads);
         call.kernel(&form.kernel(op, q.dtype, table), shape, &args)
     };
     match q.dtype {
         // Prepared is what any step may call.
-        DType::Bf16 | DType::F16 if preparing => {
-            WARPS.iter().try_for_each(|&warps| call_form(Form::of_warps(op, warps)))
-        }
-        DType::Bf16 | DType::F16 => call_form(Form::for_counts(op, counts)),
+        DType::Bf16 | DType::F16 if preparing => Form::all(op, capability).into_iter().try_for_each(call_form),
+        DType::Bf16 | DType::F16 => call_form(Form::for_counts(op, counts, capability)),
         DType::F32 | DType::F8 | DType::I32 | DType::U8 => call_form(Form::f32(op)),
     }
 }
 
 /// A kernel with what it takes.
 struct Form {
-    /// The constants that say the form; None for the kernel of f32.
-    form: Option<[(&'static str, u32); 4]>,
+    file: File,
+    /// The constants that say the form; the kernel of f32 has none.
+    constants: Option<[(&'static str, u32); 4]>,
     /// Queries of a block.
     rows: u64,
+    /// Heads of a block.
+    heads: u32,
     threads: u32,
     shared: u32,
 }
@@ -46,7 +54,8 @@ impl Form {
     /// `attention_f32.cu`: queries, keys or values, weights.
     fn f32(op: &Attention) -> Self {
         let words = op.head_dim.div_ceil(4) | 1; // of 16 bytes, of a row
-        Self { form: None, rows: 64, threads: 256, shared: 2 * 64 * words * 16 + 64 * 68 * 4 }
+        let shared = 2 * 64 * words * 16 + 64 * 68 * 4;
+        Self { file: File::AttentionF32, constants: None, rows: 64, heads: 1, threads: 256, shared }
     }
 
     /// `attention.cu`: queries, and the stages of keys and values. Small tiles leave shared
@@ -62,14 +71,46 @@ impl Form {
         };
         let rows = warps * m_tiles * 16;
         let shared = (rows + stages * 2 * tile) * (columns + 8) * 2;
-        let form = Some([("WARPS", warps), ("MT", m_tiles), ("TILE", tile), ("STAGES", stages)]);
-        Self { form, rows: u64::from(rows), threads: warps * 32, shared }
+        let constants = Some([("WARPS", warps), ("MT", m_tiles), ("TILE", tile), ("STAGES", stages)]);
+        Self { file: File::Attention, constants, rows: u64::from(rows), heads: 1, threads: warps * 32, shared }
+    }
+
+    /// `attention_hopper.cu`: queries, and the stages of keys and values, 64 rows of each. A fourth block has no registers
+    /// for ALiBi.
+    fn hopper(op: &Attention, [groups, m_tiles, stages, blocks, heads]: [u32; 5]) -> Self {
+        let blocks = if op.bias == Bias::Alibi { blocks.min(3) } else { blocks };
+        let constants = Some([("GROUPS", groups), ("MT", m_tiles), ("STAGES", stages), ("BLOCKS", blocks)]);
+        let rows = groups * m_tiles * 64;
+        let shared = (rows + stages * 2 * 64) * op.head_dim * 2;
+        let file = File::AttentionHopper;
+        Self { file, constants, rows: u64::from(rows), heads, threads: groups * 128, shared }
+    }
+
+    /// The forms that are compiled for Hopper's products of warpgroups, where they are used.
+    fn hoppers(op: &Attention, capability: (u32, u32)) -> Option<&'static [[u32; 5]]> {
+        match op.head_dim {
+            64 if capability == HOPPER => Some(&FORMS),
+            128 if capability == HOPPER => Some(&FORMS_WIDE),
+            _ => None,
+        }
+    }
+
+    /// All of 16 bits, of one kernel.
+    fn all(op: &Attention, capability: (u32, u32)) -> Vec<Self> {
+        match Self::hoppers(op, capability) {
+            Some(forms) => forms.iter().map(|&form| Self::hopper(op, form)).collect(),
+            None => WARPS.map(|warps| Self::of_warps(op, warps)).into(),
+        }
     }
 
     /// The smallest block that takes an average sequence whole, or else the one that is fastest on long ones. Six warps
     /// pay for wide heads, and at d = 64 without ALiBi, whose registers leave room for one such block.
-    fn for_counts(op: &Attention, counts: Counts) -> Self {
+    fn for_counts(op: &Attention, counts: Counts, capability: (u32, u32)) -> Self {
         let average = counts.tokens / counts.sequences.max(1);
+        if let Some([shorter @ .., long]) = Self::hoppers(op, capability) {
+            let mut whole = shorter.iter().map(|&form| Self::hopper(op, form));
+            return whole.find(|form| average <= form.rows).unwrap_or_else(|| Self::hopper(op, *long));
+        }
         let wide = op.head_dim > 64;
         let six = wide || (op.head_dim > 48 && op.bias == Bias::None);
         let mut forms = WARPS[..if six { 3 } else { 2 }].iter().map(|&warps| Self::of_warps(op, warps));
@@ -78,15 +119,14 @@ impl Form {
     }
 
     fn kernel(&self, op: &Attention, dtype: DType, table: DType) -> Kernel {
-        let file = if self.form.is_some() { File::Attention } else { File::AttentionF32 };
-        let kernel = Kernel::new(file, "attention", dtype)
+        let kernel = Kernel::new(self.file, "attention", dtype)
             .with("HEAD_DIM", i64::from(op.head_dim))
             .with("ROTARY", i64::from(op.rotary))
             .with("TABLE", code(table))
             .with("ALIBI", i64::from(op.bias == Bias::Alibi))
             .with("CAUSAL", i64::from(op.mask == Mask::Causal));
-        let form = self.form.iter().flatten();
-        form.fold(kernel, |kernel, &(name, value)| kernel.with(name, i64::from(value)))
+        let constants = self.constants.iter().flatten();
+        constants.fold(kernel, |kernel, &(name, value)| kernel.with(name, i64::from(value)))
     }
 }
 
@@ -123,8 +163,8 @@ fn check(call: &Call<'_>, op: &Attention) -> Result<[Tensor; 3], DeviceError> {
     Ok(qkv)
 }
 
-/// The arguments of every form.
-fn arguments(call: &Call<'_>, op: &Attention, [q, k, v]: [Tensor; 3]) -> Result<[Arg; 17], DeviceError> {
+/// The arguments of every form; the last one, a block's heads, is for the form to say, and read by one kernel.
+fn arguments(call: &Call<'_>, op: &Attention, [q, k, v]: [Tensor; 3]) -> Result<[Arg; 18], DeviceError> {
     let size = if q.dtype == DType::F32 { 4 } else { 2 };
     let (at_k, at_v) = match op.qkv {
         Qkv::Separate => (0, 0),
@@ -154,6 +194,7 @@ fn arguments(call: &Call<'_>, op: &Attention, [q, k, v]: [Tensor; 3]) -> Result<
         Arg::int(op.heads / op.kv_heads),
         Arg::float(op.scale),
         call.status(),
+        Arg::int(1),
     ])
 }
 
@@ -173,6 +214,10 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
         let f32 = Form::f32(op).kernel(op, DType::F32, DType::F32);
         let mut kernels = vec![f32, sixteen(op, WARPS[1], DType::F16)];
         kernels.extend(WARPS.map(|warps| sixteen(op, warps, DType::Bf16)));
+        for &form in Form::hoppers(op, HOPPER).unwrap_or_default() {
+            let both = [DType::Bf16, DType::F16];
+            kernels.extend(both.map(|dtype| Form::hopper(op, form).kernel(op, dtype, DType::F32)));
+        }
         kernels
     };
     // Tables of 16 bits: no model has them, a graph may.

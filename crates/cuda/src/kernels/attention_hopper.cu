@@ -1,0 +1,430 @@
+// Packed attention of 16-bit elements for heads of 64 and 128 columns on compute capability 9.0: the arithmetic of
+// attention.cu by products of warpgroups, in the order of FlashAttention-3 (Shah et al. 2024): the scores of a step are
+// asked for together with the values of the one before, whose products run while the scores are weighed.
+//
+// Invariant: a row of o is a function of its own sequence, the same bits in every form: keys are visited in steps of STEP
+// from the sequence's start, in order, every row keeps a maximum of its own, and what is masked adds zeros. The form
+// (GROUPS, MT, STAGES) says which warpgroup has a row and when keys are fetched, for speed alone. Only rows of sequences
+// are written.
+//
+// Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin), ALIBI, CAUSAL, BLOCKS of a multiprocessor, and the
+// form. A block takes ROWS queries of one head of one sequence: GROUPS warpgroups, each MT times 64 of them. A sequence of
+// STAGES steps or fewer is fetched whole, once; keys and values of longer ones go round through the STAGES.
+
+#define STEP 64
+#define PANELS (HEAD_DIM / 64) // tiles side by side
+#define ROWS (GROUPS * MT * 64)
+#define THREADS (GROUPS * 128)
+#define LOG2E 1.4426950408889634f
+#define HALF (HEAD_DIM / 2)
+#define PAIRS (HALF / 8) // pairs of words of 16 bytes that are rotated together, of a row
+#define TILE (STEP * 128)  // bytes of 64 columns of a step
+#define STAGE (2 * PANELS * TILE)
+static_assert(HEAD_DIM % 64 == 0 && STAGES >= 3, "a stage is read, one is next, one is fetched");
+typedef Element<TABLE>::type Angle;
+
+__device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ float exp2_fast(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
+// The thread's number, read anew: what follows from it is not kept in registers.
+__device__ __forceinline__ int thread_now() { int r; asm volatile("mov.u32 %0, %%tid.x;" : "=r"(r)); return r; }
+
+// 16 bytes to shared memory without waiting; zeros where they are not `there`.
+__device__ __forceinline__ void copy(u32 to, const u16 *from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0));
+}
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+__device__ __forceinline__ uint4 load_shared(u32 at) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
+  return v;
+}
+__device__ __forceinline__ void store_shared(u32 at, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w));
+}
+
+// Which words of a step's rows are a thread's that are rotated: those of row `row`, and of every NEXT rows after it, at
+// `low` and half a head further on, at `high`. Eight lanes have words in different banks.
+#define NEXT (THREADS / PAIRS)
+#define MANY (STEP / NEXT)
+static_assert(NEXT % 8 == 0 && STEP % NEXT == 0, "the swizzle is the same in all of a thread's rows");
+struct Pairs { int row, column; u32 low, high; };
+__device__ __forceinline__ Pairs pairs_now() {
+  int thread = thread_now(), line = thread / PAIRS, word = thread % PAIRS;
+  int row = PAIRS == 4 ? line / 8 * 8 + line % 2 * 4 + line / 2 % 4 : line;
+  u32 low = tile_at(row, word);
+  return {row, word * 8, low, PAIRS == 4 ? low ^ 64 : low + TILE};
+}
+
+// Rows of one head to shared memory, of which `rows` are there, the others zeros; a thread fetches what it will rotate, so
+// it waits for nobody else. (STEP, d)
+__device__ __forceinline__ void fetch_pairs(u32 to, const u16 *from, long long stride, int rows) {
+  Pairs pairs = pairs_now();
+  const u16 *x = from + pairs.row * stride + pairs.column;
+#pragma unroll
+  for (int i = 0; i < MANY; i++) {
+    bool there = pairs.row + i * NEXT < rows;
+    const u16 *low = there ? x + i * NEXT * stride : from;
+    copy(to + pairs.low + i * NEXT * 128, low, there);
+    copy(to + pairs.high + i * NEXT * 128, low + HALF, there);
+  }
+}
+
+// The same for rows that are not rotated.
+__device__ __forceinline__ void fetch(u32 to, const u16 *from, long long stride, int rows) {
+  constexpr int per = PANELS * 8, next = THREADS / per;
+  int thread = thread_now(), row = thread / per, word = thread % per;
+  u32 at = to + word / 8 * TILE + tile_at(row, word % 8);
+  const u16 *x = from + row * stride + word * 8;
+#pragma unroll
+  for (int i = 0; i < STEP / next; i++) {
+    bool there = row + i * next < rows;
+    copy(at + i * next * 128, there ? x + i * next * stride : from, there);
+  }
+}
+
+// Half-split rotary embedding of 8 neighbouring pairs (Su et al. 2021): (a, b) -> (a cos - b sin, b cos + a sin).
+__device__ __forceinline__ void rotate_words(u32 low, u32 high, const float (&cosine)[8], const float (&sine)[8]) {
+  uint4 x = load_shared(low), y = load_shared(high);
+  u32 *a = (u32 *)&x, *b = (u32 *)&y;
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    float a0, a1, b0, b1, c0 = cosine[2 * j], c1 = cosine[2 * j + 1], s0 = sine[2 * j], s1 = sine[2 * j + 1];
+    unpack<TYPE>(a[j], a0, a1), unpack<TYPE>(b[j], b0, b1);
+    a[j] = pack<TYPE>(fmaf(a0, c0, -__fmul_rn(b0, s0)), fmaf(a1, c1, -__fmul_rn(b1, s1)));
+    b[j] = pack<TYPE>(fmaf(b0, c0, __fmul_rn(a0, s0)), fmaf(b1, c1, __fmul_rn(a1, s1)));
+  }
+  store_shared(low, x), store_shared(high, y);
+}
+
+// Rotates a step's rows in shared memory, which are those from `position` on; where TWO says so another step's of the same
+// positions, so that the angles are read once. cos, sin: (longest, d/2)
+template <bool TWO>
+__device__ __forceinline__ void rotate(u32 one, u32 two, const Angle *cosines, const Angle *sines, int position, int rows) {
+#if ROTARY
+  Pairs pairs = pairs_now();
+#pragma unroll 1
+  for (int i = 0; i < MANY; i++) {
+    int row = pairs.row + i * NEXT;
+    if (row >= rows) break; // rows that are not there are zeros
+    float cosine[8], sine[8];
+    int entry = (position + row) * HALF + pairs.column;
+    load_many<TABLE, 8>(cosines + entry, cosine), load_many<TABLE, 8>(sines + entry, sine);
+    rotate_words(one + pairs.low, one + pairs.high, cosine, sine);
+    if (TWO) rotate_words(two + pairs.low, two + pairs.high, cosine, sine);
+    pairs.low += NEXT * 128, pairs.high += NEXT * 128;
+  }
+#endif
+}
+
+// A head's keys and values, on their way to the stages.
+struct Keys {
+  const u16 *k, *v;
+  long long stride;
+  const Angle *cosines, *sines;
+  int length, steps;
+  u32 stages;
+
+  __device__ __forceinline__ u32 stage(int t) const { return stages + t % STAGES * STAGE; }
+  __device__ __forceinline__ u32 values(int t) const { return stage(t) + STAGE / 2; }
+  __device__ __forceinline__ void ask_keys(int t) const {
+    fetch_pairs(stage(t), k + (long long)t * STEP * stride, stride, length - t * STEP);
+  }
+  __device__ __forceinline__ void ask_values(int t) const {
+    fetch(values(t), v + (long long)t * STEP * stride, stride, length - t * STEP);
+  }
+  // For step t, if there is one.
+  __device__ __forceinline__ void ask(int t) const {
+    if (t < steps) ask_keys(t), ask_values(t);
+    commit();
+  }
+  __device__ __forceinline__ void turn(int t) const {
+    rotate<false>(stage(t), 0, cosines, sines, t * STEP, length - t * STEP);
+  }
+  // All threads turn step t and see it; nobody reads step t - 2 any more, whose place is asked for.
+  __device__ __forceinline__ void arrive(int t) const {
+    wait<STAGES - 3>();
+    turn(t);
+    fence_async();
+    __syncthreads();
+    if (t > 0) ask(t + STAGES - 2);
+  }
+};
+
+__device__ __forceinline__ void ldmatrix(u32 (&r)[4], u32 at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+}
+
+// What a warp holds of its 16 queries. A thread has rows lane / 4 and that + 8.
+struct Rows {
+  u32 q[HEAD_DIM / 16][4];
+  float o[PANELS][32];    // sums of exp2(score - top) v
+  float top[2], sum[2];   // as in attention.cu; the sum is of this thread's keys
+  float shrink[2];        // what o must be multiplied by
+};
+
+// Asks for q k^T of the warpgroup's rows and the keys of a step. (64, d) (STEP, d) -> (64, STEP)
+__device__ __forceinline__ void scores(float (&s)[32], const Rows &rows, u32 k) {
+  products_begin();
+#pragma unroll
+  for (int c = 0; c < HEAD_DIM / 16; c++) product<0>(s, rows.q[c], tile_of(k + c / 4 * TILE + c % 4 * 32), c > 0);
+  products_commit();
+}
+
+// Asks for the weighted values of the first 16 N keys of a step. (64, STEP) (STEP, d) -> (64, d)
+template <int N> __device__ __forceinline__ void values(Rows &rows, const u32 (&p)[STEP / 16][4], u32 v) {
+  products_begin();
+#pragma unroll
+  for (int n = 0; n < N; n++)
+#pragma unroll
+    for (int c = 0; c < PANELS; c++) product<1>(rows.o[c], p[n], tile_of(v + c * TILE + n * 2048), 1);
+  products_commit();
+}
+
+// Scores to exp2(score - top), with the maxima of attention.cu; true where o must be multiplied for some row of the warp.
+// `row` and `key` are this thread's first ones, `factor` and `slope` in units of log2.
+template <bool MASKED>
+__device__ __forceinline__ bool softmax(float (&s)[32], Rows &rows, int row, int key, int keys, float factor, float slope) {
+  int left = MASKED ? keys - thread_now() % 4 * 2 : 0; // from the thread's own first key on
+  bool grown = false;
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    int i = row + h * 8;
+    float most = -INFINITY;
+#pragma unroll
+    for (int n = 0; n < STEP / 8; n++) {
+      if (MASKED && n % 2 == 0 && n * 8 >= keys) break;
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        float &x = s[n * 4 + h * 2 + e];
+        int j = n * 8 + e; // after `key`
+#if ALIBI
+        x = fmaf(x, factor, __fmul_rn(fabsf((float)(i - key) - (float)j), -slope));
+#endif
+        if (MASKED && (j >= left || (CAUSAL && key + j > i))) x = -INFINITY;
+        most = fmaxf(most, x);
+      }
+    }
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+#if !ALIBI
+    most = __fmul_rn(most, factor);
+#endif
+    rows.shrink[h] = 1.0f;
+    if (most > rows.top[h] + 8.0f) {
+      rows.shrink[h] = exp2_fast(rows.top[h] - most);
+      rows.top[h] = most;
+      grown = true;
+    }
+    rows.sum[h] = __fmul_rn(rows.sum[h], rows.shrink[h]);
+  }
+#pragma unroll
+  for (int n = 0; n < STEP / 8; n++) {
+    if (MASKED && n % 2 == 0 && n * 8 >= keys) break;
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      float &x = s[n * 4 + e];
+#if ALIBI
+      x = exp2_fast(x - rows.top[e / 2]);
+#else
+      x = exp2_fast(fmaf(x, factor, -rows.top[e / 2]));
+#endif
+      rows.sum[e / 2] += x;
+    }
+  }
+  return __any_sync(~0u, grown);
+}
+
+__device__ __forceinline__ void rescale(Rows &rows) {
+#pragma unroll
+  for (int c = 0; c < PANELS; c++)
+#pragma unroll
+    for (int i = 0; i < 32; i++) rows.o[c][i] = __fmul_rn(rows.o[c][i], rows.shrink[i / 2 % 2]);
+}
+
+// The weights as the products' a.
+__device__ __forceinline__ void weights(u32 (&p)[STEP / 16][4], const float (&s)[32]) {
+#pragma unroll
+  for (int n = 0; n < STEP / 16; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) p[n][e] = pack<TYPE>(s[n * 8 + e * 2], s[n * 8 + e * 2 + 1]);
+}
+
+// o / sum to `to`, by way of the warp's own rows in shared memory, and the logarithms of the sums. `to` and `lse` point to
+// the warp's first row, of the `rows` that are there.
+__device__ __forceinline__ void finish(const Rows &w, u32 mine, u16 *to, float *lse, int heads, int rows) {
+  int lane = threadIdx.x % 32;
+  float inverse[2];
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    int r = h * 8 + lane / 4;
+    float sum = w.sum[h];
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    inverse[h] = 1.0f / sum;
+    if (lse && lane % 4 == 0 && r < rows) lse[(long long)r * heads] = (w.top[h] + log2f(sum)) * 0.6931471805599453f;
+  }
+#pragma unroll
+  for (int n = 0; n < HEAD_DIM / 16; n++) { // 16 columns, as ldmatrix reads them
+    u32 r[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      const float *x = w.o[n / 4] + n % 4 * 8 + e * 2;
+      r[e] = pack<TYPE>(__fmul_rn(x[0], inverse[e % 2]), __fmul_rn(x[1], inverse[e % 2]));
+    }
+    u32 at = mine + n / 4 * TILE + tile_at(lane % 16, n % 4 * 2 + lane / 16);
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(at), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+  }
+  __syncwarp();
+  constexpr int per = PANELS * 8;
+#pragma unroll
+  for (int i = 0; i < 16 * per / 32; i++) {
+    int at = lane + i * 32, r = at / per, word = at % per;
+    if (r < rows)
+      *(uint4 *)(to + (long long)r * heads * HEAD_DIM + word * 8) = load_shared(mine + word / 8 * TILE + tile_at(r, word % 8));
+  }
+}
+
+// The rows of o of a warpgroup's 64 queries, from `first` of the sequence on, `mine` being its warp's 16 of them.
+__device__ __forceinline__ void attend(Rows &rows, const Keys &keys, bool resident, int many, int first, u32 mine,
+                                       float factor, float slope) {
+  int lane = threadIdx.x % 32, row = first + threadIdx.x / 32 % 4 * 16 + lane / 4;
+#pragma unroll
+  for (int c = 0; c < HEAD_DIM / 16; c++)
+    ldmatrix(rows.q[c], mine + c / 4 * TILE + tile_at(lane % 16, c % 4 * 2 + lane / 16));
+#pragma unroll
+  for (int c = 0; c < PANELS; c++)
+#pragma unroll
+    for (int i = 0; i < 32; i++) rows.o[c][i] = 0.0f;
+  rows.top[0] = rows.top[1] = -INFINITY;
+  rows.sum[0] = rows.sum[1] = 0.0f;
+  float s[32];
+  u32 p[STEP / 16][4];
+  auto weigh = [&](int t) {
+    int key = t * STEP, left = many - key, mine = key + lane % 4 * 2;
+    bool whole = left >= STEP && (!CAUSAL || key + STEP <= first + 1);
+    return whole ? softmax<false>(s, rows, row, mine, STEP, factor, slope)
+                 : softmax<true>(s, rows, row, mine, left, factor, slope);
+  };
+  if (!resident) keys.arrive(0);
+  scores(s, rows, keys.stage(0));
+  products_wait<0>();
+  settle(s);
+  weigh(0);
+  weights(p, s);
+  for (int t = 1; t < keys.steps; t++) {
+    if (!resident) keys.arrive(t);
+    scores(s, rows, keys.stage(t));
+    values<STEP / 16>(rows, p, keys.values(t - 1));
+    products_wait<1>();
+    settle(s);
+    bool grown = weigh(t);
+    products_wait<0>();
+#pragma unroll
+    for (int c = 0; c < PANELS; c++) settle(rows.o[c]);
+    if (grown) rescale(rows);
+    weights(p, s);
+  }
+  int left = many - (keys.steps - 1) * STEP;
+  u32 last = keys.values(keys.steps - 1);
+  if (left > 48) values<4>(rows, p, last);
+  else if (left > 32) values<3>(rows, p, last);
+  else if (left > 16) values<2>(rows, p, last);
+  else values<1>(rows, p, last);
+  products_wait<0>();
+#pragma unroll
+  for (int c = 0; c < PANELS; c++) settle(rows.o[c]);
+}
+
+// Fetches and turns the block's queries, `here` of them, and what of the keys comes before the first products. `together`:
+// queries and keys are of the same positions.
+__device__ __forceinline__ void begin(const Keys &keys, bool resident, bool together, u32 queries, const u16 *q,
+                                      long long q_stride, int first, int here) {
+  int tiles = min(GROUPS * MT, (here + STEP - 1) / STEP);
+#pragma unroll 1
+  for (int m = 0; m < tiles; m++)
+    fetch_pairs(queries + m * PANELS * TILE, q + (long long)m * STEP * q_stride, q_stride, here - m * STEP);
+  if (resident) {
+#pragma unroll 1
+    for (int t = 0; t < keys.steps; t++) keys.ask_keys(t);
+    commit();
+#pragma unroll 1
+    for (int t = 0; t < keys.steps; t++) keys.ask_values(t);
+    commit();
+    wait<1>(); // values are under way while keys are turned
+  } else {
+    commit();
+    for (int t = 0; t < STAGES - 1; t++) keys.ask(t);
+    wait<STAGES - 1>();
+  }
+#pragma unroll 1
+  for (int m = 0; m < tiles; m++) {
+    u32 at = queries + m * PANELS * TILE;
+    if (together) rotate<true>(at, keys.stage(m), keys.cosines, keys.sines, m * STEP, here - m * STEP);
+    else rotate<false>(at, 0, keys.cosines, keys.sines, first + m * STEP, here - m * STEP);
+  }
+  if (resident) {
+#pragma unroll 1
+    for (int t = together ? tiles : 0; t < keys.steps; t++) keys.turn(t);
+    wait<0>();
+    fence_async();
+  }
+  __syncthreads();
+}
+
+// The rows of o of the block's queries, for one head. `o` and `lse` point to the first of them.
+__device__ __forceinline__ void attend_block(const Keys &keys, bool resident, int many, u32 queries, int first, int here,
+                                             u16 *o, float *lse, int heads, float factor, float slope) {
+#pragma unroll 1
+  for (int i = 0; i < MT; i++) {
+    int m = i * GROUPS + threadIdx.x / 128, warp = threadIdx.x / 32 % 4, mine = m * STEP + warp * 16;
+    // Those that go round together stay together.
+    if ((resident ? m : i * GROUPS) * STEP >= here) break;
+    if (i > 0 && !resident) {
+      __syncthreads();
+      for (int t = 0; t < STAGES - 1; t++) keys.ask(t);
+    }
+    Rows rows;
+    u32 place = queries + m * PANELS * TILE + warp * 2048;
+    attend(rows, keys, resident, many, first + m * STEP, place, factor, slope);
+    if (mine >= here) continue;
+    finish(rows, place, o + (long long)mine * heads * HEAD_DIM, lse ? lse + (long long)mine * heads : lse, heads, here - mine);
+  }
+}
+
+// q: (T, H d), k, v: (T, G d), each with its stride; spans: (S, 2); cos, sin: (longest, d/2); o: (T, H d); lse: (T, H).
+// A block for every `many_heads` heads (one, where there are GROUPS) and each number below T / ROWS + S: see block_of.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long long kv_stride, const int *spans,
+          int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest, u16 *o, float *lse, int heads,
+          int group, float scale, u32 *status, int many_heads) {
+  extern __shared__ __align__(1024) u16 memory[]; // (ROWS, d) of q, later o; STAGES times k and v: (STEP, d) each
+  int parts = (heads + many_heads - 1) / many_heads, number = blockIdx.x / parts, head = blockIdx.x % parts * many_heads;
+  if (head == 0 && threadIdx.x == 0) check_span(spans, sequences, tokens, ROTARY ? longest : tokens, number, status);
+  Block block = block_of<ROWS>(spans, sequences, number);
+  int length = block.end - block.start, here = length - block.first;
+  if (block.first >= length || block.first < 0 || block.start < 0 || block.end > tokens) return;
+  if (ROTARY && length > longest) return;
+
+  u32 queries = shared_address(memory);
+  int many = CAUSAL ? min(length, block.first + ROWS) : length; // keys that some row sees
+  Keys keys = {k, v, kv_stride, cosines, sines, length, (many + STEP - 1) / STEP, queries + ROWS * PANELS * 128};
+  bool resident = keys.steps <= STAGES;
+  float factor = __fmul_rn(scale, LOG2E);
+  long long row = block.start + block.first;
+  int last = GROUPS > 1 ? head + 1 : min(heads, head + many_heads);
+#pragma unroll 1
+  while (true) {
+    long long at = (long long)block.start * kv_stride + head / group * HEAD_DIM;
+    keys.k = k + at, keys.v = v + at;
+    begin(keys, resident, resident && block.first == 0 && !CAUSAL, queries, q + row * q_stride + head * HEAD_DIM, q_stride,
+          block.first, here);
+    float slope = ALIBI ? __fmul_rn(alibi_slope(head, heads), LOG2E) : 0.0f;
+    attend_block(keys, resident, many, queries, block.first, here, o + (row * heads + head) * HEAD_DIM,
+                 lse ? lse + row * heads + head : lse, heads, factor, slope);
+    if (GROUPS > 1 || ++head >= last) return;
+    __syncthreads(); // nobody reads this head's keys any more
+  }
+}
