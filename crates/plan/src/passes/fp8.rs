@@ -2,10 +2,10 @@
 //! token. Invariant: rows are quantised once for all linears that read them, by what makes them where that has a whole
 //! row at once; everything else stays as it was.
 
-use super::dce;
+use super::{dce, push_node};
 use crate::PlanError;
 use graph::ops::{Epilogue, Gelu, Linear, Quantize, Quantized};
-use graph::{DType, Def, Graph, Node, NodeId, Op, Role, TensorSpec, Value, ValueId};
+use graph::{DType, Def, Graph, Node, Op, Role, TensorSpec, Value, ValueId};
 
 /// The graph with the linears of its layers on codes.
 ///
@@ -31,7 +31,7 @@ pub fn fp8(graph: &Graph) -> Result<Graph, PlanError> {
         }
         match node.outputs[0].filter(|v| wanted[v.index()]) {
             Some(v) => pass.quantise(node, v),
-            None => pass.push(node),
+            None => push_node(&mut pass.g, node),
         }
     }
     Ok(dce(&pass.g))
@@ -65,17 +65,17 @@ impl Pass {
         } else if let Op::Linear(Linear { bias, epilogue: Epilogue::Gelu }) = node.op {
             let sum = self.value(self.g.spec(v).clone());
             let op = Op::Linear(Linear { bias, epilogue: Epilogue::None });
-            self.push(Node { op, outputs: vec![Some(sum)], ..node });
+            push_node(&mut self.g, Node { op, outputs: vec![Some(sum)], ..node });
             (Quantized::Gelu(Gelu {}), vec![sum])
         } else {
-            self.push(node);
+            push_node(&mut self.g, node);
             (Quantized::Rows, vec![v])
         };
         let codes = self.value(TensorSpec::activation(self.g.spec(v).shape.clone(), DType::F8));
         self.codes[v.index()] = Some(codes);
         let y = (of != Quantized::Rows).then_some(Some(v));
         let outputs = [Some(codes)].into_iter().chain(y).collect();
-        self.push(Node { op: Op::Quantize(Quantize { of }), inputs, outputs, layer, phase });
+        push_node(&mut self.g, Node { op: Op::Quantize(Quantize { of }), inputs, outputs, layer, phase });
     }
 
     /// The codes of a parameter. Who else reads it keeps it as it is.
@@ -90,16 +90,5 @@ impl Pass {
     fn value(&mut self, spec: TensorSpec) -> ValueId {
         self.g.values.push(Value { spec, def: Def::Source });
         ValueId::at(self.g.values.len() - 1)
-    }
-
-    /// The next node, which defines its outputs.
-    fn push(&mut self, node: Node) {
-        let id = NodeId::at(self.g.nodes.len());
-        for (k, out) in node.outputs.iter().enumerate() {
-            if let Some(v) = out {
-                self.g.values[v.index()].def = Def::Node(id, k as u32);
-            }
-        }
-        self.g.nodes.push(node);
     }
 }

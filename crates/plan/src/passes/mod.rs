@@ -9,6 +9,8 @@ mod precision;
 mod remat;
 mod stream;
 
+use graph::{Def, Graph, Node, NodeId};
+
 pub use autodiff::autodiff;
 pub(crate) use autodiff::differentiate;
 pub use dce::dce;
@@ -19,3 +21,14 @@ pub use precision::{Precision, inference, precision};
 pub use remat::{Remat, remat};
 pub use stream::stream;
 pub(crate) use stream::streamed;
+
+/// The next node, which defines its outputs.
+fn push_node(g: &mut Graph, node: Node) {
+    let id = NodeId::at(g.nodes.len());
+    for (k, out) in node.outputs.iter().enumerate() {
+        if let Some(v) = out {
+            g.values[v.index()].def = Def::Node(id, k as u32);
+        }
+    }
+    g.nodes.push(node);
+}

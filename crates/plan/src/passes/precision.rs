@@ -2,9 +2,10 @@
 //! to. Invariant: what the ops call [sensitive](graph::PrecisionClass::Sensitive) computes in f32
 //! whatever its operands are, and every choice is the element type of a value.
 
+use super::push_node;
 use crate::PlanError;
 use graph::ops::Cast;
-use graph::{DType, Def, Graph, Node, NodeId, Op, Phase, Role, TensorSpec, Value, ValueId};
+use graph::{DType, Def, Graph, Node, Op, Phase, Role, TensorSpec, Value, ValueId};
 use serde::{Deserialize, Serialize};
 
 /// The element type of weights and activations.
@@ -116,7 +117,7 @@ fn widen_last_norms(graph: &Graph) -> Graph {
         if norm && last[id.index()] && !from_last {
             node.inputs[0] = cast(&mut g, node.inputs[0], node.layer);
         }
-        push(&mut g, node);
+        push_node(&mut g, node);
     }
     g
 }
@@ -154,19 +155,8 @@ fn cast(g: &mut Graph, v: ValueId, layer: Option<u32>) -> ValueId {
     let wide = ValueId::at(g.values.len());
     g.values.push(Value { spec, def: Def::Source });
     let op = Op::Cast(Cast { to: DType::F32 });
-    push(g, Node { op, inputs: vec![v], outputs: vec![Some(wide)], layer, phase: Phase::Forward });
+    push_node(g, Node { op, inputs: vec![v], outputs: vec![Some(wide)], layer, phase: Phase::Forward });
     wide
-}
-
-/// The next node, which defines its outputs.
-fn push(g: &mut Graph, node: Node) {
-    let id = NodeId::at(g.nodes.len());
-    for (k, out) in node.outputs.iter().enumerate() {
-        if let Some(v) = out {
-            g.values[v.index()].def = Def::Node(id, k as u32);
-        }
-    }
-    g.nodes.push(node);
 }
 
 /// Whether an op multiplies by its parameters or looks them up. Norms scale by theirs.

@@ -2,6 +2,7 @@
 //! in place of being kept since the forward pass. Invariant: the same ops run on the same values, so gradients
 //! have the same bits; what crosses from one group of layers to the next is always kept.
 
+use super::push_node;
 use crate::PlanError;
 use graph::{Def, Graph, Node, NodeId, Op, Phase, Role, Value, ValueId};
 use std::collections::BTreeSet;
@@ -39,7 +40,7 @@ pub fn remat(graph: &Graph, policy: &Remat) -> Result<Graph, PlanError> {
         if node.phase == Phase::Backward {
             node.inputs = node.inputs.iter().map(|&v| rewriter.again(v)).collect();
         }
-        rewriter.push(node);
+        push_node(&mut rewriter.new, node);
     }
     Ok(rewriter.new)
 }
@@ -111,17 +112,7 @@ impl Rewriter<'_> {
             self.twins[out.index()] = Some(twin);
             *out = twin;
         }
-        self.push(node);
+        push_node(&mut self.new, node);
         self.twins[v.index()].unwrap_or(v)
-    }
-
-    fn push(&mut self, node: Node) {
-        let id = NodeId::at(self.new.nodes.len());
-        for (k, out) in node.outputs.iter().enumerate() {
-            if let Some(v) = out {
-                self.new.values[v.index()].def = Def::Node(id, k as u32);
-            }
-        }
-        self.new.nodes.push(node);
     }
 }
