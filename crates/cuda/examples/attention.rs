@@ -1,18 +1,18 @@
 //! Microseconds and TFLOP/s of attention's forward pass on the first card, bf16, packed sequences of one length: what
 //! `bench/peers/attention.py` measures of PyTorch. `cargo run --release -p plimsoll-cuda --example attention`
 
+mod timing;
+
 use exec::{Device, DeviceError, Launch, Operand};
 use graph::ops::{Attention, Bias, Mask, Qkv};
-use graph::{Bytes, Counts, DType, Dim, Op, TensorSpec};
+use graph::{Bytes, Counts, DType, Dim, Op};
 use plimsoll_cuda::CudaDevice;
 use std::error::Error;
-use std::time::Instant;
 
 const TOKENS: u64 = 65_536;
 const LENGTHS: [u64; 5] = [51, 105, 168, 1024, 4096];
 const HEAD_DIM: u32 = 64;
-/// Launches of a batch that is timed, and batches.
-const LAUNCHES: u32 = 10;
+/// Batches of launches that are timed.
 const BATCHES: usize = 7;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -68,16 +68,7 @@ impl Case {
         shapes.push((vec![Dim::Sequences(1), Dim::Fixed(2)], DType::I32));
         shapes.extend([table.clone(), table].into_iter().filter(|_| rotary));
         shapes.push((vec![t, Dim::Fixed(width)], DType::Bf16));
-        let mut end = 0;
-        let mut ins: Vec<Operand> = shapes
-            .into_iter()
-            .map(|(shape, dtype)| {
-                let spec = TensorSpec::activation(shape, dtype);
-                let at = end;
-                end += spec.bytes_at(counts).align_up(256).0;
-                Operand { at, spec }
-            })
-            .collect();
+        let (mut ins, end) = timing::place(shapes, counts);
         let out = ins.pop().expect("the output");
         Self { op: Op::Attention(attention), ins, out, counts, length, end }
     }
@@ -90,32 +81,16 @@ impl Case {
         device.alloc_arena(Bytes(self.end))?;
         device.prepare(&launch)?;
         self.fill(&mut device)?;
-        let mut seconds = vec![];
-        for _ in 0..=BATCHES {
-            let start = Instant::now();
-            (0..LAUNCHES).try_for_each(|_| device.launch(&launch))?;
-            device.wait()?;
-            seconds.push(start.elapsed().as_secs_f64() / f64::from(LAUNCHES));
-        }
-        // The first batch warms up.
-        let seconds = &mut seconds[1..];
-        seconds.sort_by(f64::total_cmp);
-        Ok(seconds[BATCHES / 2])
+        timing::seconds(&mut device, &launch, BATCHES)
     }
 
     /// Noise in q, k and v, the spans, and tables of cosines.
     fn fill(&self, device: &mut CudaDevice) -> Result<(), DeviceError> {
-        let mut state = 0x9e37_79b9_u32;
-        let mut noise = || {
-            // xorshift32 (Marsaglia 2003).
-            state ^= state << 13;
-            state ^= state >> 17;
-            state ^= state << 5;
-            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-        };
         let qkv = self.ins[0].bytes(self.counts).0 as usize;
+        // In [-1, 1), cut to 16 bits.
+        let noise = timing::noise().map(|bits| (bits >> 8) as f32 / (1 << 23) as f32 - 1.0);
         let block: Vec<u8> =
-            (0..1 << 20).flat_map(|_| ((noise().to_bits() >> 16) as u16).to_le_bytes()).collect();
+            noise.take(1 << 20).flat_map(|x| ((x.to_bits() >> 16) as u16).to_le_bytes()).collect();
         for at in (0..qkv).step_by(block.len()) {
             device.upload(self.ins[0].at + at as u64, &block[..block.len().min(qkv - at)])?;
         }

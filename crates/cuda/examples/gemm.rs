@@ -1,9 +1,11 @@
 //! TFLOP/s of linears on the first card, with all that stands behind the product: the algorithm that cuBLASLt's heuristic
 //! puts first, its fastest, our own kernel in each of its forms, and what timing chooses among all. `cargo run --release -p plimsoll-cuda --example gemm`
 
+mod timing;
+
 use exec::{Device, DeviceError, Launch, Operand};
 use graph::ops::{Epilogue, Linear};
-use graph::{Bytes, Counts, DType, Dim, Op, TensorSpec};
+use graph::{Bytes, Counts, DType, Dim, Op};
 use plimsoll_cuda::CudaDevice;
 use std::error::Error;
 use std::time::Instant;
@@ -11,8 +13,7 @@ use std::time::Instant;
 /// (K, N) of ESM-2 3B and 650M.
 const SHAPES: [(u64, u64); 7] =
     [(2560, 7680), (2560, 2560), (2560, 10240), (10240, 2560), (1280, 3840), (1280, 5120), (5120, 1280)];
-/// Launches of a batch that is timed, and batches.
-const LAUNCHES: u32 = 10;
+/// Batches of launches that are timed.
 const BATCHES: usize = 5;
 const WORKSPACE: u64 = 32 << 20;
 
@@ -67,16 +68,8 @@ impl Product {
         if linear.epilogue == Epilogue::Residual {
             shapes.push(vec![t, n_]);
         }
-        let mut end = 0;
-        let mut ins: Vec<Operand> = shapes
-            .into_iter()
-            .map(|shape| {
-                let spec = TensorSpec::activation(shape, dtype);
-                let at = end;
-                end += spec.bytes_at(counts).align_up(256).0;
-                Operand { at, spec }
-            })
-            .collect();
+        let shapes = shapes.into_iter().map(|shape| (shape, dtype)).collect();
+        let (mut ins, end) = timing::place(shapes, counts);
         let out = ins.pop().expect("the output");
         let (workspace, operations) = ((end, Bytes(WORKSPACE)), 2.0 * (rows * k * n) as f64);
         Self { op: Op::Linear(linear), ins, out, workspace, counts, operations }
@@ -92,31 +85,16 @@ impl Product {
         device.prepare(&launch)?;
         let prepared = start.elapsed().as_secs_f64();
         self.fill(&mut device)?;
-        let mut seconds = vec![];
-        for _ in 0..=BATCHES {
-            let start = Instant::now();
-            (0..LAUNCHES).try_for_each(|_| device.launch(&launch))?;
-            device.wait()?;
-            seconds.push(start.elapsed().as_secs_f64() / f64::from(LAUNCHES));
-        }
-        // The first batch warms up.
-        let seconds = &mut seconds[1..];
-        seconds.sort_by(f64::total_cmp);
-        Ok((self.operations / seconds[BATCHES / 2] / 1e12, prepared, device.products().join("; ")))
+        let seconds = timing::seconds(&mut device, &launch, BATCHES)?;
+        Ok((self.operations / seconds / 1e12, prepared, device.products().join("; ")))
     }
 
     /// Noise in all operands: a block from here, doubled on the card.
     fn fill(&self, device: &mut CudaDevice) -> Result<(), DeviceError> {
         let size = self.out.spec.dtype.size() as usize;
-        let mut state = 0x9e37_79b9_u32;
-        let numbers = (0..(1 << 20) / size).map(|_| {
-            // xorshift32 (Marsaglia 2003); its bits as sign and fraction of a number in [0.5, 1): whole mantissas, since
-            // those with zeros draw less power.
-            state ^= state << 13;
-            state ^= state >> 17;
-            state ^= state << 5;
-            f32::from_bits(state & 0x807f_ffff | 0x3f00_0000)
-        });
+        // The bits as sign and fraction of a number in [0.5, 1): whole mantissas, since those with zeros draw less power.
+        let numbers = timing::noise().take((1 << 20) / size);
+        let numbers = numbers.map(|bits| f32::from_bits(bits & 0x807f_ffff | 0x3f00_0000));
         let block: Vec<u8> = numbers.flat_map(|number| encode(number, self.out.spec.dtype)).collect();
         let (mut filled, end) = (block.len() as u64, self.workspace.0);
         device.upload(0, &block[..end.min(filled) as usize])?;
