@@ -4,6 +4,7 @@
 //! operations on each lane, so all instruction sets agree; NaN stays NaN.
 
 use super::Cpu;
+use super::element::{Bf16, Element};
 use super::isa::Kernel;
 use super::simd::{LANES, Simd};
 use core::ops::Range;
@@ -64,9 +65,9 @@ struct Widen<'a> {
 
 impl Kernel for Widen<'_> {
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
+    fn run<S: Simd>(self, s: S) {
         match self.half {
-            Half::Bf16 => map(self.x, self.y, bf16_to_f32),
+            Half::Bf16 => copy(s, bytemuck::cast_slice::<u16, Bf16>(self.x), self.y),
             Half::F16 => map(self.x, self.y, f16_to_f32),
         }
     }
@@ -80,9 +81,9 @@ struct Narrow<'a> {
 
 impl Kernel for Narrow<'_> {
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
+    fn run<S: Simd>(self, s: S) {
         match self.half {
-            Half::Bf16 => map(self.x, self.y, f32_to_bf16),
+            Half::Bf16 => copy(s, self.x, bytemuck::cast_slice_mut::<u16, Bf16>(self.y)),
             Half::F16 => map(self.x, self.y, f32_to_f16),
         }
     }
@@ -101,6 +102,15 @@ impl Kernel for Exchange<'_> {
             Half::Bf16 => map(self.x, self.y, |x| f32_to_f16(bf16_to_f32(x))),
             Half::F16 => map(self.x, self.y, |x| f32_to_bf16(f16_to_f32(x))),
         }
+    }
+}
+
+/// y = x through lanes of f32.
+#[inline(always)]
+fn copy<S: Simd, A: Element, B: Element>(s: S, x: &[A], y: &mut [B]) {
+    for (x, y) in x.chunks(LANES).zip(y.chunks_mut(LANES)) {
+        // SAFETY: both have the elements of this chunk.
+        unsafe { B::store_n(s, y.as_mut_ptr(), A::load_n(s, x.as_ptr(), x.len()), y.len()) };
     }
 }
 

@@ -9,6 +9,7 @@
 mod amx;
 mod columns;
 mod device;
+mod element;
 #[cfg(target_arch = "x86_64")]
 mod gemm_amx;
 mod isa;
@@ -56,6 +57,7 @@ pub mod scatter;
 mod tests;
 
 pub use device::CpuDevice;
+pub use element::{Bf16, Element};
 pub use isa::Isa;
 pub use pool::Pool;
 pub use view::{Rows, RowsMut};

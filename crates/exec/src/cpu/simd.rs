@@ -5,13 +5,15 @@
 //! hardware can: so a kernel written in these operations has the same bits on every
 //! instruction set with FMA, and no kernel knows which one it runs on.
 
+use super::cast::{bf16_to_f32, f32_to_bf16};
+
 /// Lanes of a vector.
-pub(super) const LANES: usize = 16;
+pub const LANES: usize = 16;
 
 /// Sixteen f32 lanes. A value of an implementing type is the proof that this CPU has the
 /// instructions: only `Isa::run` makes one. Every method must inline into the function that
 /// enables the target features, hence `#[inline(always)]` throughout.
-pub(super) trait Simd: Copy {
+pub trait Simd: Copy {
     /// Sixteen f32.
     type V: Copy;
     /// Rows of the widest register tile of a matrix product.
@@ -37,6 +39,14 @@ pub(super) trait Simd: Copy {
     /// # Safety
     /// `n` f32 must be writable at `p`.
     unsafe fn store_part(self, p: *mut f32, v: Self::V, n: usize);
+    /// Sixteen bf16, by their bits.
+    /// # Safety
+    /// Sixteen u16 must be readable at `p`.
+    unsafe fn widen(self, p: *const u16) -> Self::V;
+    /// The lanes as bf16, rounded to nearest, ties to even; NaN stays NaN.
+    /// # Safety
+    /// Sixteen u16 must be writable at `p`.
+    unsafe fn narrow(self, p: *mut u16, v: Self::V);
     /// Asks for the cache line of `p`, which need not be readable, in L1.
     fn prefetch(self, p: *const f32);
     /// The same in L2.
@@ -148,6 +158,16 @@ impl Simd for Portable {
     unsafe fn store_part(self, p: *mut f32, v: Self::V, n: usize) {
         // SAFETY: the caller promises n <= 16 writable f32; `v` holds sixteen.
         unsafe { core::ptr::copy_nonoverlapping(v.as_ptr(), p, n) };
+    }
+    #[inline(always)]
+    unsafe fn widen(self, p: *const u16) -> Self::V {
+        // SAFETY: the caller promises sixteen readable u16.
+        unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(bf16_to_f32)
+    }
+    #[inline(always)]
+    unsafe fn narrow(self, p: *mut u16, v: Self::V) {
+        // SAFETY: the caller promises sixteen writable u16.
+        unsafe { p.cast::<[u16; LANES]>().write_unaligned(v.map(f32_to_bf16)) }
     }
     #[inline(always)]
     fn prefetch(self, _: *const f32) {}

@@ -91,6 +91,31 @@ fn transpose16(rows: &mut [__m512; 16]) {
     }
 }
 
+/// Each lane rounded to bf16, in the low half of 32 bits: as `cast::f32_to_bf16`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn bf16_bits(v: __m512) -> __m512i {
+    let bits = _mm512_castps_si512(v);
+    let top = _mm512_srli_epi32::<16>(bits);
+    let odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
+    let carried = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+    let quiet = _mm512_or_si512(top, _mm512_set1_epi32(0x40));
+    _mm512_mask_mov_epi32(_mm512_srli_epi32::<16>(carried), _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v), quiet)
+}
+
+/// The same for 8 lanes.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn bf16_bits8(v: __m256) -> __m256i {
+    let bits = _mm256_castps_si256(v);
+    let top = _mm256_srli_epi32::<16>(bits);
+    let odd = _mm256_and_si256(top, _mm256_set1_epi32(1));
+    let carried = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
+    let quiet = _mm256_or_si256(top, _mm256_set1_epi32(0x40));
+    let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
+    _mm256_blendv_epi8(_mm256_srli_epi32::<16>(carried), quiet, nan)
+}
+
 impl Simd for Avx512 {
     type V = __m512;
     const ROWS: usize = 14;
@@ -125,6 +150,19 @@ impl Simd for Avx512 {
     unsafe fn store_part(self, p: *mut f32, v: Self::V, n: usize) {
         // SAFETY: `self` proves the instructions; the caller promises the memory.
         unsafe { _mm512_mask_storeu_ps(p, mask16(n), v) }
+    }
+    #[inline(always)]
+    unsafe fn widen(self, p: *const u16) -> Self::V {
+        // SAFETY: `self` proves the instructions; the caller promises the memory.
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
+    }
+    #[inline(always)]
+    unsafe fn narrow(self, p: *mut u16, v: Self::V) {
+        // SAFETY: `self` proves the instructions; the caller promises the memory.
+        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(bf16_bits(v))) }
     }
     #[inline(always)]
     fn prefetch(self, p: *const f32) {
@@ -258,6 +296,25 @@ impl Simd for Avx2 {
         unsafe {
             _mm256_maskstore_ps(p, mask8(n), v.0);
             _mm256_maskstore_ps(p.wrapping_add(8), mask8(n.saturating_sub(8)), v.1);
+        }
+    }
+    #[inline(always)]
+    unsafe fn widen(self, p: *const u16) -> Self::V {
+        // SAFETY: `self` proves the instructions; the caller promises the memory.
+        unsafe {
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(8).cast()));
+            let up = |x| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(x));
+            (up(low), up(high))
+        }
+    }
+    #[inline(always)]
+    unsafe fn narrow(self, p: *mut u16, v: Self::V) {
+        // SAFETY: `self` proves the instructions; the caller promises the memory.
+        unsafe {
+            // Packing works within halves of the register: the middle quarters change places.
+            let packed = _mm256_packus_epi32(bf16_bits8(v.0), bf16_bits8(v.1));
+            _mm256_storeu_si256(p.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
         }
     }
     #[inline(always)]
