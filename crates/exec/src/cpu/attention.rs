@@ -12,6 +12,7 @@ mod pack;
 pub use forward::{WORKSPACE, attention, workspace_bytes};
 pub use gradient::{GRAD_WORKSPACE, Given, Gradients, attention_grad, grad_workspace_bytes};
 
+use super::element::Element;
 use super::simd::{LANES, Simd};
 use super::tile::PANEL;
 use super::view::Rows;
@@ -63,11 +64,17 @@ impl Attention<'_> {
     }
 
     /// Panics on sizes that do not fit together; `queries` are (T, H hd), `keys` (T, G hd), `sums` (T, H).
-    fn check(&self, queries: &[Rows<'_>], keys: [Rows<'_>; 2], sums: Option<Rows<'_>>, spans: &[[u32; 2]]) {
+    fn check<E: Element>(
+        &self,
+        queries: &[Rows<'_, E>],
+        keys: [Rows<'_, E>; 2],
+        sums: Option<Rows<'_>>,
+        spans: &[[u32; 2]],
+    ) {
         let (hd, rows) = (self.head_dim, keys[0].rows());
         assert!((1..=MAX_HEAD_DIM).contains(&hd), "head dim {hd} of at most {MAX_HEAD_DIM}");
         assert!(self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads), "shared heads divide the heads");
-        let fits = |x: &Rows<'_>, heads: usize| x.rows() == rows && x.cols() == heads * hd;
+        let fits = |x: &Rows<'_, E>, heads: usize| x.rows() == rows && x.cols() == heads * hd;
         assert!(queries.iter().all(|x| fits(x, self.heads)), "q and o are (T, {} {hd})", self.heads);
         assert!(keys.iter().all(|x| fits(x, self.kv_heads)), "k and v are (T, {} {hd})", self.kv_heads);
         assert!(sums.is_none_or(|l| l.rows() == rows && l.cols() == self.heads), "lse is (T, H)");

@@ -6,7 +6,7 @@ use crate::device::Launch;
 use graph::{DType, Layout, Op};
 use plan::{KernelRow, Workspace};
 
-use Takes::{Native, Widened};
+use Takes::{Native, Widened, WidenedF16};
 
 /// Which element types the first floating-point input of a kernel may have, and how those of 16 bits are read.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,8 @@ const KERNELS: &[(&str, &str, Takes)] = &[
     ("adamw", "adamw_f32", Native),
     ("adamw_8bit", "adamw_8bit_f32", Native),
     ("add", "add_f32", Widened),
-    ("attention", "flash_f32", Widened),
+    ("attention", "flash_f32", WidenedF16),
+    ("attention", "flash_bf16", Takes::Bf16),
     ("attention_grad", "flash_grad_f32", Widened),
     ("batch_norm", "batch_norm_f32", Widened),
     ("batch_norm_grad", "batch_norm_grad_f32", Widened),
@@ -84,14 +85,14 @@ impl Takes {
     fn dtypes(self) -> &'static [DType] {
         match self {
             Widened | Native => &[DType::F32, DType::Bf16, DType::F16],
-            Self::WidenedF16 => &[DType::F32, DType::F16],
+            WidenedF16 => &[DType::F32, DType::F16],
             Self::Bf16 => &[DType::Bf16, DType::F32],
         }
     }
 
     fn widens(self) -> bool {
         match self {
-            Widened | Self::WidenedF16 => true,
+            Widened | WidenedF16 => true,
             Native | Self::Bf16 => false,
         }
     }
@@ -127,7 +128,7 @@ fn needs(kernel: &str) -> (Layout, Workspace) {
         "linear_cross_entropy_f32" | "linear_cross_entropy_grad_f32" => {
             (Layout::RowMajor, cross_entropy::WORKSPACE)
         }
-        "flash_f32" => (Layout::RowMajor, attention::WORKSPACE),
+        "flash_f32" | "flash_bf16" => (Layout::RowMajor, attention::WORKSPACE),
         "flash_grad_f32" => (Layout::RowMajor, attention::GRAD_WORKSPACE),
         "route_f32" => (Layout::RowMajor, route::WORKSPACE),
         "router_loss_f32" => (Layout::RowMajor, router_loss::WORKSPACE),

@@ -2,7 +2,7 @@
 
 use super::super::attention::{self, Given, Gradients, Rope};
 use super::super::operands::Operands;
-use super::super::{Cpu, Rows};
+use super::super::{Bf16, Cpu, Element, Rows};
 use crate::device::DeviceError;
 use graph::ops::{Attention, AttentionGrad, Bias, Qkv, alibi_slopes};
 
@@ -10,7 +10,11 @@ use graph::ops::{Attention, AttentionGrad, Bias, Qkv, alibi_slopes};
 const MAX_HEADS: usize = 128;
 
 pub(in super::super) fn attention(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
-    let [q, k, v] = qkv(l, op, 0)?;
+    if l.in_bf16() { forward::<Bf16>(l, cpu, op) } else { forward::<f32>(l, cpu, op) }
+}
+
+fn forward<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
+    let [q, k, v] = qkv::<E>(l, op, 0)?;
     let spans = l.spans(op.operands(), q.rows())?;
     let mut slopes = [0.0; MAX_HEADS];
     let config = config(l, op, 0, &mut slopes)?;
@@ -47,7 +51,11 @@ pub(in super::super) fn attention_grad(
 }
 
 /// q, k and v, which begin at input `first`.
-fn qkv<'a>(l: &Operands<'a>, op: &Attention, first: usize) -> Result<[Rows<'a>; 3], DeviceError> {
+fn qkv<'a, E: Element>(
+    l: &Operands<'a>,
+    op: &Attention,
+    first: usize,
+) -> Result<[Rows<'a, E>; 3], DeviceError> {
     let [q, k, v] = match op.qkv {
         Qkv::Separate => [l.input(first)?, l.input(first + 1)?, l.input(first + 2)?],
         Qkv::Fused => [l.input(first)?; 3],
