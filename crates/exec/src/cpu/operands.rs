@@ -2,12 +2,26 @@
 //! indices and spans are checked before a kernel sees them.
 
 use super::gemm::{self, Act};
-use super::{Cpu, Rows, RowsMut, embed, launch, widening};
+use super::{Bf16, Cpu, Element, Rows, RowsMut, embed, launch, widening};
 use crate::arena::Arena;
 use crate::device::{DeviceError, Launch, Operand};
 use bytemuck::Pod;
 use graph::ops::{Embed, Epilogue, Linear};
 use graph::{Bytes, DType, Layout};
+
+/// Elements of matrices by their type in a plan.
+pub(super) trait Stored: Element {
+    /// That type.
+    const DTYPE: DType;
+}
+
+impl Stored for f32 {
+    const DTYPE: DType = DType::F32;
+}
+
+impl Stored for Bf16 {
+    const DTYPE: DType = DType::Bf16;
+}
 
 /// The operands of a launch as the kernels take them.
 pub(super) struct Operands<'a> {
@@ -68,11 +82,32 @@ impl<'a> Operands<'a> {
         Ok(self.arena.range(o.at, o.bytes(self.launch.counts))?.as_ptr().cast())
     }
 
+    /// Whether the launch's kernel reads and writes bf16 as it lies: not widened, and its first float is of bf16, by
+    /// which kernels are chosen.
+    pub(super) fn in_bf16(&self) -> bool {
+        let first = self.launch.ins.iter().map(|o| o.spec.dtype).find(|dtype| dtype.is_float());
+        !self.widened && first == Some(DType::Bf16)
+    }
+
+    /// The first element of an operand of `E`; in f32, of its copy where it is widened.
+    fn start_of<E: Stored>(&self, o: &Operand) -> Result<*mut E, DeviceError> {
+        match E::DTYPE {
+            DType::F32 => Ok(self.start(o)?.cast()),
+            dtype if dtype == o.spec.dtype => self.address(o),
+            dtype => Err(self.refuse(format!("its kernel reads {}, not {}", dtype.name(), o.spec))),
+        }
+    }
+
     pub(super) fn input(&self, i: usize) -> Result<Rows<'a>, DeviceError> {
+        self.rows(i)
+    }
+
+    /// An input in elements of `E`.
+    pub(super) fn rows<E: Stored>(&self, i: usize) -> Result<Rows<'a, E>, DeviceError> {
         let o = &self.launch.ins[i];
         let (rows, columns) = o.matrix(self.launch.counts);
         // SAFETY: the bytes are inside the arena; only an output that may alias overlaps them.
-        Ok(unsafe { Rows::from_raw(self.start(o)?, rows, columns, columns) })
+        Ok(unsafe { Rows::from_raw(self.start_of(o)?, rows, columns, columns) })
     }
 
     pub(super) fn wanted(&self, k: usize) -> Result<&'a Operand, DeviceError> {
@@ -80,23 +115,38 @@ impl<'a> Operands<'a> {
     }
 
     pub(super) fn output(&self, k: usize) -> Result<RowsMut<'a>, DeviceError> {
+        self.rows_out(k)
+    }
+
+    /// An output in elements of `E`.
+    pub(super) fn rows_out<E: Stored>(&self, k: usize) -> Result<RowsMut<'a, E>, DeviceError> {
         let o = self.wanted(k)?;
         let (rows, columns) = o.matrix(self.launch.counts);
         // SAFETY: the bytes are inside the arena; only inputs that the op may write over overlap them.
-        Ok(unsafe { RowsMut::from_raw(self.start(o)?, rows, columns, columns) })
+        Ok(unsafe { RowsMut::from_raw(self.start_of(o)?, rows, columns, columns) })
     }
 
     /// An output, if it is wanted.
     pub(super) fn output_if(&self, k: usize) -> Result<Option<RowsMut<'a>>, DeviceError> {
-        self.launch.outs[k].as_ref().map(|_| self.output(k)).transpose()
+        self.rows_out_if(k)
+    }
+
+    /// An output in elements of `E`, if it is wanted.
+    pub(super) fn rows_out_if<E: Stored>(&self, k: usize) -> Result<Option<RowsMut<'a, E>>, DeviceError> {
+        self.launch.outs[k].as_ref().map(|_| self.rows_out(k)).transpose()
     }
 
     /// An input as one run of floats.
     pub(super) fn vector(&self, i: usize) -> Result<&'a [f32], DeviceError> {
+        self.run_of(i)
+    }
+
+    /// An input as one run of `E`.
+    pub(super) fn run_of<E: Stored>(&self, i: usize) -> Result<&'a [E], DeviceError> {
         let o = &self.launch.ins[i];
         let len = o.spec.elements_at(self.launch.counts) as usize;
         // SAFETY: inside the arena; the checker admits no writer of a parameter or table while it is read.
-        Ok(unsafe { std::slice::from_raw_parts(self.start(o)?, len) })
+        Ok(unsafe { std::slice::from_raw_parts(self.start_of(o)?, len) })
     }
 
     /// An output as one run of floats.
@@ -172,11 +222,11 @@ impl<'a> Operands<'a> {
         Ok(spans)
     }
 
-    pub(super) fn embed(&self, cpu: &Cpu, op: &Embed) -> Result<(), DeviceError> {
-        let table = self.input(1)?;
+    pub(super) fn embed<E: Stored>(&self, cpu: &Cpu, op: &Embed) -> Result<(), DeviceError> {
+        let table = self.rows::<E>(1)?;
         let ids = self.ids(0, table.rows())?;
-        let y = self.output(0)?;
-        let plus = op.row.then(|| self.vector(2)).transpose()?;
+        let y = self.rows_out(0)?;
+        let plus = op.row.then(|| self.run_of(2)).transpose()?;
         match op.token_dropout {
             Some(dropout) => {
                 let spans = self.spans(2 + usize::from(op.row), ids.len())?;

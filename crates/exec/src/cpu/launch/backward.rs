@@ -7,7 +7,7 @@ use super::super::elementwise::{self, Gate};
 use super::super::operands::Operands;
 use super::super::scatter;
 use super::super::widening::half;
-use super::super::{Cpu, dropout as drop, norm, norm_grad, reduce};
+use super::super::{Cpu, dropout as drop, norm_grad, reduce};
 use super::Launched;
 use graph::ops::*;
 
@@ -108,20 +108,10 @@ pub(in super::super) fn relu_grad(l: &Operands<'_>, cpu: &Cpu, _: &ReluGrad) -> 
     Ok(())
 }
 
-pub(in super::super) fn rms_norm(l: &Operands<'_>, cpu: &Cpu, op: &RmsNorm) -> Launched {
-    norm::rms_norm(cpu, l.input(0)?, l.vector(1)?, op.eps, l.output_if(0)?, l.vector_out(1)?);
-    Ok(())
-}
-
 pub(in super::super) fn rms_norm_grad(l: &Operands<'_>, cpu: &Cpu, _: &RmsNormGrad) -> Launched {
     let (rstd, gamma) = (l.vector(2)?, l.vector(3)?);
     let norm = norm_grad::NormGrad { dy: l.input(0)?, x: l.input(1)?, mean: None, rstd, gamma };
     norm_grad::norm_grad(cpu, norm, l.output_if(0)?, l.vector_out(1)?, None);
-    Ok(())
-}
-
-pub(in super::super) fn scale(l: &Operands<'_>, cpu: &Cpu, op: &Scale) -> Launched {
-    elementwise::scale(cpu, op.factor, l.input(0)?, l.output(0)?);
     Ok(())
 }
 
