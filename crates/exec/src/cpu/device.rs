@@ -2,8 +2,8 @@
 //! Invariant: operands come from a checked plan, so their ranges are inside the arena and overlap only where
 //! the op's alias rule allows it; token ids and spans come from outside and are checked at every launch.
 
-use super::operands::{Operands, Stored};
-use super::{Bf16, Cpu, Isa, kernels, launch, reduce, widening};
+use super::operands::Operands;
+use super::{Bf16, Cpu, Element, Isa, kernels, launch, reduce, widening};
 use crate::arena::Arena;
 use crate::device::{Device, DeviceError, Launch, Span, Ticket};
 use crate::host::{Clock, Fetched};
@@ -140,7 +140,7 @@ impl Device for CpuDevice {
 }
 
 /// Runs the kernel of an op; `E` is what those read that take matrices as they lie.
-fn run<E: Stored>(l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
+fn run<E: Element>(l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
     match l.launch.op {
         Op::Add(op) => launch::forward::add::<E>(l, cpu, op)?,
         Op::Attention(op) => launch::attention::attention(l, cpu, op)?,

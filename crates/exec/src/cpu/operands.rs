@@ -2,26 +2,12 @@
 //! indices and spans are checked before a kernel sees them.
 
 use super::gemm::{self, Act};
-use super::{Bf16, Cpu, Element, Rows, RowsMut, embed, launch, widening};
+use super::{Cpu, Element, Rows, RowsMut, embed, launch, widening};
 use crate::arena::Arena;
 use crate::device::{DeviceError, Launch, Operand};
 use bytemuck::Pod;
 use graph::ops::{Embed, Epilogue, Linear};
 use graph::{Bytes, DType, Layout};
-
-/// Elements of matrices by their type in a plan.
-pub(super) trait Stored: Element {
-    /// That type.
-    const DTYPE: DType;
-}
-
-impl Stored for f32 {
-    const DTYPE: DType = DType::F32;
-}
-
-impl Stored for Bf16 {
-    const DTYPE: DType = DType::Bf16;
-}
 
 /// The operands of a launch as the kernels take them.
 pub(super) struct Operands<'a> {
@@ -34,6 +20,25 @@ pub(super) struct Operands<'a> {
 impl<'a> Operands<'a> {
     pub(super) fn refuse(&self, why: String) -> DeviceError {
         DeviceError::Kernel { op: self.launch.op.name(), why }
+    }
+
+    /// Whether the kernel reads and writes bf16 as it lies: its first floating-point input is of bf16, and has no copy.
+    pub(super) fn in_bf16(&self) -> bool {
+        let first = self.launch.ins.iter().map(|o| o.spec.dtype).find(|dtype| dtype.is_float());
+        first == Some(DType::Bf16) && !self.widened
+    }
+
+    /// The first element of an operand: bf16 as it lies, or 32 bits.
+    fn start_of<E: Element>(&self, o: &Operand) -> Result<*mut E, DeviceError> {
+        if size_of::<E>() == size_of::<f32>() {
+            return Ok(self.start(o)?.cast());
+        }
+        match o.spec.dtype {
+            DType::Bf16 if !self.widened => self.address(o),
+            DType::F32 | DType::Bf16 | DType::F16 | DType::F8 | DType::I32 | DType::U8 => {
+                Err(self.refuse(format!("no bf16 kernel for {}", o.spec)))
+            }
+        }
     }
 
     /// The first element of an operand in 32 bits: its own, or those of its f32 copy in the workspace.
@@ -82,28 +87,8 @@ impl<'a> Operands<'a> {
         Ok(self.arena.range(o.at, o.bytes(self.launch.counts))?.as_ptr().cast())
     }
 
-    /// Whether the launch's kernel reads and writes bf16 as it lies: not widened, and its first float is of bf16, by
-    /// which kernels are chosen.
-    pub(super) fn in_bf16(&self) -> bool {
-        let first = self.launch.ins.iter().map(|o| o.spec.dtype).find(|dtype| dtype.is_float());
-        !self.widened && first == Some(DType::Bf16)
-    }
-
-    /// The first element of an operand of `E`; in f32, of its copy where it is widened.
-    fn start_of<E: Stored>(&self, o: &Operand) -> Result<*mut E, DeviceError> {
-        match E::DTYPE {
-            DType::F32 => Ok(self.start(o)?.cast()),
-            dtype if dtype == o.spec.dtype => self.address(o),
-            dtype => Err(self.refuse(format!("its kernel reads {}, not {}", dtype.name(), o.spec))),
-        }
-    }
-
-    pub(super) fn input(&self, i: usize) -> Result<Rows<'a>, DeviceError> {
-        self.rows(i)
-    }
-
-    /// An input in elements of `E`.
-    pub(super) fn rows<E: Stored>(&self, i: usize) -> Result<Rows<'a, E>, DeviceError> {
+    /// An input in the kernel's element type: f32, or bf16 where it is [native](Self::in_bf16).
+    pub(super) fn input<E: Element>(&self, i: usize) -> Result<Rows<'a, E>, DeviceError> {
         let o = &self.launch.ins[i];
         let (rows, columns) = o.matrix(self.launch.counts);
         // SAFETY: the bytes are inside the arena; only an output that may alias overlaps them.
@@ -114,12 +99,7 @@ impl<'a> Operands<'a> {
         self.launch.outs[k].as_ref().ok_or_else(|| self.refuse(format!("output {k} has no storage")))
     }
 
-    pub(super) fn output(&self, k: usize) -> Result<RowsMut<'a>, DeviceError> {
-        self.rows_out(k)
-    }
-
-    /// An output in elements of `E`.
-    pub(super) fn rows_out<E: Stored>(&self, k: usize) -> Result<RowsMut<'a, E>, DeviceError> {
+    pub(super) fn output<E: Element>(&self, k: usize) -> Result<RowsMut<'a, E>, DeviceError> {
         let o = self.wanted(k)?;
         let (rows, columns) = o.matrix(self.launch.counts);
         // SAFETY: the bytes are inside the arena; only inputs that the op may write over overlap them.
@@ -127,22 +107,12 @@ impl<'a> Operands<'a> {
     }
 
     /// An output, if it is wanted.
-    pub(super) fn output_if(&self, k: usize) -> Result<Option<RowsMut<'a>>, DeviceError> {
-        self.rows_out_if(k)
-    }
-
-    /// An output in elements of `E`, if it is wanted.
-    pub(super) fn rows_out_if<E: Stored>(&self, k: usize) -> Result<Option<RowsMut<'a, E>>, DeviceError> {
-        self.launch.outs[k].as_ref().map(|_| self.rows_out(k)).transpose()
+    pub(super) fn output_if<E: Element>(&self, k: usize) -> Result<Option<RowsMut<'a, E>>, DeviceError> {
+        self.launch.outs[k].as_ref().map(|_| self.output(k)).transpose()
     }
 
     /// An input as one run of floats.
-    pub(super) fn vector(&self, i: usize) -> Result<&'a [f32], DeviceError> {
-        self.run_of(i)
-    }
-
-    /// An input as one run of `E`.
-    pub(super) fn run_of<E: Stored>(&self, i: usize) -> Result<&'a [E], DeviceError> {
+    pub(super) fn vector<E: Element>(&self, i: usize) -> Result<&'a [E], DeviceError> {
         let o = &self.launch.ins[i];
         let len = o.spec.elements_at(self.launch.counts) as usize;
         // SAFETY: inside the arena; the checker admits no writer of a parameter or table while it is read.
@@ -222,11 +192,11 @@ impl<'a> Operands<'a> {
         Ok(spans)
     }
 
-    pub(super) fn embed<E: Stored>(&self, cpu: &Cpu, op: &Embed) -> Result<(), DeviceError> {
-        let table = self.rows::<E>(1)?;
+    pub(super) fn embed<E: Element>(&self, cpu: &Cpu, op: &Embed) -> Result<(), DeviceError> {
+        let table = self.input::<E>(1)?;
         let ids = self.ids(0, table.rows())?;
-        let y = self.rows_out(0)?;
-        let plus = op.row.then(|| self.run_of(2)).transpose()?;
+        let y = self.output(0)?;
+        let plus = op.row.then(|| self.vector(2)).transpose()?;
         match op.token_dropout {
             Some(dropout) => {
                 let spans = self.spans(2 + usize::from(op.row), ids.len())?;

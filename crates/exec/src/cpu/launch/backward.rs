@@ -45,13 +45,13 @@ pub(in super::super) fn cast(l: &Operands<'_>, cpu: &Cpu, _: &Cast) -> Launched 
         (Some(from), None) => cast::widen(cpu, from, l.stored(x)?, l.stored_mut(y)?),
         (Some(from), Some(to)) if from != to => cast::exchange(cpu, from, l.stored(x)?, l.stored_mut(y)?),
         (Some(_), Some(_)) => l.stored_mut::<u16>(y)?.copy_from_slice(l.stored(x)?),
-        (None, None) => elementwise::copy(cpu, l.input(0)?, l.output(0)?),
+        (None, None) => elementwise::copy::<f32>(cpu, l.input(0)?, l.output(0)?),
     }
     Ok(())
 }
 
 pub(in super::super) fn concat_grad(l: &Operands<'_>, cpu: &Cpu, op: &ConcatGrad) -> Launched {
-    let columns = l.input(0)?.columns(op.first as usize, op.count as usize);
+    let columns = l.input::<f32>(0)?.columns(op.first as usize, op.count as usize);
     elementwise::copy(cpu, columns, l.output(0)?);
     Ok(())
 }

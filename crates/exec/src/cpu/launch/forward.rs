@@ -1,14 +1,14 @@
 //! Launches of norms, gates and other small ops of inference. Invariant: what a kernel relies on is checked here.
 
-use super::super::operands::{Operands, Stored};
-use super::super::{Bf16, Cpu, elementwise, embed, norm, reduce, rope};
+use super::super::operands::Operands;
+use super::super::{Bf16, Cpu, Element, elementwise, embed, norm, reduce, rope};
 use super::Launched;
 use super::backward::gate;
 use graph::DType;
 use graph::ops::*;
 
-pub(in super::super) fn add<E: Stored>(l: &Operands<'_>, cpu: &Cpu, _: &Add) -> Launched {
-    elementwise::add::<E>(cpu, l.rows(0)?, l.rows(1)?, l.rows_out(0)?);
+pub(in super::super) fn add<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &Add) -> Launched {
+    elementwise::add::<E>(cpu, l.input(0)?, l.input(1)?, l.output(0)?);
     Ok(())
 }
 
@@ -19,28 +19,28 @@ pub(in super::super) fn batch_norm(l: &Operands<'_>, cpu: &Cpu, op: &BatchNorm) 
     Ok(())
 }
 
-pub(in super::super) fn concat<E: Stored>(l: &Operands<'_>, cpu: &Cpu, _: &Concat) -> Launched {
-    let mut y = l.rows_out::<E>(0)?;
+pub(in super::super) fn concat<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &Concat) -> Launched {
+    let mut y = l.output::<E>(0)?;
     let mut column = 0;
     for i in 0..l.launch.ins.len() {
-        let x = l.rows(i)?;
+        let x = l.input(i)?;
         elementwise::copy(cpu, x, y.columns(column, x.cols()));
         column += x.cols();
     }
     Ok(())
 }
 
-pub(in super::super) fn gelu<E: Stored>(l: &Operands<'_>, cpu: &Cpu, _: &Gelu) -> Launched {
-    elementwise::gelu::<E>(cpu, l.rows(0)?, l.rows_out(0)?);
+pub(in super::super) fn gelu<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &Gelu) -> Launched {
+    elementwise::gelu::<E>(cpu, l.input(0)?, l.output(0)?);
     Ok(())
 }
 
-pub(in super::super) fn glu<E: Stored>(l: &Operands<'_>, cpu: &Cpu, op: &Glu) -> Launched {
-    elementwise::glu::<E>(cpu, gate(op.activation), l.rows(0)?, l.rows_out(0)?);
+pub(in super::super) fn glu<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &Glu) -> Launched {
+    elementwise::glu::<E>(cpu, gate(op.activation), l.input(0)?, l.output(0)?);
     Ok(())
 }
 
-pub(in super::super) fn layer_norm<E: Stored>(l: &Operands<'_>, cpu: &Cpu, op: &LayerNorm) -> Launched {
+pub(in super::super) fn layer_norm<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &LayerNorm) -> Launched {
     match params_in_bf16(l) {
         true => layer_norm_by::<E, Bf16>(l, cpu, op),
         false => layer_norm_by::<E, f32>(l, cpu, op),
@@ -52,28 +52,28 @@ fn params_in_bf16(l: &Operands<'_>) -> bool {
     !l.widened && l.launch.ins[1].spec.dtype == DType::Bf16
 }
 
-fn layer_norm_by<E: Stored, P: Stored>(l: &Operands<'_>, cpu: &Cpu, op: &LayerNorm) -> Launched {
-    let (gamma, beta, y) = (l.run_of::<P>(1)?, l.run_of(2)?, l.rows_out_if::<E>(0)?);
+fn layer_norm_by<E: Element, P: Element>(l: &Operands<'_>, cpu: &Cpu, op: &LayerNorm) -> Launched {
+    let (gamma, beta, y) = (l.vector::<P>(1)?, l.vector(2)?, l.output_if::<E>(0)?);
     let (mean, rstd) = (l.vector_out(1)?, l.vector_out(2)?);
-    norm::layer_norm(cpu, l.rows(0)?, gamma, beta, op.eps, y, mean, rstd);
+    norm::layer_norm(cpu, l.input(0)?, gamma, beta, op.eps, y, mean, rstd);
     Ok(())
 }
 
-pub(in super::super) fn relu<E: Stored>(l: &Operands<'_>, cpu: &Cpu, _: &Relu) -> Launched {
-    elementwise::relu::<E>(cpu, l.rows(0)?, l.rows_out(0)?);
+pub(in super::super) fn relu<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &Relu) -> Launched {
+    elementwise::relu::<E>(cpu, l.input(0)?, l.output(0)?);
     Ok(())
 }
 
-pub(in super::super) fn rms_norm<E: Stored>(l: &Operands<'_>, cpu: &Cpu, op: &RmsNorm) -> Launched {
+pub(in super::super) fn rms_norm<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &RmsNorm) -> Launched {
     match params_in_bf16(l) {
         true => rms_norm_by::<E, Bf16>(l, cpu, op),
         false => rms_norm_by::<E, f32>(l, cpu, op),
     }
 }
 
-fn rms_norm_by<E: Stored, P: Stored>(l: &Operands<'_>, cpu: &Cpu, op: &RmsNorm) -> Launched {
-    let (gamma, y) = (l.run_of::<P>(1)?, l.rows_out_if::<E>(0)?);
-    norm::rms_norm(cpu, l.rows(0)?, gamma, op.eps, y, l.vector_out(1)?);
+fn rms_norm_by<E: Element, P: Element>(l: &Operands<'_>, cpu: &Cpu, op: &RmsNorm) -> Launched {
+    let (gamma, y) = (l.vector::<P>(1)?, l.output_if::<E>(0)?);
+    norm::rms_norm(cpu, l.input(0)?, gamma, op.eps, y, l.vector_out(1)?);
     Ok(())
 }
 
@@ -84,20 +84,20 @@ pub(in super::super) fn rotary_table(l: &Operands<'_>, _: &RotaryTable) -> Launc
     Ok(())
 }
 
-pub(in super::super) fn scale<E: Stored>(l: &Operands<'_>, cpu: &Cpu, op: &Scale) -> Launched {
-    elementwise::scale::<E>(cpu, op.factor, l.rows(0)?, l.rows_out(0)?);
+pub(in super::super) fn scale<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &Scale) -> Launched {
+    elementwise::scale::<E>(cpu, op.factor, l.input(0)?, l.output(0)?);
     Ok(())
 }
 
-pub(in super::super) fn segment_mean<E: Stored>(l: &Operands<'_>, cpu: &Cpu, op: &SegmentMean) -> Launched {
-    let x = l.rows::<E>(0)?;
+pub(in super::super) fn segment_mean<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &SegmentMean) -> Launched {
+    let x = l.input::<E>(0)?;
     let (first, last) = (op.skip_first as usize, op.skip_last as usize);
     reduce::segment_mean(cpu, x, l.spans(1, x.rows())?, first, last, l.output(0)?);
     Ok(())
 }
 
-pub(in super::super) fn select_rows<E: Stored>(l: &Operands<'_>, cpu: &Cpu, _: &SelectRows) -> Launched {
-    let x = l.rows::<E>(0)?;
-    embed::gather(cpu, l.ids(1, x.rows())?, x, None, l.rows_out(0)?);
+pub(in super::super) fn select_rows<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &SelectRows) -> Launched {
+    let x = l.input::<E>(0)?;
+    embed::gather(cpu, l.ids(1, x.rows())?, x, None, l.output(0)?);
     Ok(())
 }
