@@ -221,6 +221,7 @@ impl<'a> Operands<'a> {
             Layout::Panels { .. } => {
                 gemm::linear(cpu, self.input(0)?, self.vector(1)?, epilogue, self.output(0)?, self.workspace()?)
             }
+            Layout::Tiles => return Err(self.refuse("there is no product on tiles of bf16".to_owned())),
             Layout::Scaled => return Err(self.refuse("the CPU has no products of e4m3".to_owned())),
         }
         Ok(())
