@@ -192,8 +192,8 @@ impl<'a> Operands<'a> {
         Ok(spans)
     }
 
-    pub(super) fn embed(&self, cpu: &Cpu, op: &Embed) -> Result<(), DeviceError> {
-        let table = self.input(1)?;
+    pub(super) fn embed<E: Element>(&self, cpu: &Cpu, op: &Embed) -> Result<(), DeviceError> {
+        let table = self.input::<E>(1)?;
         let ids = self.ids(0, table.rows())?;
         let y = self.output(0)?;
         let plus = op.row.then(|| self.vector(2)).transpose()?;
@@ -221,6 +221,7 @@ impl<'a> Operands<'a> {
             Layout::Panels { .. } => {
                 gemm::linear(cpu, self.input(0)?, self.vector(1)?, epilogue, self.output(0)?, self.workspace()?)
             }
+            Layout::Tiles => return Err(self.refuse("there is no product on tiles of bf16".to_owned())),
             Layout::Scaled => return Err(self.refuse("the CPU has no products of e4m3".to_owned())),
         }
         Ok(())
