@@ -12,7 +12,7 @@ use super::super::simd::{LANES, Simd};
 use super::super::tile::{Begin, PANEL, strip};
 use super::super::view::{Rows, RowsMut};
 use super::pack::{Head, gather, rotate, transpose};
-use super::{Attention, ROW, STRIP, View, keys_of, show};
+use super::{Attention, Block, ROW, STRIP, View, blocks, keys_of, show};
 use graph::Bytes;
 use plan::Workspace;
 
@@ -61,24 +61,10 @@ pub fn attention<E: Element>(
     assert!(workspace.len() >= each * threads, "workspace for {threads} threads");
     debug_assert!(parts.len <= each, "the parts fit");
     let scratch = workspace.as_mut_ptr() as usize;
-    let tokens = spans.last().map_or(0, |s| s[1] as usize);
     let job = Job { config, q, k, v, o: &o, lse: lse.as_ref() };
-    // A task is a head of a window of tokens: the query blocks that start in that window.
-    cpu.pool().run(tokens.div_ceil(QUERIES) * config.heads, &|task, worker| {
-        let (window, head) = (task / config.heads, task % config.heads);
-        let (from, to) = (window * QUERIES, (window + 1) * QUERIES);
-        let first = spans.partition_point(|s| s[1] as usize <= from);
+    blocks(cpu, spans, (config.heads, QUERIES), 1, &|place, _, worker| {
         let scratch = (scratch as *mut f32).wrapping_add(worker * each);
-        for &[start, end] in spans[first..].iter().take_while(|s| (s[0] as usize) < to) {
-            let (start, end) = (start as usize, end as usize);
-            let mut block = start + from.saturating_sub(start).next_multiple_of(QUERIES);
-            while block < end.min(to) {
-                let queries = (block - start, (block - start + QUERIES).min(end - start));
-                let place = Block { start, len: end - start, queries, head };
-                cpu.isa().run(Task { job: &job, place, parts, scratch });
-                block += QUERIES;
-            }
-        }
+        cpu.isa().run(Task { job: &job, place, parts, scratch });
     });
 }
 
@@ -127,15 +113,6 @@ struct Job<'a, E> {
     v: Rows<'a, E>,
     o: &'a RowsMut<'a, E>,
     lse: Option<&'a RowsMut<'a>>,
-}
-
-/// Which queries: positions within the sequence that starts at row `start`.
-#[derive(Clone, Copy)]
-struct Block {
-    start: usize,
-    len: usize,
-    queries: (usize, usize),
-    head: usize,
 }
 
 /// One block of queries of one head against all keys of its sequence. `scratch` is `workspace_bytes`

@@ -1,5 +1,10 @@
 //! `attention` against f64 and against itself.
 
+#[cfg(target_arch = "x86_64")]
+mod registers;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
+
 use super::{close, machines, numbers, same_bits, workspace};
 use crate::cpu::attention::*;
 use crate::cpu::cast::{bf16_to_f32, f32_to_bf16};
