@@ -39,6 +39,7 @@ pub mod dropout;
 pub mod elementwise;
 pub mod embed;
 pub mod gemm;
+pub mod gemm_bf16;
 pub mod grouped;
 pub mod norm;
 pub mod norm_grad;

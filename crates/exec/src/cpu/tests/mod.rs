@@ -5,6 +5,7 @@ mod cast;
 mod experts;
 mod gemm;
 mod gemm_amx;
+mod gemm_bf16;
 mod math;
 mod optimizer;
 mod peer;
