@@ -14,6 +14,7 @@ mod persistent;
 pub mod reference;
 pub mod scaled;
 mod submit;
+pub mod tiles;
 
 pub use device::{Device, DeviceError, Holder, Launch, Machine, Operand, Repeat, Span, Ticket};
 pub use executor::Executor;

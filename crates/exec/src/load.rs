@@ -4,7 +4,7 @@
 use crate::Executor;
 use crate::device::DeviceError;
 use crate::persistent::{element, round};
-use crate::scaled;
+use crate::{scaled, tiles};
 use graph::{DType, Layout, Param, TensorSpec};
 use plan::{PIECE as CHUNK, Plan, Program};
 use std::error::Error;
@@ -79,6 +79,11 @@ enum Shape {
         n: u64,
         k: u64,
     },
+    /// (n, k) in tiles of bf16.
+    Tiles {
+        n: u64,
+        k: u64,
+    },
     /// (n, k) as codes and scales.
     Scaled {
         n: u64,
@@ -132,6 +137,7 @@ impl Weight {
         match self.shape {
             Shape::Rows { elements, dtype } => load_rows(upload, self.at, elements, dtype, buffers, &mut read),
             Shape::Scaled { n, k } => load_scaled(upload, self.at, n, k, buffers, &mut read),
+            Shape::Tiles { n, k } => load_tiles(upload, self.at, n, k, buffers, &mut read),
             Shape::Panels { width, n, k } => {
                 for first in (0..n).step_by(width as usize) {
                     let rows = &mut buffers.rows[..(width * k) as usize];
@@ -162,6 +168,7 @@ impl Shape {
             Layout::Panels { width } => {
                 Self::Panels { width: u64::from(width), n: spec.rows(full), k: spec.row_elements() }
             }
+            Layout::Tiles => Self::Tiles { n: spec.rows(full), k: spec.row_elements() },
             Layout::Scaled => Self::Scaled { n: spec.rows(full), k: spec.row_elements() },
         }
     }
@@ -182,6 +189,10 @@ impl Buffers {
                 Shape::Panels { width, k, .. } => {
                     rows = rows.max(width * k);
                     panel = panel.max(width * k);
+                }
+                Shape::Tiles { k, .. } => {
+                    rows = rows.max(tiles::STEP as u64 * k);
+                    narrow = narrow.max(tiles::panel(k as usize) as u64);
                 }
                 Shape::Scaled { n, k } => {
                     let together = scaled_rows(n, k);
@@ -225,6 +236,24 @@ fn load_rows(
                 upload(to, &bytes)?;
             }
         }
+    }
+    Ok(())
+}
+
+fn load_tiles(
+    upload: Upload<'_>,
+    at: u64,
+    n: u64,
+    k: u64,
+    buffers: &mut Buffers,
+    read: ReadElements<'_>,
+) -> Result<(), DeviceError> {
+    let panel = &mut buffers.narrow[..tiles::panel(k as usize)];
+    for (i, first) in (0..n).step_by(tiles::STEP).enumerate() {
+        let rows = &mut buffers.rows[..((n - first).min(tiles::STEP as u64) * k) as usize];
+        read(first * k..first * k + rows.len() as u64, rows)?;
+        tiles::pack(rows, k as usize, panel);
+        upload(at + (i * size_of_val(panel)) as u64, bytemuck::cast_slice(panel))?;
     }
     Ok(())
 }

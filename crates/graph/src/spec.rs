@@ -210,6 +210,10 @@ pub enum Layout {
         /// Rows of W (columns of the product) in one panel.
         width: u32,
     },
+    /// A weight (N, K) of bf16 in panels of [`TILE_STEP`] rows, padded with zeros to whole tiles: what products on tiles of
+    /// matrix units stream. A panel holds, for each step of [`TILE_STEP`] columns, two tiles of 16 rows; line j of a
+    /// tile holds columns 2j and 2j + 1 of its rows, row after row. Packed once, when the weight is loaded.
+    Tiles,
     /// A matrix of codes in C order, each row padded with zeros to a multiple of [`GRANULE`], and behind them all one f32
     /// for each row, by which the row's codes are multiplied.
     Scaled,
@@ -217,6 +221,9 @@ pub enum Layout {
 
 /// Codes of a row that products of 8 bits take at once: their rows start at multiples of 16 bytes.
 pub const GRANULE: u64 = 16;
+
+/// Rows of a panel of [`Layout::Tiles`], and columns of a step.
+pub const TILE_STEP: u64 = 32;
 
 impl Layout {
     /// How elements of a type lie where nobody asks for anything else.
@@ -299,6 +306,10 @@ impl TensorSpec {
                 let rows = self.shape[0].at(counts).next_multiple_of(u64::from(width));
                 rows * self.shape[1..].iter().map(|d| d.at(counts)).product::<u64>()
             }
+            Layout::Tiles => {
+                let whole = |n: u64| n.next_multiple_of(TILE_STEP);
+                whole(self.rows(counts)) * whole(self.row_elements())
+            }
             Layout::Scaled => self.rows(counts) * self.row_elements().next_multiple_of(GRANULE),
         }
     }
@@ -307,7 +318,7 @@ impl TensorSpec {
     pub fn bytes_at(&self, counts: Counts) -> Bytes {
         let elements = Bytes(self.elements_at(counts) * self.dtype.size());
         match self.layout {
-            Layout::RowMajor | Layout::Panels { .. } => elements,
+            Layout::RowMajor | Layout::Panels { .. } | Layout::Tiles => elements,
             Layout::Scaled => elements + Bytes(self.rows(counts) * DType::F32.size()),
         }
     }
@@ -341,6 +352,7 @@ impl fmt::Display for TensorSpec {
         match self.layout {
             Layout::RowMajor => Ok(()),
             Layout::Panels { width } => write!(f, " panels{width}"),
+            Layout::Tiles => f.write_str(" tiles"),
             Layout::Scaled => f.write_str(" scaled"),
         }
     }
@@ -367,6 +379,15 @@ mod tests {
         let x = TensorSpec::activation([Dim::Tokens(2), Dim::Fixed(3)], DType::F32);
         assert_eq!(x.bytes(&bounds), Bytes(14 * 3 * 4));
         assert_eq!(x.to_string(), "f32[2T, 3]");
+    }
+
+    #[test]
+    fn tiles_pad_rows_and_columns() {
+        let counts = Counts { tokens: 1, sequences: 1 };
+        let mut w = TensorSpec::activation([Dim::Fixed(33), Dim::Fixed(10)], DType::Bf16);
+        w.layout = Layout::Tiles;
+        assert_eq!((w.elements_at(counts), w.bytes_at(counts)), (64 * 32, Bytes(2 * 2048)));
+        assert_eq!(w.to_string(), "bf16[33, 10] tiles");
     }
 
     #[test]

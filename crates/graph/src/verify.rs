@@ -162,5 +162,11 @@ fn malformed(spec: &TensorSpec) -> Option<&'static str> {
                 && width > 0;
             (!packed).then_some("panels hold parameters that are matrices")
         }
+        Layout::Tiles => {
+            let packed = matches!(spec.shape[..], [Dim::Fixed(_), Dim::Fixed(_)])
+                && matches!(spec.role, Role::Param(_))
+                && spec.dtype == DType::Bf16;
+            (!packed).then_some("tiles hold parameters that are matrices of bf16")
+        }
     }
 }

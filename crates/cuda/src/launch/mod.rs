@@ -49,7 +49,7 @@ impl Tensor {
     pub(crate) fn stride(&self) -> u64 {
         match Layout::of(self.dtype) {
             Layout::Scaled => self.columns.next_multiple_of(GRANULE),
-            Layout::RowMajor | Layout::Panels { .. } => self.columns,
+            Layout::RowMajor | Layout::Panels { .. } | Layout::Tiles => self.columns,
         }
     }
 

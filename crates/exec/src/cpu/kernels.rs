@@ -1,76 +1,122 @@
 //! The table of the CPU's kernels: what `launch` runs, with the scratch that each takes. Invariant: the target file
-//! `cpu` states the same rows; an executor refuses where they differ.
+//! `cpu` states the same rows; an executor refuses where they differ, and a launch runs as its row says.
 
 use super::{attention, cross_entropy, gemm, product, route, router_loss};
 use crate::device::Launch;
-use graph::{DType, Layout};
+use graph::{DType, Layout, Op};
 use plan::{KernelRow, Workspace};
 
-/// (op, kernel). A linear has two: weights in panels, packed when they are loaded, and rows that training changes.
-const KERNELS: &[(&str, &str)] = &[
-    ("accumulate", "accumulate_f32"),
-    ("adafactor", "adafactor_f32"),
-    ("adamw", "adamw_f32"),
-    ("adamw_8bit", "adamw_8bit_f32"),
-    ("add", "add_f32"),
-    ("attention", "flash_f32"),
-    ("attention_grad", "flash_grad_f32"),
-    ("batch_norm", "batch_norm_f32"),
-    ("batch_norm_grad", "batch_norm_grad_f32"),
-    ("batch_norm_train", "batch_norm_train_f32"),
-    ("batch_norm_train_grad", "batch_norm_train_grad_f32"),
-    ("cast", "cast"),
-    ("combine", "combine_f32"),
-    ("combine_grad", "combine_grad_f32"),
-    ("concat", "copy_f32"),
-    ("concat_grad", "concat_grad_f32"),
-    ("dispatch", "dispatch_f32"),
-    ("dispatch_grad", "dispatch_grad_f32"),
-    ("dropout", "dropout_f32"),
-    ("embed", "gather_f32"),
-    ("embed_grad", "embed_grad_f32"),
-    ("gelu", "gelu_erf_f32"),
-    ("gelu_grad", "gelu_grad_f32"),
-    ("glu", "geglu_f32"),
-    ("glu_grad", "glu_grad_f32"),
-    ("grad_scale", "grad_scale_f32"),
-    ("grouped_linear", "grouped_linear_f32"),
-    ("grouped_linear_input_grad", "grouped_linear_input_grad_f32"),
-    ("grouped_linear_weight_grad", "grouped_linear_weight_grad_f32"),
-    ("layer_norm", "layer_norm_f32"),
-    ("layer_norm_grad", "layer_norm_grad_f32"),
-    ("linear", "gemm_f32"),
-    ("linear", "product_f32"),
-    ("linear_cross_entropy", "linear_cross_entropy_f32"),
-    ("linear_cross_entropy_grad", "linear_cross_entropy_grad_f32"),
-    ("linear_input_grad", "linear_input_grad_f32"),
-    ("linear_weight_grad", "linear_weight_grad_f32"),
-    ("relu", "relu_f32"),
-    ("relu_grad", "relu_grad_f32"),
-    ("rms_norm", "rms_norm_f32"),
-    ("rms_norm_grad", "rms_norm_grad_f32"),
-    ("rotary_table", "rotary_table_f32"),
-    ("route", "route_f32"),
-    ("route_grad", "route_grad_f32"),
-    ("router_loss", "router_loss_f32"),
-    ("router_loss_grad", "router_loss_grad_f32"),
-    ("scale", "scale_f32"),
-    ("segment_mean", "segment_mean_f32"),
-    ("segment_mean_grad", "segment_mean_grad_f32"),
-    ("select_rows", "gather_f32"),
-    ("select_rows_grad", "select_rows_grad_f32"),
-    ("sgd", "sgd_f32"),
-    ("softmax", "softmax_f32"),
-    ("softmax_grad", "softmax_grad_f32"),
+use Takes::{Native, Widened};
+
+/// Which element types the first floating-point input of a kernel may have, and how those of 16 bits are read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Takes {
+    /// All, those of 16 bits through f32 copies of every operand.
+    Widened,
+    /// The same but for bf16, for which the op has a further row.
+    WidenedF16,
+    /// All as they lie. What ends a step reads gradients so: an f32 copy of all of them would cost what they save.
+    Native,
+    /// bf16 as it lies, beside parameters of norms, tables and statistics, which stay f32.
+    Bf16,
+}
+
+/// (op, kernel, element types), the preferred kernel first. Weights of linears are packed when they are loaded, or
+/// rows that training changes.
+const KERNELS: &[(&str, &str, Takes)] = &[
+    ("accumulate", "accumulate_f32", Native),
+    ("adafactor", "adafactor_f32", Native),
+    ("adamw", "adamw_f32", Native),
+    ("adamw_8bit", "adamw_8bit_f32", Native),
+    ("add", "add_f32", Widened),
+    ("attention", "flash_f32", Widened),
+    ("attention_grad", "flash_grad_f32", Widened),
+    ("batch_norm", "batch_norm_f32", Widened),
+    ("batch_norm_grad", "batch_norm_grad_f32", Widened),
+    ("batch_norm_train", "batch_norm_train_f32", Widened),
+    ("batch_norm_train_grad", "batch_norm_train_grad_f32", Widened),
+    ("cast", "cast", Native),
+    ("combine", "combine_f32", Widened),
+    ("combine_grad", "combine_grad_f32", Widened),
+    ("concat", "copy_f32", Widened),
+    ("concat_grad", "concat_grad_f32", Widened),
+    ("dispatch", "dispatch_f32", Widened),
+    ("dispatch_grad", "dispatch_grad_f32", Widened),
+    ("dropout", "dropout_f32", Widened),
+    ("embed", "gather_f32", Widened),
+    ("embed_grad", "embed_grad_f32", Widened),
+    ("gelu", "gelu_erf_f32", Widened),
+    ("gelu_grad", "gelu_grad_f32", Widened),
+    ("glu", "geglu_f32", Widened),
+    ("glu_grad", "glu_grad_f32", Widened),
+    ("grad_scale", "grad_scale_f32", Native),
+    ("grouped_linear", "grouped_linear_f32", Widened),
+    ("grouped_linear_input_grad", "grouped_linear_input_grad_f32", Widened),
+    ("grouped_linear_weight_grad", "grouped_linear_weight_grad_f32", Widened),
+    ("layer_norm", "layer_norm_f32", Widened),
+    ("layer_norm_grad", "layer_norm_grad_f32", Widened),
+    ("linear", "gemm_f32", Widened),
+    ("linear", "product_f32", Widened),
+    ("linear_cross_entropy", "linear_cross_entropy_f32", Widened),
+    ("linear_cross_entropy_grad", "linear_cross_entropy_grad_f32", Widened),
+    ("linear_input_grad", "linear_input_grad_f32", Widened),
+    ("linear_weight_grad", "linear_weight_grad_f32", Widened),
+    ("relu", "relu_f32", Widened),
+    ("relu_grad", "relu_grad_f32", Widened),
+    ("rms_norm", "rms_norm_f32", Widened),
+    ("rms_norm_grad", "rms_norm_grad_f32", Widened),
+    ("rotary_table", "rotary_table_f32", Widened),
+    ("route", "route_f32", Widened),
+    ("route_grad", "route_grad_f32", Widened),
+    ("router_loss", "router_loss_f32", Widened),
+    ("router_loss_grad", "router_loss_grad_f32", Widened),
+    ("scale", "scale_f32", Widened),
+    ("segment_mean", "segment_mean_f32", Widened),
+    ("segment_mean_grad", "segment_mean_grad_f32", Widened),
+    ("select_rows", "gather_f32", Widened),
+    ("select_rows_grad", "select_rows_grad_f32", Widened),
+    ("sgd", "sgd_f32", Native),
+    ("softmax", "softmax_f32", Widened),
+    ("softmax_grad", "softmax_grad_f32", Widened),
 ];
+
+impl Takes {
+    fn dtypes(self) -> &'static [DType] {
+        match self {
+            Widened | Native => &[DType::F32, DType::Bf16, DType::F16],
+            Self::WidenedF16 => &[DType::F32, DType::F16],
+            Self::Bf16 => &[DType::Bf16, DType::F32],
+        }
+    }
+
+    fn widens(self) -> bool {
+        match self {
+            Widened | Self::WidenedF16 => true,
+            Native | Self::Bf16 => false,
+        }
+    }
+}
 
 /// The rows of every kernel.
 pub(super) fn rows() -> Vec<KernelRow> {
-    KERNELS.iter().map(|&(op, kernel)| row(op, kernel)).collect()
+    KERNELS.iter().map(|&(op, kernel, takes)| row(op, kernel, takes)).collect()
 }
 
-fn row(op: &str, kernel: &str) -> KernelRow {
-    let (weights, workspace) = match kernel {
+fn row(op: &str, kernel: &str, takes: Takes) -> KernelRow {
+    let (weights, workspace) = needs(kernel);
+    KernelRow {
+        op: op.to_owned(),
+        dtypes: takes.dtypes().to_vec(),
+        kernel: kernel.to_owned(),
+        weights,
+        workspace,
+        widen: takes.widens(),
+    }
+}
+
+/// How a kernel wants its weights, and its scratch.
+fn needs(kernel: &str) -> (Layout, Workspace) {
+    match kernel {
         "gemm_f32" => (Layout::Panels { width: gemm::PANEL as u32 }, gemm::WORKSPACE),
         "product_f32"
         | "linear_input_grad_f32"
@@ -87,22 +133,47 @@ fn row(op: &str, kernel: &str) -> KernelRow {
         "router_loss_f32" => (Layout::RowMajor, router_loss::WORKSPACE),
         "router_loss_grad_f32" => (Layout::RowMajor, router_loss::GRAD_WORKSPACE),
         _ => (Layout::RowMajor, Workspace::default()),
-    };
-    KernelRow {
-        op: op.to_owned(),
-        dtypes: vec![DType::F32, DType::Bf16, DType::F16],
-        kernel: kernel.to_owned(),
-        weights,
-        workspace,
-        widen: !NATIVE.contains(&op),
     }
 }
 
-/// Ops whose kernels take operands of 16 bits as they are. What ends a step reads gradients so: an f32 copy of all of
-/// them would cost what they save.
-const NATIVE: &[&str] = &["accumulate", "adafactor", "adamw", "adamw_8bit", "cast", "grad_scale", "sgd"];
-
-/// Whether the kernel of a launch works on f32 copies of operands of 16 bits.
+/// Whether the kernel of a launch works on f32 copies of operands of 16 bits: the row is the one that the plan chose.
 pub(super) fn widens(launch: &Launch<'_>) -> bool {
-    !NATIVE.contains(&launch.op.name())
+    let first = launch.ins.iter().map(|o| o.spec.dtype).find(|dtype| dtype.is_float());
+    let layout = if let Op::Linear(_) = launch.op { launch.ins[1].spec.layout } else { Layout::RowMajor };
+    let runs = |&&(op, kernel, takes): &&(&str, &str, Takes)| {
+        op == launch.op.name()
+            && first.is_some_and(|dtype| takes.dtypes().contains(&dtype))
+            && needs(kernel).0 == layout
+    };
+    KERNELS.iter().find(runs).is_some_and(|(.., takes)| takes.widens())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plan::Target;
+
+    #[test]
+    fn the_target_states_the_same_rows() {
+        let stated = Target::named("cpu").expect("a target").kernels;
+        assert_eq!(stated.len(), rows().len());
+        for row in rows() {
+            let of_op = |rows: Vec<KernelRow>| -> Vec<KernelRow> {
+                rows.into_iter().filter(|r| r.op == row.op).collect()
+            };
+            assert_eq!(of_op(stated.clone()), of_op(rows()));
+        }
+    }
+
+    /// f32 in the list of a native row is for operands beside the first.
+    #[test]
+    fn no_two_rows_are_for_one_element_type() {
+        for (i, a) in rows().iter().enumerate() {
+            for b in rows().iter().skip(i + 1).filter(|b| a.op == b.op && a.weights == b.weights) {
+                let both = |d: &&DType| b.dtypes.contains(d);
+                let shared: Vec<&DType> = a.dtypes.iter().filter(both).collect();
+                assert!(a.widen && !b.widen && shared == [&DType::F32], "{} and {}", a.kernel, b.kernel);
+            }
+        }
+    }
 }

@@ -2,7 +2,7 @@
 //! indices and spans are checked before a kernel sees them.
 
 use super::gemm::{self, Act};
-use super::{Cpu, Rows, RowsMut, embed, launch, widening};
+use super::{Cpu, Element, Rows, RowsMut, embed, launch, widening};
 use crate::arena::Arena;
 use crate::device::{DeviceError, Launch, Operand};
 use bytemuck::Pod;
@@ -20,6 +20,25 @@ pub(super) struct Operands<'a> {
 impl<'a> Operands<'a> {
     pub(super) fn refuse(&self, why: String) -> DeviceError {
         DeviceError::Kernel { op: self.launch.op.name(), why }
+    }
+
+    /// Whether the kernel reads and writes bf16 as it lies: its first floating-point input is of bf16, and has no copy.
+    pub(super) fn in_bf16(&self) -> bool {
+        let first = self.launch.ins.iter().map(|o| o.spec.dtype).find(|dtype| dtype.is_float());
+        first == Some(DType::Bf16) && !self.widened
+    }
+
+    /// The first element of an operand: bf16 as it lies, or 32 bits.
+    fn start_of<E: Element>(&self, o: &Operand) -> Result<*mut E, DeviceError> {
+        if size_of::<E>() == size_of::<f32>() {
+            return Ok(self.start(o)?.cast());
+        }
+        match o.spec.dtype {
+            DType::Bf16 if !self.widened => self.address(o),
+            DType::F32 | DType::Bf16 | DType::F16 | DType::F8 | DType::I32 | DType::U8 => {
+                Err(self.refuse(format!("no bf16 kernel for {}", o.spec)))
+            }
+        }
     }
 
     /// The first element of an operand in 32 bits: its own, or those of its f32 copy in the workspace.
@@ -68,35 +87,36 @@ impl<'a> Operands<'a> {
         Ok(self.arena.range(o.at, o.bytes(self.launch.counts))?.as_ptr().cast())
     }
 
-    pub(super) fn input(&self, i: usize) -> Result<Rows<'a>, DeviceError> {
+    /// An input in the kernel's element type: f32, or bf16 where it is [native](Self::in_bf16).
+    pub(super) fn input<E: Element>(&self, i: usize) -> Result<Rows<'a, E>, DeviceError> {
         let o = &self.launch.ins[i];
         let (rows, columns) = o.matrix(self.launch.counts);
         // SAFETY: the bytes are inside the arena; only an output that may alias overlaps them.
-        Ok(unsafe { Rows::from_raw(self.start(o)?, rows, columns, columns) })
+        Ok(unsafe { Rows::from_raw(self.start_of(o)?, rows, columns, columns) })
     }
 
     pub(super) fn wanted(&self, k: usize) -> Result<&'a Operand, DeviceError> {
         self.launch.outs[k].as_ref().ok_or_else(|| self.refuse(format!("output {k} has no storage")))
     }
 
-    pub(super) fn output(&self, k: usize) -> Result<RowsMut<'a>, DeviceError> {
+    pub(super) fn output<E: Element>(&self, k: usize) -> Result<RowsMut<'a, E>, DeviceError> {
         let o = self.wanted(k)?;
         let (rows, columns) = o.matrix(self.launch.counts);
         // SAFETY: the bytes are inside the arena; only inputs that the op may write over overlap them.
-        Ok(unsafe { RowsMut::from_raw(self.start(o)?, rows, columns, columns) })
+        Ok(unsafe { RowsMut::from_raw(self.start_of(o)?, rows, columns, columns) })
     }
 
     /// An output, if it is wanted.
-    pub(super) fn output_if(&self, k: usize) -> Result<Option<RowsMut<'a>>, DeviceError> {
+    pub(super) fn output_if<E: Element>(&self, k: usize) -> Result<Option<RowsMut<'a, E>>, DeviceError> {
         self.launch.outs[k].as_ref().map(|_| self.output(k)).transpose()
     }
 
     /// An input as one run of floats.
-    pub(super) fn vector(&self, i: usize) -> Result<&'a [f32], DeviceError> {
+    pub(super) fn vector<E: Element>(&self, i: usize) -> Result<&'a [E], DeviceError> {
         let o = &self.launch.ins[i];
         let len = o.spec.elements_at(self.launch.counts) as usize;
         // SAFETY: inside the arena; the checker admits no writer of a parameter or table while it is read.
-        Ok(unsafe { std::slice::from_raw_parts(self.start(o)?, len) })
+        Ok(unsafe { std::slice::from_raw_parts(self.start_of(o)?, len) })
     }
 
     /// An output as one run of floats.
@@ -201,6 +221,7 @@ impl<'a> Operands<'a> {
             Layout::Panels { .. } => {
                 gemm::linear(cpu, self.input(0)?, self.vector(1)?, epilogue, self.output(0)?, self.workspace()?)
             }
+            Layout::Tiles => return Err(self.refuse("there is no product on tiles of bf16".to_owned())),
             Layout::Scaled => return Err(self.refuse("the CPU has no products of e4m3".to_owned())),
         }
         Ok(())

@@ -22,7 +22,7 @@ pub(in super::super) fn accumulate(l: &Operands<'_>, cpu: &Cpu, _: &Accumulate) 
             return Err(l.refuse(format!("{} are no gradients", l.launch.ins[0].spec)));
         }
     };
-    add(cpu, acc, gradient(l, 1)?, l.vector(2)?[0] != 0.0);
+    add(cpu, acc, gradient(l, 1)?, l.vector::<f32>(2)?[0] != 0.0);
     Ok(())
 }
 

@@ -1,0 +1,72 @@
+//! Weights as [`graph::Layout::Tiles`] has them: bf16 in the order in which products on tiles read them. Invariant: every
+//! number is rounded once, to nearest even; what is past the last row or column is zero.
+
+use crate::cpu::Bf16;
+use crate::cpu::cast::f32_to_bf16;
+use graph::TILE_STEP;
+
+/// Rows of a panel, and columns of a step.
+pub const STEP: usize = TILE_STEP as usize;
+/// Rows of a tile; a line of it has a pair of columns of each.
+const SIDE: usize = STEP / 2;
+/// Elements of a tile.
+const TILE: usize = SIDE * STEP;
+
+/// Elements of a panel of 32 rows of `k`.
+pub const fn panel(k: usize) -> usize {
+    k.div_ceil(STEP) * 2 * TILE
+}
+
+/// Up to 32 rows of `k` elements as a panel.
+pub fn pack(rows: &[f32], k: usize, to: &mut [u16]) {
+    assert!(rows.len() <= STEP * k && to.len() == panel(k), "{} elements of rows of {k}", rows.len());
+    to.fill(0);
+    for (n, row) in rows.chunks_exact(k).enumerate() {
+        let (half, n) = (n / SIDE, n % SIDE);
+        for (columns, step) in row.chunks(STEP).zip(to.chunks_exact_mut(2 * TILE)) {
+            let lines = step[half * TILE..][..TILE].chunks_exact_mut(STEP);
+            for (pair, line) in columns.chunks(2).zip(lines) {
+                pair.iter().zip(&mut line[2 * n..]).for_each(|(&w, to)| *to = f32_to_bf16(w));
+            }
+        }
+    }
+}
+
+/// A whole weight of rows of `k` elements.
+pub fn packed(w: &[f32], k: usize) -> Vec<Bf16> {
+    let bands = w.chunks(STEP * k);
+    let mut tiles = vec![Bf16::default(); bands.len() * panel(k)];
+    for (rows, to) in bands.zip(tiles.chunks_exact_mut(panel(k))) {
+        pack(rows, k, bytemuck::cast_slice_mut(to));
+    }
+    tiles
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where W[n][k] stands, as the layout says it.
+    fn place(n: usize, k: usize, columns: usize) -> usize {
+        let (p, h, r) = (n / 32, n / 16 % 2, n % 16);
+        let (s, j, odd) = (k / 32, k % 32 / 2, k % 2);
+        let bytes = p * columns.div_ceil(32) * 2048 + s * 2048 + h * 1024 + j * 64 + r * 4 + odd * 2;
+        bytes / 2
+    }
+
+    #[test]
+    fn every_element_has_its_place_and_the_rest_is_zero() {
+        for (rows, columns) in [(1, 1), (16, 32), (17, 33), (32, 64), (33, 31), (70, 98)] {
+            let w: Vec<f32> = (1..=rows * columns).map(|i| (i % 251) as f32 + 1.0).collect();
+            let tiles = packed(&w, columns);
+            assert_eq!(tiles.len(), rows.div_ceil(32) * columns.div_ceil(32) * 1024);
+            let mut seen = vec![Bf16(0); tiles.len()];
+            for n in 0..rows {
+                for k in 0..columns {
+                    seen[place(n, k, columns)] = Bf16(f32_to_bf16(w[n * columns + k]));
+                }
+            }
+            assert!(tiles == seen, "({rows}, {columns})");
+        }
+    }
+}
