@@ -5,9 +5,7 @@
 //! at zero, as in `gemm`: the bits of a row depend on that row and the weights, and with FMA not on the
 //! instructions. Where the tiles of AMX are used, `gemm_bf16_amx` takes over: with other bits, under the same rule.
 //!
-//! Weights in tiles (`graph::Layout::Tiles`): panels of 32 rows of W; for each step of 32 k a panel holds two tiles
-//! of 1 024 bytes, of 16 rows each. Line j of a tile holds for each of its rows the pair (W[n][2j], W[n][2j + 1]) of
-//! that step; zeros past N and past K. This is what a tile product takes as its second factor.
+//! Weights lie as `graph::Layout::Tiles` says: panels of 32 columns of y, and in them steps of 32 k, two tiles each.
 //!
 //! Order of work: as in `gemm`, but rows and panels are widened into the workspace, slice by slice.
 
@@ -17,12 +15,11 @@ use super::isa::Kernel;
 use super::simd::{LANES, Simd};
 use super::tile::{Begin, PANEL, strip};
 use super::{Cpu, Rows, RowsMut};
+use crate::tiles::{self, STEP};
 use core::ops::Range;
 use graph::Bytes;
 use plan::Workspace;
 
-/// k that a tile holds.
-pub(super) const STEP: usize = 32;
 /// Elements of a tile.
 const TILE: usize = STEP * LANES;
 
@@ -37,29 +34,16 @@ const GROUP: usize = 8;
 pub const WORKSPACE: Workspace =
     Workspace { per_unit: Bytes(4 * EACH as u64), per_column: Bytes(0), per_item: Bytes(0) };
 
-/// f32 of workspace per thread: the widened rows, a group's sums, a panel's widened slice.
-const EACH: usize = BLOCK * (STRIDE + GROUP * PANEL) + DEPTH * PANEL;
+/// f32 of workspace per thread, whole cache lines: what the tiles need, the most of all.
+const EACH: usize = 346_112;
+
+// The widened rows, a group's sums, a panel's widened slice.
+const _: () = assert!(BLOCK * (STRIDE + GROUP * PANEL) + DEPTH * PANEL <= EACH);
+#[cfg(target_arch = "x86_64")]
+const _: () = assert!(super::gemm_bf16_amx::BLOCKING.each() == 4 * EACH);
 
 /// What follows the product.
 pub type EpilogueBf16<'a> = Epilogue<'a, Bf16>;
-
-/// Elements of an (n, k) weight in tiles.
-pub const fn packed_len(n: usize, k: usize) -> usize {
-    n.div_ceil(PANEL) * k.div_ceil(STEP) * 2 * TILE
-}
-
-/// Lays up to 32 consecutive rows of a row-major (N, K) weight as one panel of tiles, `packed_len(32, k)` elements.
-pub fn pack_panel(rows: &[Bf16], k: usize, out: &mut [Bf16]) {
-    assert!(rows.len() <= PANEL * k && out.len() == packed_len(PANEL, k), "a panel is 32 x {k}");
-    for (tile, out) in out.chunks_exact_mut(TILE).enumerate() {
-        for (line, out) in out.chunks_exact_mut(STEP).enumerate() {
-            for (at, out) in out.iter_mut().enumerate() {
-                let (n, kk) = (tile % 2 * LANES + at / 2, tile / 2 * STEP + 2 * line + at % 2);
-                *out = if kk < k { rows.get(n * k + kk).copied().unwrap_or_default() } else { Bf16(0) };
-            }
-        }
-    }
-}
 
 /// y (M, N) = residual + act(x (M, K) W^T + bias), rounded once. `w` is in tiles; `workspace` holds `WORKSPACE` for
 /// each thread. `x` and `y` must not overlap. Panics on sizes that do not fit together.
@@ -72,9 +56,15 @@ pub fn linear(
     workspace: &mut [f32],
 ) {
     let (m, k, n) = (x.rows(), x.cols(), y.cols());
-    assert_eq!(w.len(), packed_len(n, k), "weights of ({n}, {k}) in tiles");
+    assert_eq!(w.len(), n.div_ceil(PANEL) * tiles::panel(k), "weights of ({n}, {k}) in tiles");
     assert!(workspace.len() >= EACH * cpu.threads(), "workspace for {} threads", cpu.threads());
     let job = Job::new(x, w, epilogue, &y);
+    #[cfg(target_arch = "x86_64")]
+    if cpu.isa().has_tiles() && k > 0 {
+        use super::{amx::Tiles, gemm_bf16_amx};
+        // SAFETY: this CPU has tiles.
+        return unsafe { gemm_bf16_amx::linear::<Tiles>(cpu, job, workspace.as_mut_ptr(), 4 * EACH) };
+    }
     let panels = n.div_ceil(PANEL);
     let fewest = if k > DEPTH { panels.div_ceil(GROUP) } else { 1 };
     let split = Split::new(m, panels, cpu.threads(), cpu.isa().tile_rows(), BLOCK, fewest);

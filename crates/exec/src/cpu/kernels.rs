@@ -1,12 +1,12 @@
 //! The table of the CPU's kernels: what `launch` runs, with the scratch that each takes. Invariant: the target file
 //! `cpu` states the same rows; an executor refuses where they differ, and a launch runs as its row says.
 
-use super::{attention, cross_entropy, gemm, product, route, router_loss};
+use super::{attention, cross_entropy, gemm, gemm_bf16, product, route, router_loss};
 use crate::device::Launch;
 use graph::{DType, Layout, Op};
 use plan::{KernelRow, Workspace};
 
-use Takes::{Native, Widened};
+use Takes::{Native, Widened, WidenedF16};
 
 /// Which element types the first floating-point input of a kernel may have, and how those of 16 bits are read.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -55,7 +55,8 @@ const KERNELS: &[(&str, &str, Takes)] = &[
     ("grouped_linear_weight_grad", "grouped_linear_weight_grad_f32", Widened),
     ("layer_norm", "layer_norm_f32", Widened),
     ("layer_norm_grad", "layer_norm_grad_f32", Widened),
-    ("linear", "gemm_f32", Widened),
+    ("linear", "gemm_f32", WidenedF16),
+    ("linear", "gemm_bf16", Takes::Bf16),
     ("linear", "product_f32", Widened),
     ("linear_cross_entropy", "linear_cross_entropy_f32", Widened),
     ("linear_cross_entropy_grad", "linear_cross_entropy_grad_f32", Widened),
@@ -84,14 +85,14 @@ impl Takes {
     fn dtypes(self) -> &'static [DType] {
         match self {
             Widened | Native => &[DType::F32, DType::Bf16, DType::F16],
-            Self::WidenedF16 => &[DType::F32, DType::F16],
+            WidenedF16 => &[DType::F32, DType::F16],
             Self::Bf16 => &[DType::Bf16, DType::F32],
         }
     }
 
     fn widens(self) -> bool {
         match self {
-            Widened | Self::WidenedF16 => true,
+            Widened | WidenedF16 => true,
             Native | Self::Bf16 => false,
         }
     }
@@ -118,6 +119,7 @@ fn row(op: &str, kernel: &str, takes: Takes) -> KernelRow {
 fn needs(kernel: &str) -> (Layout, Workspace) {
     match kernel {
         "gemm_f32" => (Layout::Panels { width: gemm::PANEL as u32 }, gemm::WORKSPACE),
+        "gemm_bf16" => (Layout::Tiles, gemm_bf16::WORKSPACE),
         "product_f32"
         | "linear_input_grad_f32"
         | "linear_weight_grad_f32"

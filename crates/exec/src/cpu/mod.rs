@@ -12,6 +12,8 @@ mod device;
 mod element;
 #[cfg(target_arch = "x86_64")]
 mod gemm_amx;
+#[cfg(target_arch = "x86_64")]
+mod gemm_bf16_amx;
 mod isa;
 mod kernels;
 mod launch;

@@ -1,10 +1,17 @@
-//! `gemm_bf16::linear` against f64 and against itself, on every instruction set.
+//! `gemm_bf16::linear` against f64 and against itself: on every instruction set, and on tiles in plain code.
 
+#[cfg(target_arch = "x86_64")]
+use super::double::Double;
 use super::{machines, numbers, workspace};
 use crate::cpu::cast::{bf16_to_f32, f32_to_bf16};
 use crate::cpu::gemm::Act;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::gemm::Job;
 use crate::cpu::gemm_bf16::*;
-use crate::cpu::{Bf16, Cpu, Isa, Rows, RowsMut};
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::gemm_bf16_amx;
+use crate::cpu::{Bf16, Cpu, Rows, RowsMut};
+use crate::tiles;
 
 fn halves(seed: u64, n: usize) -> Vec<Bf16> {
     numbers(seed, n).into_iter().map(|x| Bf16(f32_to_bf16(x))).collect()
@@ -14,13 +21,42 @@ fn number(x: Bf16) -> f64 {
     f64::from(bf16_to_f32(x.0))
 }
 
-fn pack(w: &[Bf16], n: usize, k: usize) -> Vec<Bf16> {
-    let mut packed = vec![Bf16(0x7fc0); packed_len(n, k)];
-    if k > 0 {
-        let panels = packed.chunks_exact_mut(packed_len(32, k));
-        w.chunks(32 * k).zip(panels).for_each(|(rows, out)| pack_panel(rows, k, out));
+fn pack(w: &[Bf16], k: usize) -> Vec<Bf16> {
+    let w: Vec<f32> = w.iter().map(|w| bf16_to_f32(w.0)).collect();
+    if k == 0 { Vec::new() } else { tiles::packed(&w, k) }
+}
+
+/// A product's way: `linear` as it chooses, or tiles in plain code.
+type Linear = fn(&Cpu, Rows<'_, Bf16>, &[Bf16], EpilogueBf16<'_>, RowsMut<'_, Bf16>, &mut [f32]);
+
+/// Their names, and whether they have the bits of the chain of fused multiply-adds.
+fn ways() -> impl Iterator<Item = (String, bool, Cpu, Linear)> {
+    let chosen = machines().map(|cpu| {
+        let chain = cpu.isa().has_fma() && !cpu.isa().has_tiles();
+        (format!("{} x {}", cpu.isa().name(), cpu.threads()), chain, cpu, linear as Linear)
+    });
+    #[cfg(target_arch = "x86_64")]
+    let chosen = chosen.chain([1, 3].map(|threads| {
+        (format!("tiles in plain code x {threads}"), false, Cpu::new(threads), on_double as Linear)
+    }));
+    chosen
+}
+
+#[cfg(target_arch = "x86_64")]
+fn on_double(
+    cpu: &Cpu,
+    x: Rows<'_, Bf16>,
+    w: &[Bf16],
+    e: EpilogueBf16<'_>,
+    y: RowsMut<'_, Bf16>,
+    workspace: &mut [f32],
+) {
+    if x.cols() == 0 {
+        return linear(cpu, x, w, e, y, workspace);
     }
-    packed
+    let (job, each) = (Job::new(x, w, e, &y), workspace.len() / cpu.threads() * 4);
+    // SAFETY: plain code runs everywhere.
+    unsafe { gemm_bf16_amx::linear::<Double>(cpu, job, workspace.as_mut_ptr(), each) }
 }
 
 /// The operands of one product.
@@ -46,7 +82,7 @@ impl Case {
     }
 
     /// Rows `from..from + m` alone, x and y with strides; what lies between the rows of y must stay as it was.
-    fn run(&self, cpu: &Cpu, from: usize, m: usize) -> Vec<Bf16> {
+    fn run(&self, cpu: &Cpu, linear: Linear, from: usize, m: usize) -> Vec<Bf16> {
         let (_, k, n) = self.size;
         let (ldx, ldy) = (k + 5, n + 3);
         let mut strided = vec![Bf16(0x7fc0); m * ldx];
@@ -58,7 +94,7 @@ impl Case {
         let residual = self.residual.as_ref().map(|r| Rows::new(&r[from * n..], m, n, n));
         let e = EpilogueBf16 { bias: self.bias.as_deref(), act: self.act, residual };
         let (rows, out) = (Rows::new(&strided, m, k, ldx), RowsMut::new(&mut y, m, n, ldy));
-        linear(cpu, rows, &pack(&self.w, n, k), e, out, &mut scratch);
+        linear(cpu, rows, &pack(&self.w, k), e, out, &mut scratch);
         assert!(y.chunks(ldy).all(|row| row[n..].iter().all(|&v| v == Bf16(7))), "wrote past the row");
         y.chunks(ldy).flat_map(|row| row[..n].to_vec()).collect()
     }
@@ -107,13 +143,13 @@ fn linear_is_the_product_with_its_epilogue() {
         (5, 0, 7),
         (0, 4, 4),
     ];
-    for cpu in machines() {
+    for (name, _, cpu, linear) in ways() {
         for size in sizes {
             for act in [Act::None, Act::Gelu, Act::Relu] {
                 for (bias, residual) in [(false, false), (true, false), (false, true), (true, true)] {
                     let case = Case::new(size, act, bias, residual);
-                    let what = format!("{} {size:?} {act:?} {bias} {residual}", cpu.isa().name());
-                    case.check(&case.run(&cpu, 0, size.0), &what);
+                    let what = format!("{name} {size:?} {act:?} {bias} {residual}");
+                    case.check(&case.run(&cpu, linear, 0, size.0), &what);
                 }
             }
         }
@@ -124,48 +160,36 @@ fn linear_is_the_product_with_its_epilogue() {
 fn the_residual_may_be_the_output() {
     let size @ (m, k, n) = (31, 1100, 70);
     let case = Case::new(size, Act::None, false, true);
-    for cpu in machines() {
+    for (name, _, cpu, linear) in ways() {
         let mut y = case.residual.clone().unwrap();
         let at = y.as_mut_ptr();
         let mut scratch = workspace(&cpu, WORKSPACE.per_unit.0 as usize);
         // SAFETY: the residual is exactly y, which `linear` allows.
         let (residual, out) = unsafe { (Rows::from_raw(at, m, n, n), RowsMut::from_raw(at, m, n, n)) };
         let e = EpilogueBf16 { residual: Some(residual), ..Default::default() };
-        linear(&cpu, Rows::new(&case.x, m, k, k), &pack(&case.w, n, k), e, out, &mut scratch);
-        same(&y, &case.run(&cpu, 0, m), "in place");
+        linear(&cpu, Rows::new(&case.x, m, k, k), &pack(&case.w, k), e, out, &mut scratch);
+        same(&y, &case.run(&cpu, linear, 0, m), &name);
     }
 }
 
 #[test]
 fn a_row_has_the_same_bits_in_any_company() {
-    let case = Case::new((400, 1050, 97), Act::Gelu, true, false);
-    let plain = |isa: Isa| isa.has_fma() && !isa.has_tiles();
-    let fused = Isa::available().find(|&isa| plain(isa)).unwrap_or(Isa::detect());
-    let fused = case.run(&Cpu::with_isa(1, fused), 0, 400);
-    for cpu in machines() {
-        let all = if plain(cpu.isa()) { fused.clone() } else { case.run(&cpu, 0, 400) };
-        for m in [1, 2, 13, 14, 15, 16, 17, 31, 32, 33, 200] {
-            for start in [0, 1, 5, 150, 400 - m] {
-                let y = case.run(&cpu, start, m);
-                let what = format!("{} {m} rows from {start}", cpu.isa().name());
-                same(&y, &all[start * 97..][..m * 97], &what);
+    let n = 97;
+    // Rows that are read where they lie, and others.
+    for k in [1050, 672] {
+        let case = Case::new((400, k, n), Act::Gelu, true, false);
+        let mut chain_bits: Option<Vec<Bf16>> = None;
+        for (name, chain, cpu, linear) in ways() {
+            let all = case.run(&cpu, linear, 0, 400);
+            if chain {
+                same(&all, chain_bits.get_or_insert(all.clone()), &name);
             }
-        }
-    }
-}
-
-#[test]
-fn a_panel_is_two_tiles_for_each_step() {
-    let (n, k) = (35, 33);
-    let w: Vec<Bf16> = (0..n * k).map(|i| Bf16(i as u16)).collect();
-    let packed = pack(&w, n, k);
-    assert_eq!(packed.len(), 2 * 2 * 2 * 512);
-    for row in 0..64 {
-        for kk in 0..64 {
-            let tile = (row / 32 * 2 + kk / 32) * 2 + row % 32 / 16;
-            let at = tile * 512 + kk % 32 / 2 * 32 + row % 16 * 2 + kk % 2;
-            let want = if row < n && kk < k { w[row * k + kk] } else { Bf16(0) };
-            assert_eq!(packed[at], want, "row {row}, k {kk}");
+            for m in [1, 2, 13, 15, 16, 31, 32, 33, 100] {
+                for start in [0, 5, 400 - m] {
+                    let y = case.run(&cpu, linear, start, m);
+                    same(&y, &all[start * n..][..m * n], &format!("{name} {m} rows from {start}"));
+                }
+            }
         }
     }
 }

@@ -2,6 +2,8 @@
 
 mod attention;
 mod cast;
+#[cfg(target_arch = "x86_64")]
+mod double;
 mod experts;
 mod gemm;
 mod gemm_amx;
