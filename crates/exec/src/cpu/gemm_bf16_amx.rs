@@ -156,7 +156,7 @@ impl<U: Unit> Kernel for Task<'_, U> {
 
 impl<U: Unit> Task<'_, U> {
     #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
+    #[allow(clippy::too_many_arguments)] // where in the loops of `run` it stands
     unsafe fn block<S: Simd>(
         &self,
         s: S,
@@ -246,7 +246,7 @@ impl<U: Unit> Task<'_, U> {
     }
 
     fn lies_well(&self, strip: usize) -> bool {
-        self.blocking.direct && self.job.x.cols() % STEP == 0 && self.strip_rows(strip).len() == STRIP
+        self.blocking.direct && self.job.x.cols().is_multiple_of(STEP) && self.strip_rows(strip).len() == STRIP
     }
 
     fn strip(&self, strip: usize, steps: &Range<usize>) -> Strip {
