@@ -108,7 +108,7 @@ pub fn attention_bf16(
     workspace: &mut [f32],
 ) {
     #[cfg(target_arch = "x86_64")]
-    if cpu.isa().has_tiles() && tiles::has_lanes() && config.mask == Mask::Full && lse.is_none() {
+    if cpu.isa().has_tiles() && tiles::takes(config, lse.is_some()) {
         tiles::attention(cpu, config, [q, k, v], spans, &o, workspace);
         return;
     }
@@ -124,15 +124,15 @@ struct Block {
     head: usize,
 }
 
-/// Gives every block of at most `most` queries of every head to `work`, with the one that the same worker has next, if
-/// there is one, and the worker's index. A task is some heads of a window of tokens: the blocks that start in that window,
-/// head after head. Heads that lie in one cache line come together, as far as that leaves work for all threads.
+/// Gives every block of at most `most` queries of every head to `work`, task by task, each with the one that comes after
+/// it in the task, and the worker's index. A task is some heads of a window of tokens: the blocks that start in that
+/// window, head after head. Heads that share cache lines come together, as far as that leaves tasks for all threads.
 fn blocks(
     cpu: &Cpu,
     spans: &[[u32; 2]],
     (heads, most): (usize, usize),
     together: usize,
-    work: &(dyn Fn(Block, Option<Block>, usize) + Sync),
+    work: &(dyn Fn(&mut dyn Iterator<Item = (Block, Option<Block>)>, usize) + Sync),
 ) {
     /// Tasks a thread, at least: they take as long as their sequences.
     const TASKS: usize = 8;
@@ -157,9 +157,7 @@ fn blocks(
                 (first_head..heads.min(first_head + together)).map(move |head| Block { head, ..block })
             })
             .peekable();
-        while let Some(place) = places.next() {
-            work(place, places.peek().copied(), worker);
-        }
+        work(&mut core::iter::from_fn(|| Some((places.next()?, places.peek().copied()))), worker);
     });
 }
 

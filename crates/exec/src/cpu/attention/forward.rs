@@ -62,9 +62,9 @@ pub fn attention<E: Element>(
     debug_assert!(parts.len <= each, "the parts fit");
     let scratch = workspace.as_mut_ptr() as usize;
     let job = Job { config, q, k, v, o: &o, lse: lse.as_ref() };
-    blocks(cpu, spans, (config.heads, QUERIES), 1, &|place, _, worker| {
+    blocks(cpu, spans, (config.heads, QUERIES), 1, &|places, worker| {
         let scratch = (scratch as *mut f32).wrapping_add(worker * each);
-        cpu.isa().run(Task { job: &job, place, parts, scratch });
+        places.for_each(|(place, _)| cpu.isa().run(Task { job: &job, place, parts, scratch }));
     });
 }
 

@@ -2,10 +2,10 @@
 //!
 //! Invariant: blocks of keys start at the sequence's start, and a row goes through them in order on its own: maximum,
 //! weights, sums. Query blocks, strips and tasks only share packed keys, so the bits of a sequence depend on it alone.
-//! What is not finite in q or k, which integer arithmetic would hide, makes the sums of the rows it concerns NaN.
+//! What is not finite shows: a query's makes all its scores so, hence its maximum; a key's, which maxima and integers
+//! would hide, is looked for.
 //!
-//! q, with the scale, and k are rotated in f32 and rounded to bf16; scores, maxima, sums and o are f32; weights are bf16
-//! (see `weights`). ALiBi's bias is what the sums of scores begin with: a tile whose rows are one table, each read from one
+//! q and k are rotated in f32 and rounded to bf16; scores, maxima, sums and o are f32; weights are bf16 (see `weights`). ALiBi's bias is what the sums of scores begin with: a tile whose rows are one table, each read from one
 //! element before.
 //!
 //! A strip is 16 queries. While the vector units make weights of one strip, the tiles multiply those of the strip before
@@ -16,7 +16,7 @@ mod registers;
 mod weights;
 
 use super::super::Cpu;
-use super::super::amx::{SIDE, STEP, TILE, Tiles};
+use super::super::amx::{SIDE, STEP, TILE, Tiles, Unit};
 use super::super::element::Bf16;
 use super::super::simd::Simd;
 use super::super::simd_x86::Avx512;
@@ -25,9 +25,10 @@ use super::pack::Head;
 use super::{Attention, Block, blocks, workspace_bytes};
 use core::arch::x86_64::*;
 use core::f32::consts::LOG2_E;
-use pack::{Cut, columns};
+use graph::ops::Mask;
+use pack::{Cut, Largest, Order, Pairs, columns};
 pub(in super::super) use registers::Registers;
-use weights::{Running, UNITS, soften};
+use weights::{Running, soften};
 
 /// Bytes of a row of a tile.
 const LINE: usize = 64;
@@ -57,7 +58,12 @@ pub(in super::super) fn has_lanes() -> bool {
         && is_x86_feature_detected!("avx512bf16")
 }
 
-/// As `attention`, for an `Isa` with tiles, where there are the lanes.
+/// Whether this kernel takes that form: inference's. A scale that is not positive would turn maxima into minima.
+pub(super) fn takes(config: Attention<'_>, lse: bool) -> bool {
+    has_lanes() && config.mask == Mask::Full && !lse && config.scale > 0.0
+}
+
+/// As `attention`, for an `Isa` with tiles and a form that it takes.
 pub(super) fn attention(
     cpu: &Cpu,
     config: Attention<'_>,
@@ -66,7 +72,7 @@ pub(super) fn attention(
     o: &RowsMut<'_, Bf16>,
     workspace: &mut [f32],
 ) {
-    assert!(cpu.isa().has_tiles(), "tiles");
+    assert!(cpu.isa().has_tiles() && takes(config, false), "tiles, and a form for them");
     // SAFETY: `has_tiles` proves them; a thread has no others while it runs a task.
     attention_on(cpu, config, qkv, spans, o, workspace, &|| unsafe { Tiles::configure() });
 }
@@ -84,12 +90,15 @@ pub(in super::super) fn attention_on<R: Registers>(
     config.check(&[q, o.as_rows()], [k, v], None, spans);
     let each = workspace_bytes(config.head_dim) / 4;
     assert!(has_lanes() && workspace.len() >= each * cpu.threads(), "lanes, workspace");
-    let job = Job { config, q, k, v, o };
+    let job = Job { config, q, k, v, o, order: Order::new(Cut::new(config.head_dim)) };
     let scratch = workspace.as_mut_ptr() as usize;
-    blocks(cpu, spans, (config.heads, QUERIES), TOGETHER / config.head_dim, &|place, next, worker| {
+    blocks(cpu, spans, (config.heads, QUERIES), TOGETHER / config.head_dim, &|places, worker| {
         let scratch = (scratch as *mut f32).wrapping_add(worker * each);
-        // SAFETY: the instructions are there; a worker's index, hence its scratch, is its own.
-        unsafe { job.run((place, next), scratch, &mut configure()) };
+        let mut tiles = configure();
+        for place in places {
+            // SAFETY: the instructions are there; a worker's index, hence its scratch, is its own.
+            unsafe { job.run(place, scratch, &mut tiles) };
+        }
     });
 }
 
@@ -100,6 +109,7 @@ struct Job<'a> {
     k: Rows<'a, Bf16>,
     v: Rows<'a, Bf16>,
     o: &'a RowsMut<'a, Bf16>,
+    order: Order,
 }
 
 impl Job<'_> {
@@ -138,8 +148,6 @@ struct Parts {
     scores: usize,
     /// [QUERIES][columns in whole tiles] f32
     out: usize,
-    /// [QUERIES] f32: zero, or NaN for a query that is not finite
-    finite: usize,
     /// [2 * QUERIES + KEYS] f32: ALiBi's bias by distance
     bias: usize,
     len: usize,
@@ -153,9 +161,8 @@ impl Parts {
         let values = keys + KEYS / SIDE * cut.steps() * TILE;
         let scores = values + cut.tiles() * STEPS * TILE;
         let out = scores + 2 * SIDE * SCORES * 4;
-        let finite = out + QUERIES * cut.tiles() * LINE;
-        let bias = finite + QUERIES * 4;
-        Parts { queries, keys, values, scores, out, finite, bias, len: bias + (QUERIES + KEYS + 2 * SIDE) * 4 }
+        let bias = out + QUERIES * cut.tiles() * LINE;
+        Parts { queries, keys, values, scores, out, bias, len: bias + (QUERIES + KEYS + 2 * SIDE) * 4 }
     }
 }
 
@@ -249,13 +256,14 @@ impl Task<'_> {
         // SAFETY: as the caller promises; there are at most 8 pairs.
         unsafe {
             let scores = self.scores(strip);
-            let decay = running.raise(self.s, scores, keys.len);
+            let scale = self.job.config.scale * LOG2_E;
+            let decay = running.raise(self.s, scores, keys.len, scale);
             let mut offsets = [0.0; SIDE];
             _mm512_storeu_ps(offsets.as_mut_ptr(), running.offsets());
             let mut sums = [_mm512_setzero_ps(); SIDE];
             for (r, sums) in sums.iter_mut().enumerate() {
                 if r < rows {
-                    *sums = soften(scores.add(r * SCORES), keys.len, offsets[r]);
+                    *sums = soften(scores.add(r * SCORES), keys.len, scale, offsets[r]);
                     self.ask(strip * SIDE + r);
                 }
                 if r < HALF {
@@ -410,9 +418,7 @@ impl Task<'_> {
         let mut factors = [0.0; SIDE];
         // SAFETY: this task alone writes these rows of this head.
         unsafe {
-            let finite = _mm512_loadu_ps(self.finite(strip));
-            let sum = _mm512_add_ps(running.sum, finite);
-            _mm512_storeu_ps(factors.as_mut_ptr(), _mm512_div_ps(_mm512_set1_ps(1.0), sum));
+            _mm512_storeu_ps(factors.as_mut_ptr(), _mm512_div_ps(_mm512_set1_ps(1.0), running.sum));
             for (r, &factor) in factors.iter().enumerate().take(self.rows(strip)) {
                 let row = strip * SIDE + r;
                 let o = self.job.o.row(self.place.start + first + row).add(column);
@@ -425,13 +431,12 @@ impl Task<'_> {
     /// The strip lies in the block.
     #[inline(always)]
     unsafe fn pack_queries(&self, strip: usize) {
-        let (config, at) = (self.job.config, self.place.queries.0 + strip * SIDE);
+        let at = self.place.queries.0 + strip * SIDE;
         let to = self.at(self.parts.queries + strip * self.cut.steps() * TILE);
-        let (head, scale) = (self.head(self.job.q, self.place.head), config.scale * (LOG2_E * UNITS));
         // SAFETY: positions of the sequence, and room in the parts.
         unsafe {
             let rows = (at, self.rows(strip));
-            pack::queries(self.s, self.cut, head, config.rope, rows, scale, to, self.finite(strip));
+            pack::queries(self.s, self.pairs(self.job.q, self.place.head), rows, to);
         }
     }
 
@@ -441,24 +446,23 @@ impl Task<'_> {
     /// They lie in the sequence.
     #[inline(always)]
     unsafe fn pack_keys(&self, keys: Keys, running: &mut [Running; STRIPS]) {
-        let (config, shared) = (self.job.config, self.place.head / self.job.config.group());
-        let [k, v] = [self.job.k, self.job.v].map(|x| self.head(x, shared));
+        let shared = self.place.head / self.job.config.group();
+        let (k, v) = (self.pairs(self.job.k, shared), self.head(self.job.v, shared));
         // SAFETY: positions of the sequence, and room in the parts.
         unsafe {
-            let mut flags = _mm512_setzero_ps();
+            let mut largest = Largest::new();
             for tile in 0..keys.len.div_ceil(SIDE) {
                 let to = self.at(self.parts.keys + tile * self.cut.steps() * TILE);
                 let rows = (keys.start + tile * SIDE, SIDE.min(keys.len - tile * SIDE));
-                flags = pack::keys(self.s, self.cut, k, config.rope, rows, flags, to);
+                pack::keys(self.s, k, rows, &mut largest, to);
             }
             for step in 0..keys.len.div_ceil(STEP) {
                 let to = self.at(self.parts.values + step * TILE);
                 let rows = (keys.start + step * STEP, STEP.min(keys.len - step * STEP));
                 pack::values(self.s, self.cut, v, rows, to, STEPS * TILE);
             }
-            let nan = pack::nan_if_any(flags);
-            if nan.is_nan() {
-                running.iter_mut().for_each(|r| r.sum = _mm512_set1_ps(nan));
+            if !largest.finite() {
+                running.iter_mut().for_each(|r| r.sum = _mm512_set1_ps(f32::NAN));
             }
         }
     }
@@ -470,7 +474,8 @@ impl Task<'_> {
     #[inline(always)]
     unsafe fn pack_bias(&self, keys: Keys) {
         let Some(slopes) = self.job.config.slopes else { return };
-        let slope = slopes[self.place.head] * (-LOG2_E * UNITS);
+        // Scores are scaled after it is added.
+        let slope = -slopes[self.place.head] / self.job.config.scale;
         let to = self.at(self.parts.bias).cast::<f32>();
         // Entry e is for key j of the block and query i with e = QUERIES + j - i.
         let first = keys.start as isize - self.place.queries.0 as isize - QUERIES as isize;
@@ -479,6 +484,12 @@ impl Task<'_> {
             // SAFETY: an entry of the part.
             unsafe { to.add(e).write(slope * distance) };
         }
+    }
+
+    /// A head of this sequence of q or k.
+    #[inline(always)]
+    fn pairs<'b>(&'b self, x: Rows<'b, Bf16>, head: usize) -> Pairs<'b> {
+        Pairs { cut: self.cut, head: self.head(x, head), rope: self.job.config.rope, order: &self.job.order }
     }
 
     /// A head of this sequence of q, k or v.
@@ -507,11 +518,6 @@ impl Task<'_> {
     #[inline(always)]
     fn out(&self, row: usize) -> *mut f32 {
         self.at(self.parts.out).cast::<f32>().wrapping_add(row * self.cut.tiles() * SIDE)
-    }
-
-    #[inline(always)]
-    fn finite(&self, strip: usize) -> *mut f32 {
-        self.at(self.parts.finite).cast::<f32>().wrapping_add(strip * SIDE)
     }
 }
 

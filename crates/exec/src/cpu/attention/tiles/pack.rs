@@ -40,6 +40,25 @@ impl Cut {
     }
 }
 
+/// Where the pairs of a head of one step stand in it, and which of them are there.
+#[derive(Clone, Copy)]
+pub(super) struct Order {
+    words: [u16; STEP],
+    there: __mmask32,
+}
+
+impl Order {
+    pub(super) fn new(cut: Cut) -> Order {
+        let mut order = Order { words: [0; STEP], there: 0 };
+        for at in 0..if cut.steps() == 1 { cut.dim } else { 0 } {
+            let word = if at < cut.half { 2 * at } else { 2 * (at - cut.half) + 1 };
+            order.words[word] = at as u16;
+            order.there |= 1 << word;
+        }
+        order
+    }
+}
+
 /// The first `n` of 16 lanes.
 #[inline(always)]
 pub(super) fn lanes(n: usize) -> __mmask16 {
@@ -52,131 +71,127 @@ fn words(n: usize) -> __mmask32 {
     ((1u64 << n.min(32)) - 1) as __mmask32
 }
 
-/// The upper halves of lanes, rounded to nearest: (first, second) in each lane.
-#[inline(always)]
-fn paired(first: __m512, second: __m512) -> __m512i {
-    // SAFETY: callers have AVX-512.
-    unsafe {
-        let half = _mm512_set1_epi32(0x8000);
-        let first = _mm512_add_epi32(_mm512_castps_si512(first), half);
-        let second = _mm512_add_epi32(_mm512_castps_si512(second), half);
-        let upper = _mm512_set1_epi32(0xffff_0000_u32 as i32);
-        // upper ? second : first >> 16
-        _mm512_ternarylogic_epi32::<0xca>(upper, second, _mm512_srli_epi32::<16>(first))
+/// Rows of q or k, to be read as pairs.
+#[derive(Clone, Copy)]
+pub(super) struct Pairs<'a> {
+    pub(super) cut: Cut,
+    pub(super) head: Head<'a, Bf16>,
+    pub(super) rope: Option<Rope<'a>>,
+    pub(super) order: &'a Order,
+}
+
+impl Pairs<'_> {
+    /// Step `step` of row i, rotated.
+    ///
+    /// # Safety
+    /// Position i lies in the sequence and in the tables; the CPU has AVX-512.
+    #[inline(always)]
+    unsafe fn row(&self, i: usize, step: usize) -> __m512i {
+        let (half, at) = (self.cut.half, step * SIDE);
+        // SAFETY: masks leave out what lies past either half; position i's row of the tables.
+        unsafe {
+            let pairs = self.stored(i, at);
+            let Some(rope) = self.rope else { return pairs };
+            let (n, table) = (lanes(half - at), i * half + at);
+            let cos = _mm512_maskz_loadu_ps(n, rope.cos.as_ptr().add(table));
+            let sin = _mm512_maskz_loadu_ps(n, rope.sin.as_ptr().add(table));
+            let upper = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+            let a = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs));
+            let b = _mm512_castsi512_ps(_mm512_and_si512(pairs, upper));
+            let low = _mm512_fmsub_ps(a, cos, _mm512_mul_ps(b, sin));
+            let high = _mm512_fmadd_ps(b, cos, _mm512_mul_ps(a, sin));
+            // To nearest: half a last place, then the upper halves of lanes.
+            let half = _mm512_set1_epi32(0x8000);
+            let low = _mm512_srli_epi32::<16>(_mm512_add_epi32(_mm512_castps_si512(low), half));
+            let high = _mm512_add_epi32(_mm512_castps_si512(high), half);
+            _mm512_ternarylogic_epi32::<0xca>(upper, high, low)
+        }
+    }
+
+    /// Sixteen pairs, or as many as there are, from column `at` of either half on, as they are stored.
+    ///
+    /// # Safety
+    /// As `row`.
+    #[inline(always)]
+    unsafe fn stored(&self, i: usize, at: usize) -> __m512i {
+        let (Cut { dim, half }, x) = (self.cut, self.head.row(i));
+        // SAFETY: masks leave out what lies past either half.
+        unsafe {
+            if half <= SIDE {
+                let row = _mm512_maskz_loadu_epi16(words(dim), x.cast());
+                let order = _mm512_loadu_si512(self.order.words.as_ptr().cast());
+                return _mm512_maskz_permutexvar_epi16(self.order.there, order, row);
+            }
+            let part = |at: usize, end: usize| {
+                let bits = _mm256_maskz_loadu_epi16(lanes(end.saturating_sub(at)), x.wrapping_add(at).cast());
+                _mm512_cvtepu16_epi32(bits)
+            };
+            _mm512_or_si512(part(at, half), _mm512_slli_epi32::<16>(part(half + at, dim)))
+        }
     }
 }
 
-/// Sixteen columns or the first `n` of them, zeros after.
-#[inline(always)]
-unsafe fn widen(x: *const Bf16, n: usize) -> __m512 {
-    // SAFETY: callers have AVX-512, and `n` readable elements.
-    unsafe {
-        let bits = _mm256_maskz_loadu_epi16(lanes(n), x.cast());
-        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
-    }
-}
-
-/// Step `step` of scale x[i], rotated.
+/// Queries `first..first + count`, at most 16, as tiles of A, one for each step, zeros in the rows after.
 ///
 /// # Safety
-/// Position i lies in the sequence and in the tables; the CPU has AVX-512.
+/// They lie in the sequence and in the tables; `to` has room for the tiles; the CPU has AVX-512.
 #[inline(always)]
-unsafe fn step_of(
-    cut: Cut,
-    head: Head<'_, Bf16>,
-    rope: Option<Rope<'_>>,
-    i: usize,
-    scale: Option<__m512>,
-    step: usize,
-) -> __m512i {
-    let (x, at) = (head.row(i), step * SIDE);
-    // SAFETY: `at + n` stays in each half of the row and in position i's row of the tables.
-    unsafe {
-        let n = cut.half - at;
-        let mut a = widen(x.add(at), n);
-        let mut b = widen(x.add(cut.half + at), cut.dim.saturating_sub(cut.half + at));
-        if let Some(scale) = scale {
-            (a, b) = (_mm512_mul_ps(a, scale), _mm512_mul_ps(b, scale));
-        }
-        if let Some(rope) = rope {
-            let table = i * cut.half + at;
-            let cos = _mm512_maskz_loadu_ps(lanes(n), rope.cos.as_ptr().add(table));
-            let sin = _mm512_maskz_loadu_ps(lanes(n), rope.sin.as_ptr().add(table));
-            (a, b) = (
-                _mm512_fmsub_ps(a, cos, _mm512_mul_ps(b, sin)),
-                _mm512_fmadd_ps(b, cos, _mm512_mul_ps(a, sin)),
-            );
-        }
-        paired(a, b)
-    }
-}
-
-/// Adds NaN to lanes of `flags` where an element is not finite, zero elsewhere.
-#[inline(always)]
-fn flag(flags: __m512, pairs: __m512i) -> __m512 {
-    // SAFETY: callers have AVX512-BF16; both are 16 pairs of bf16 by their bits.
-    unsafe { _mm512_dpbf16_ps(flags, core::mem::transmute::<__m512i, __m512bh>(pairs), core::mem::zeroed()) }
-}
-
-/// NaN if a lane is, else zero.
-#[inline(always)]
-pub(super) fn nan_if_any(flags: __m512) -> f32 {
-    // SAFETY: callers have AVX-512.
-    if unsafe { _mm512_cmpunord_ps_mask(flags, flags) } > 0 { f32::NAN } else { 0.0 }
-}
-
-/// Queries `first..first + count`, at most 16, as tiles of A, one for each step, zeros in the rows after; and for each
-/// whether it is finite: zero, else NaN.
-///
-/// # Safety
-/// They lie in the sequence and in the tables; `to` has room for the tiles, `finite` for 16 f32.
-#[inline(always)]
-pub(super) unsafe fn queries(
-    s: Avx512,
-    cut: Cut,
-    head: Head<'_, Bf16>,
-    rope: Option<Rope<'_>>,
-    (first, count): (usize, usize),
-    scale: f32,
-    to: *mut u8,
-    finite: *mut f32,
-) {
+pub(super) unsafe fn queries(s: Avx512, pairs: Pairs<'_>, (first, count): (usize, usize), to: *mut u8) {
+    let Pairs { cut, head, .. } = pairs;
     // SAFETY: as the caller promises.
     unsafe {
-        let scale = _mm512_set1_ps(scale);
-        for r in 0..SIDE {
-            let mut flags = _mm512_setzero_ps();
-            if r < count {
-                head.prefetch(s, first + r);
-            }
+        for r in 0..count {
+            head.prefetch(s, first + r);
             for step in 0..cut.steps() {
-                let mut pairs = _mm512_setzero_si512();
-                if r < count {
-                    pairs = step_of(cut, head, rope, first + r, Some(scale), step);
-                }
-                flags = flag(flags, pairs);
-                _mm512_storeu_si512(to.add(step * TILE + r * LINE).cast(), pairs);
+                _mm512_storeu_si512(to.add(step * TILE + r * LINE).cast(), pairs.row(first + r, step));
             }
-            *finite.add(r) = nan_if_any(flags);
+        }
+        for step in 0..cut.steps() {
+            to.add(step * TILE + count * LINE).write_bytes(0, (SIDE - count) * LINE);
         }
     }
 }
 
-/// Keys `first..first + count`, at most 16, as tiles of B, one for each step, zeros in the columns after. Returns
-/// `flags` with NaN where a key is not finite.
+/// The largest magnitudes of bf16 numbers seen, by their bits.
+#[derive(Clone, Copy)]
+pub(super) struct Largest(__m512i);
+
+impl Largest {
+    /// # Safety
+    /// The CPU has AVX-512.
+    #[inline(always)]
+    pub(super) unsafe fn new() -> Self {
+        // SAFETY: as the caller promises.
+        Self(unsafe { _mm512_setzero_si512() })
+    }
+
+    #[inline(always)]
+    fn see(&mut self, pairs: __m512i) {
+        // SAFETY: who has one has AVX-512.
+        self.0 = unsafe { _mm512_max_epu16(self.0, _mm512_and_si512(pairs, _mm512_set1_epi16(0x7fff))) };
+    }
+
+    /// Whether all were finite.
+    #[inline(always)]
+    pub(super) fn finite(self) -> bool {
+        // SAFETY: who has one has AVX-512.
+        unsafe { _mm512_cmpge_epu16_mask(self.0, _mm512_set1_epi16(0x7f80)) == 0 }
+    }
+}
+
+/// Keys `first..first + count`, at most 16, as tiles of B, one for each step, zeros in the columns after.
 ///
 /// # Safety
 /// As `queries`.
 #[inline(always)]
 pub(super) unsafe fn keys(
     s: Avx512,
-    cut: Cut,
-    head: Head<'_, Bf16>,
-    rope: Option<Rope<'_>>,
+    pairs: Pairs<'_>,
     (first, count): (usize, usize),
-    mut flags: __m512,
+    largest: &mut Largest,
     to: *mut u8,
-) -> __m512 {
+) {
+    let Pairs { cut, head, .. } = pairs;
     // SAFETY: as the caller promises.
     unsafe {
         for step in 0..cut.steps() {
@@ -185,8 +200,8 @@ pub(super) unsafe fn keys(
                 if step == 0 {
                     head.prefetch(s, first + r);
                 }
-                let pairs = step_of(cut, head, rope, first + r, None, step);
-                flags = flag(flags, pairs);
+                let pairs = pairs.row(first + r, step);
+                largest.see(pairs);
                 *row = _mm512_castsi512_ps(pairs);
             }
             s.transpose(&mut square);
@@ -194,7 +209,6 @@ pub(super) unsafe fn keys(
                 _mm512_storeu_si512(to.add(step * TILE + j * LINE).cast(), _mm512_castps_si512(line));
             }
         }
-        flags
     }
 }
 
@@ -251,7 +265,8 @@ pub(super) unsafe fn values(
     }
 }
 
-/// Writes the columns of one row of sums, as the tiles of `values` leave them, times `factor`, rounded.
+/// Writes the columns of one row of sums, as the tiles of `values` leave them, times `factor`, rounded to nearest. A NaN
+/// comes from bf16 or the tiles, hence ends in zeros, and half a last place leaves it one.
 ///
 /// # Safety
 /// `sums` holds whole tiles of columns, `o` the columns of the head.
@@ -263,9 +278,7 @@ pub(super) unsafe fn columns(cut: Cut, sums: *const f32, factor: f32, o: *mut Bf
         let bits = |at: usize| {
             let x = _mm512_mul_ps(_mm512_loadu_ps(sums.add(at)), factor);
             let carried = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
-            // A NaN whose mantissa is all ones would carry into the sign.
-            let nan = _mm512_cmpunord_ps_mask(x, x);
-            _mm512_mask_mov_epi32(_mm512_srli_epi32::<16>(carried), nan, _mm512_set1_epi32(0x7fc0))
+            _mm512_srli_epi32::<16>(carried)
         };
         let mut column = 0;
         while column < cut.dim {

@@ -2,8 +2,8 @@
 //!
 //! Invariant: what becomes of a row depends on that row alone; keys that are not there weigh exactly zero.
 //!
-//! Scores come as 128 log2(e) times what they are, so a weight is 2^(s / 128). With y = s / 128 + 127 in fixed point of
-//! 7 bits, y is the bits of a bf16 number, but for its fraction: x where 2^x - 1 should be, x in [0, 1). How far they are
+//! A weight is 2^(s log2(e) - m), s a score, m the maximum. With y = s log2(e) - m + 127 in fixed point of 7 bits, y is
+//! the bits of a bf16 number, but for its fraction: x where 2^x - 1 should be, x in [0, 1). How far they are
 //! apart, at most 11 last places, is looked up (the idea of exponentials by the exponent's field: N. N. Schraudolph,
 //! Neural Computation 11, 1999): 32 weights take a dozen instructions, an exp in f32 forty. A weight is off by up to
 //! 0.64 %, 0.22 % in the mean square, where rounding the exact one to bf16 is off by 0.39 % and 0.17 %. They are divided
@@ -17,8 +17,8 @@ use super::pack::lanes;
 use super::{LINE, SCORES, SIDE, STEP};
 use core::arch::x86_64::*;
 
-/// What scores are multiplied by beside log2(e): last places of bf16 in a power of two.
-pub(super) const UNITS: f32 = 128.0;
+/// Last places of bf16 in a power of two.
+const UNITS: f32 = 128.0;
 /// The exponent of 1.
 const BIAS: f32 = 127.0;
 
@@ -52,12 +52,12 @@ impl Running {
         unsafe { Running { top: _mm512_set1_ps(f32::NEG_INFINITY), sum: _mm512_setzero_ps() } }
     }
 
-    /// Takes the maxima of `keys` scores of each row; returns what was summed before has to be multiplied by.
+    /// Takes the maxima of `keys` scores of each row, times `scale`; returns what was summed before has to be multiplied by.
     ///
     /// # Safety
     /// `scores` holds 16 rows; the CPU has AVX-512.
     #[inline(always)]
-    pub(super) unsafe fn raise(&mut self, s: Avx512, scores: *const f32, keys: usize) -> __m512 {
+    pub(super) unsafe fn raise(&mut self, s: Avx512, scores: *const f32, keys: usize, scale: f32) -> __m512 {
         // SAFETY: as the caller promises.
         unsafe {
             let mut tops = [_mm512_setzero_ps(); SIDE];
@@ -77,7 +77,7 @@ impl Running {
                 }
                 tops[r..r + 4].copy_from_slice(&four);
             }
-            let top = _mm512_mul_ps(across(s, tops, |a, b| _mm512_max_ps(a, b)), _mm512_set1_ps(1.0 / UNITS));
+            let top = _mm512_mul_ps(across(s, tops, |a, b| _mm512_max_ps(a, b)), _mm512_set1_ps(scale));
             const UP: i32 = _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC;
             let top = _mm512_max_ps(self.top, _mm512_roundscale_ps::<UP>(top));
             let decay = _mm512_scalef_ps(_mm512_set1_ps(1.0), _mm512_sub_ps(self.top, top));
@@ -135,19 +135,20 @@ fn bits(first: __m512i, second: __m512i, bend: [__m512i; 2]) -> __m512i {
     }
 }
 
-/// Turns `keys` scores of a row, less `offset`, into weights, over the first half of where they stand. Returns the sums
+/// Turns `keys` scores of a row, times `scale`, less `offset`, into weights, over the first half of where they stand. Returns the sums
 /// of the weights in lanes.
 ///
 /// # Safety
 /// `row` holds the scores, rounded up to steps; the CPU has AVX-512 with VBMI and BF16.
 #[inline(always)]
-pub(super) unsafe fn soften(row: *mut f32, keys: usize, offset: f32) -> __m512 {
+pub(super) unsafe fn soften(row: *mut f32, keys: usize, scale: f32, offset: f32) -> __m512 {
     // SAFETY: as the caller promises; a step's 64 bytes lie before the scores that are still to be read.
     unsafe {
         let bend = [0, 64].map(|at| _mm512_load_si512(BEND.0.as_ptr().add(at).cast()));
-        let (offset, ones) = (_mm512_set1_ps(offset), _mm512_set1_epi16(0x3f80));
+        let (scale, offset) = (_mm512_set1_ps(scale * UNITS), _mm512_set1_ps(offset));
+        let ones = _mm512_set1_epi16(0x3f80);
         let mut sums = _mm512_setzero_ps();
-        let y = |at: usize| _mm512_cvtps_epi32(_mm512_sub_ps(_mm512_loadu_ps(row.add(at)), offset));
+        let y = |at: usize| _mm512_cvtps_epi32(_mm512_fmsub_ps(_mm512_loadu_ps(row.add(at)), scale, offset));
         let mut put = |step: usize, weights: __m512i| {
             _mm512_storeu_si512(row.cast::<u8>().add(step * LINE).cast(), weights);
             let [a, b] = [weights, ones].map(|x| core::mem::transmute::<__m512i, __m512bh>(x));
