@@ -180,4 +180,5 @@ def main():
             timing.measured(side, lambda: SIDES[side](size, lengths), a.seconds, **shape)
 
 
-main()
+if __name__ == "__main__":
+    main()

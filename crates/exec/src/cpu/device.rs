@@ -3,7 +3,7 @@
 //! the op's alias rule allows it; token ids and spans come from outside and are checked at every launch.
 
 use super::operands::Operands;
-use super::{Cpu, Isa, elementwise, kernels, launch, reduce, widening};
+use super::{Bf16, Cpu, Element, Isa, kernels, launch, reduce, widening};
 use crate::arena::Arena;
 use crate::device::{Device, DeviceError, Launch, Span, Ticket};
 use crate::host::{Clock, Fetched};
@@ -90,7 +90,11 @@ impl Device for CpuDevice {
         let start = self.clock.start();
         let l = Operands { arena: self.arena()?, launch, widened: kernels::widens(launch) };
         widening::widen(&l, &self.cpu)?;
-        run(&l, &self.cpu)?;
+        if l.in_bf16() {
+            run::<Bf16>(&l, &self.cpu)?;
+        } else {
+            run::<f32>(&l, &self.cpu)?;
+        }
         widening::narrow(&l, &self.cpu)?;
         self.clock.note(start, "compute", launch.op.name());
         Ok(())
@@ -135,24 +139,24 @@ impl Device for CpuDevice {
     }
 }
 
-/// Runs the kernel of an op.
-fn run(l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
+/// Runs the kernel of an op; `E` is what those read that take matrices as they lie.
+fn run<E: Element>(l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
     match l.launch.op {
-        Op::Add(_) => elementwise::add(cpu, l.input(0)?, l.input(1)?, l.output(0)?),
+        Op::Add(op) => launch::forward::add::<E>(l, cpu, op)?,
         Op::Attention(op) => launch::attention::attention(l, cpu, op)?,
         Op::AttentionGrad(op) => launch::attention::attention_grad(l, cpu, op)?,
         Op::BatchNorm(op) => launch::forward::batch_norm(l, cpu, op)?,
-        Op::Concat(op) => launch::forward::concat(l, cpu, op)?,
-        Op::Embed(op) => l.embed(cpu, op)?,
-        Op::Gelu(_) => elementwise::gelu(cpu, l.input(0)?, l.output(0)?),
-        Op::Glu(op) => launch::forward::glu(l, cpu, op)?,
-        Op::LayerNorm(op) => launch::forward::layer_norm(l, cpu, op)?,
+        Op::Concat(op) => launch::forward::concat::<E>(l, cpu, op)?,
+        Op::Embed(op) => l.embed::<E>(cpu, op)?,
+        Op::Gelu(op) => launch::forward::gelu::<E>(l, cpu, op)?,
+        Op::Glu(op) => launch::forward::glu::<E>(l, cpu, op)?,
+        Op::LayerNorm(op) => launch::forward::layer_norm::<E>(l, cpu, op)?,
         Op::Linear(op) => l.linear(cpu, op)?,
         Op::Quantize(_) => return Err(l.refuse("the CPU has no e4m3".to_owned())),
-        Op::Relu(_) => elementwise::relu(cpu, l.input(0)?, l.output(0)?),
+        Op::Relu(op) => launch::forward::relu::<E>(l, cpu, op)?,
         Op::RotaryTable(op) => launch::forward::rotary_table(l, op)?,
-        Op::SegmentMean(op) => launch::forward::segment_mean(l, cpu, op)?,
-        Op::SelectRows(op) => launch::forward::select_rows(l, cpu, op)?,
+        Op::SegmentMean(op) => launch::forward::segment_mean::<E>(l, cpu, op)?,
+        Op::SelectRows(op) => launch::forward::select_rows::<E>(l, cpu, op)?,
         Op::Softmax(_) => reduce::softmax(cpu, l.input(0)?, l.output(0)?),
         Op::BatchNormGrad(op) => launch::backward::batch_norm_grad(l, cpu, op)?,
         Op::BatchNormTrain(op) => launch::backward::batch_norm_train(l, cpu, op)?,
@@ -165,9 +169,9 @@ fn run(l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
         Op::GluGrad(op) => launch::backward::glu_grad(l, cpu, op)?,
         Op::LayerNormGrad(op) => launch::backward::layer_norm_grad(l, cpu, op)?,
         Op::ReluGrad(op) => launch::backward::relu_grad(l, cpu, op)?,
-        Op::RmsNorm(op) => launch::backward::rms_norm(l, cpu, op)?,
+        Op::RmsNorm(op) => launch::forward::rms_norm::<E>(l, cpu, op)?,
         Op::RmsNormGrad(op) => launch::backward::rms_norm_grad(l, cpu, op)?,
-        Op::Scale(op) => launch::backward::scale(l, cpu, op)?,
+        Op::Scale(op) => launch::forward::scale::<E>(l, cpu, op)?,
         Op::SegmentMeanGrad(op) => launch::backward::segment_mean_grad(l, cpu, op)?,
         Op::SelectRowsGrad(op) => launch::backward::select_rows_grad(l, cpu, op)?,
         Op::SoftmaxGrad(op) => launch::backward::softmax_grad(l, cpu, op)?,

@@ -3,11 +3,14 @@
 //! Invariant: arithmetic is f32 on all of them. Loading bf16 is exact; storing rounds once, to nearest, ties to
 //! even, NaN stays NaN, with the same bits on every instruction set.
 
+use super::cast::bf16_to_f32;
 use super::simd::{LANES, Simd};
 use bytemuck::{Pod, Zeroable};
 
 /// What lanes are loaded from and stored to.
 pub trait Element: Pod + Send + Sync {
+    /// The same number.
+    fn wide(self) -> f32;
     /// Sixteen elements as lanes.
     /// # Safety
     /// Sixteen elements must be readable at `p`.
@@ -27,6 +30,10 @@ pub trait Element: Pod + Send + Sync {
 }
 
 impl Element for f32 {
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        self
+    }
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const f32) -> S::V {
         // SAFETY: as the caller promises.
@@ -60,6 +67,10 @@ unsafe impl Zeroable for Bf16 {}
 unsafe impl Pod for Bf16 {}
 
 impl Element for Bf16 {
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        bf16_to_f32(self.0)
+    }
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const Bf16) -> S::V {
         // SAFETY: as the caller promises.

@@ -3,6 +3,7 @@
 //! Invariant: an output element depends on the input elements at its own place only.
 
 use super::Cpu;
+use super::element::Element;
 use super::isa::Kernel;
 use super::math;
 use super::simd::{LANES, Simd};
@@ -10,18 +11,18 @@ use super::view::{Rows, RowsMut};
 use core::ops::Range;
 
 /// y = a + b. `y` may be exactly `a` or `b`.
-pub fn add(cpu: &Cpu, a: Rows<'_>, b: Rows<'_>, y: RowsMut<'_>) {
+pub fn add<E: Element>(cpu: &Cpu, a: Rows<'_, E>, b: Rows<'_, E>, y: RowsMut<'_, E>) {
     assert!(a.rows() == b.rows() && a.cols() == b.cols(), "a and b of one shape");
     each(cpu, Op::Add, a, b, y);
 }
 
 /// y = x Phi(x), exact GELU (erf). `y` may be exactly `x`.
-pub fn gelu(cpu: &Cpu, x: Rows<'_>, y: RowsMut<'_>) {
+pub fn gelu<E: Element>(cpu: &Cpu, x: Rows<'_, E>, y: RowsMut<'_, E>) {
     each(cpu, Op::Gelu, x, x, y);
 }
 
 /// y = max(x, 0); NaN stays NaN. `y` may be exactly `x`.
-pub fn relu(cpu: &Cpu, x: Rows<'_>, y: RowsMut<'_>) {
+pub fn relu<E: Element>(cpu: &Cpu, x: Rows<'_, E>, y: RowsMut<'_, E>) {
     each(cpu, Op::Relu, x, x, y);
 }
 
@@ -36,7 +37,7 @@ pub enum Gate {
 
 /// y (T, F) = f(x[.., ..F]) * x[.., F..] for x (T, 2F): a gated linear unit (Shazeer, 2020).
 /// `y` may be exactly the first F columns of `x`.
-pub fn glu(cpu: &Cpu, gate: Gate, x: Rows<'_>, y: RowsMut<'_>) {
+pub fn glu<E: Element>(cpu: &Cpu, gate: Gate, x: Rows<'_, E>, y: RowsMut<'_, E>) {
     let half = y.cols();
     assert_eq!(x.cols(), 2 * half, "columns of x");
     each(cpu, Op::Glu(gate), x.columns(0, half), x.columns(half, half), y);
@@ -64,12 +65,12 @@ pub fn relu_grad(cpu: &Cpu, dy: Rows<'_>, x: Rows<'_>, dx: RowsMut<'_>) {
 }
 
 /// y = factor x. `y` may be exactly `x`.
-pub fn scale(cpu: &Cpu, factor: f32, x: Rows<'_>, y: RowsMut<'_>) {
+pub fn scale<E: Element>(cpu: &Cpu, factor: f32, x: Rows<'_, E>, y: RowsMut<'_, E>) {
     each(cpu, Op::Scale(factor), x, x, y);
 }
 
 /// y = x, for example into some columns of a concatenation.
-pub fn copy(cpu: &Cpu, x: Rows<'_>, y: RowsMut<'_>) {
+pub fn copy<E: Element>(cpu: &Cpu, x: Rows<'_, E>, y: RowsMut<'_, E>) {
     each(cpu, Op::Copy, x, x, y);
 }
 
@@ -93,7 +94,7 @@ enum Op {
     Fill(f32),
 }
 
-fn each(cpu: &Cpu, op: Op, a: Rows<'_>, b: Rows<'_>, y: RowsMut<'_>) {
+fn each<E: Element>(cpu: &Cpu, op: Op, a: Rows<'_, E>, b: Rows<'_, E>, y: RowsMut<'_, E>) {
     let (rows, cols) = (y.rows(), y.cols());
     assert!(a.rows() == rows && a.cols() == cols, "x and y of one shape, ({rows}, {cols})");
     cpu.by_rows(rows, cols, &|range| cpu.isa().run(Each { op, a, b, y: &y, range }));
@@ -102,15 +103,15 @@ fn each(cpu: &Cpu, op: Op, a: Rows<'_>, b: Rows<'_>, y: RowsMut<'_>) {
 /// The least positive f32: what is below it is at most 0.
 const LEAST: f32 = f32::from_bits(1);
 
-struct Each<'a> {
+struct Each<'a, E> {
     op: Op,
-    a: Rows<'a>,
-    b: Rows<'a>,
-    y: &'a RowsMut<'a>,
+    a: Rows<'a, E>,
+    b: Rows<'a, E>,
+    y: &'a RowsMut<'a, E>,
     range: Range<usize>,
 }
 
-impl Kernel for Each<'_> {
+impl<E: Element> Kernel for Each<'_, E> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.y.cols();
@@ -118,9 +119,9 @@ impl Kernel for Each<'_> {
             for j in (0..cols).step_by(LANES) {
                 let n = LANES.min(cols - j);
                 // SAFETY: columns j..j + n of row r, inside each view.
-                let a = || unsafe { s.load_n(self.a.row(r).add(j), n) };
+                let a = || unsafe { E::load_n(s, self.a.row(r).add(j), n) };
                 // SAFETY: as above.
-                let b = || unsafe { s.load_n(self.b.row(r).add(j), n) };
+                let b = || unsafe { E::load_n(s, self.b.row(r).add(j), n) };
                 let v = match self.op {
                     Op::Add => s.add(a(), b()),
                     Op::Gelu => math::gelu(s, a()),
@@ -134,7 +135,7 @@ impl Kernel for Each<'_> {
                     Op::Fill(value) => s.splat(value),
                 };
                 // SAFETY: as above; this task alone writes row r.
-                unsafe { s.store_n(self.y.row(r).add(j), v, n) };
+                unsafe { E::store_n(s, self.y.row(r).add(j), v, n) };
             }
         }
     }

@@ -4,12 +4,13 @@
 //! masks. An id outside the table panics: it is never read past.
 
 use super::Cpu;
+use super::element::Element;
 use super::isa::Kernel;
 use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
 
 /// y[t] = table[ids[t]] + plus, for example BERT's word and token-type embeddings.
-pub fn gather(cpu: &Cpu, ids: &[u32], table: Rows<'_>, plus: Option<&[f32]>, y: RowsMut<'_>) {
+pub fn gather<E: Element>(cpu: &Cpu, ids: &[u32], table: Rows<'_, E>, plus: Option<&[E]>, y: RowsMut<'_, E>) {
     check(ids, table, plus, &y);
     cpu.by_rows(ids.len(), table.cols(), &|range| {
         for t in range {
@@ -23,15 +24,15 @@ pub fn gather(cpu: &Cpu, ids: &[u32], table: Rows<'_>, plus: Option<&[f32]>, y: 
 /// `esm2.py`; keep = 0.88 = 1 - 0.15 * 0.8 is the share of tokens seen in training). `spans` are
 /// ascending and disjoint; rows outside them are not written. `plus` is added before the scale.
 #[allow(clippy::too_many_arguments)] // the op's inputs and outputs, each once
-pub fn gather_esm(
+pub fn gather_esm<E: Element>(
     cpu: &Cpu,
     ids: &[u32],
     spans: &[[u32; 2]],
     mask_id: u32,
     keep: f32,
-    table: Rows<'_>,
-    plus: Option<&[f32]>,
-    y: RowsMut<'_>,
+    table: Rows<'_, E>,
+    plus: Option<&[E]>,
+    y: RowsMut<'_, E>,
 ) {
     check(ids, table, plus, &y);
     super::check_spans(spans, ids.len());
@@ -46,28 +47,28 @@ pub fn gather_esm(
     });
 }
 
-fn check(ids: &[u32], table: Rows<'_>, plus: Option<&[f32]>, y: &RowsMut<'_>) {
+fn check<E: Element>(ids: &[u32], table: Rows<'_, E>, plus: Option<&[E]>, y: &RowsMut<'_, E>) {
     assert!(plus.is_none_or(|p| p.len() == table.cols()), "the added row has the table's columns");
     assert_eq!(y.rows(), ids.len(), "one row per token");
     assert_eq!(y.cols(), table.cols(), "columns of the table");
 }
 
 /// Where the row of `id` starts.
-fn pick(table: Rows<'_>, id: u32) -> Option<*const f32> {
+fn pick<E: Element>(table: Rows<'_, E>, id: u32) -> Option<*const E> {
     assert!((id as usize) < table.rows(), "token {id} of a table of {}", table.rows());
     Some(table.row(id as usize))
 }
 
 /// One row; `from` is `None` for zeros.
-struct Gather<'a> {
-    from: Option<*const f32>,
+struct Gather<'a, E> {
+    from: Option<*const E>,
     scale: f32,
-    plus: Option<&'a [f32]>,
-    y: &'a RowsMut<'a>,
+    plus: Option<&'a [E]>,
+    y: &'a RowsMut<'a, E>,
     t: usize,
 }
 
-impl Kernel for Gather<'_> {
+impl<E: Element> Kernel for Gather<'_, E> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.y.cols();
@@ -77,13 +78,13 @@ impl Kernel for Gather<'_> {
             unsafe {
                 let v = match (self.from, self.plus) {
                     (Some(from), Some(plus)) => {
-                        s.add(s.load_n(from.add(j), n), s.load_n(plus.as_ptr().add(j), n))
+                        s.add(E::load_n(s, from.add(j), n), E::load_n(s, plus.as_ptr().add(j), n))
                     }
-                    (Some(from), None) => s.load_n(from.add(j), n),
+                    (Some(from), None) => E::load_n(s, from.add(j), n),
                     (None, _) => s.splat(0.0),
                 };
                 let v = if self.from.is_some() { s.mul(v, s.splat(self.scale)) } else { v };
-                s.store_n(self.y.row(self.t).add(j), v, n);
+                E::store_n(s, self.y.row(self.t).add(j), v, n);
             }
         }
     }

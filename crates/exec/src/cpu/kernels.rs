@@ -6,7 +6,7 @@ use crate::device::Launch;
 use graph::{DType, Layout, Op};
 use plan::{KernelRow, Workspace};
 
-use Takes::{Native, Widened};
+use Takes::{Native, Widened, WidenedF16};
 
 /// Which element types the first floating-point input of a kernel may have, and how those of 16 bits are read.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,8 @@ const KERNELS: &[(&str, &str, Takes)] = &[
     ("adafactor", "adafactor_f32", Native),
     ("adamw", "adamw_f32", Native),
     ("adamw_8bit", "adamw_8bit_f32", Native),
-    ("add", "add_f32", Widened),
+    ("add", "add_f32", WidenedF16),
+    ("add", "add_bf16", Takes::Bf16),
     ("attention", "flash_f32", Widened),
     ("attention_grad", "flash_grad_f32", Widened),
     ("batch_norm", "batch_norm_f32", Widened),
@@ -38,22 +39,27 @@ const KERNELS: &[(&str, &str, Takes)] = &[
     ("cast", "cast", Native),
     ("combine", "combine_f32", Widened),
     ("combine_grad", "combine_grad_f32", Widened),
-    ("concat", "copy_f32", Widened),
+    ("concat", "copy_f32", WidenedF16),
+    ("concat", "copy_bf16", Takes::Bf16),
     ("concat_grad", "concat_grad_f32", Widened),
     ("dispatch", "dispatch_f32", Widened),
     ("dispatch_grad", "dispatch_grad_f32", Widened),
     ("dropout", "dropout_f32", Widened),
-    ("embed", "gather_f32", Widened),
+    ("embed", "gather_f32", WidenedF16),
+    ("embed", "gather_bf16", Takes::Bf16),
     ("embed_grad", "embed_grad_f32", Widened),
-    ("gelu", "gelu_erf_f32", Widened),
+    ("gelu", "gelu_erf_f32", WidenedF16),
+    ("gelu", "gelu_erf_bf16", Takes::Bf16),
     ("gelu_grad", "gelu_grad_f32", Widened),
-    ("glu", "geglu_f32", Widened),
+    ("glu", "geglu_f32", WidenedF16),
+    ("glu", "geglu_bf16", Takes::Bf16),
     ("glu_grad", "glu_grad_f32", Widened),
     ("grad_scale", "grad_scale_f32", Native),
     ("grouped_linear", "grouped_linear_f32", Widened),
     ("grouped_linear_input_grad", "grouped_linear_input_grad_f32", Widened),
     ("grouped_linear_weight_grad", "grouped_linear_weight_grad_f32", Widened),
-    ("layer_norm", "layer_norm_f32", Widened),
+    ("layer_norm", "layer_norm_f32", WidenedF16),
+    ("layer_norm", "layer_norm_bf16", Takes::Bf16),
     ("layer_norm_grad", "layer_norm_grad_f32", Widened),
     ("linear", "gemm_f32", Widened),
     ("linear", "product_f32", Widened),
@@ -61,19 +67,24 @@ const KERNELS: &[(&str, &str, Takes)] = &[
     ("linear_cross_entropy_grad", "linear_cross_entropy_grad_f32", Widened),
     ("linear_input_grad", "linear_input_grad_f32", Widened),
     ("linear_weight_grad", "linear_weight_grad_f32", Widened),
-    ("relu", "relu_f32", Widened),
+    ("relu", "relu_f32", WidenedF16),
+    ("relu", "relu_bf16", Takes::Bf16),
     ("relu_grad", "relu_grad_f32", Widened),
-    ("rms_norm", "rms_norm_f32", Widened),
+    ("rms_norm", "rms_norm_f32", WidenedF16),
+    ("rms_norm", "rms_norm_bf16", Takes::Bf16),
     ("rms_norm_grad", "rms_norm_grad_f32", Widened),
     ("rotary_table", "rotary_table_f32", Widened),
     ("route", "route_f32", Widened),
     ("route_grad", "route_grad_f32", Widened),
     ("router_loss", "router_loss_f32", Widened),
     ("router_loss_grad", "router_loss_grad_f32", Widened),
-    ("scale", "scale_f32", Widened),
-    ("segment_mean", "segment_mean_f32", Widened),
+    ("scale", "scale_f32", WidenedF16),
+    ("scale", "scale_bf16", Takes::Bf16),
+    ("segment_mean", "segment_mean_f32", WidenedF16),
+    ("segment_mean", "segment_mean_bf16", Takes::Bf16),
     ("segment_mean_grad", "segment_mean_grad_f32", Widened),
-    ("select_rows", "gather_f32", Widened),
+    ("select_rows", "gather_f32", WidenedF16),
+    ("select_rows", "gather_bf16", Takes::Bf16),
     ("select_rows_grad", "select_rows_grad_f32", Widened),
     ("sgd", "sgd_f32", Native),
     ("softmax", "softmax_f32", Widened),
@@ -84,14 +95,14 @@ impl Takes {
     fn dtypes(self) -> &'static [DType] {
         match self {
             Widened | Native => &[DType::F32, DType::Bf16, DType::F16],
-            Self::WidenedF16 => &[DType::F32, DType::F16],
+            WidenedF16 => &[DType::F32, DType::F16],
             Self::Bf16 => &[DType::Bf16, DType::F32],
         }
     }
 
     fn widens(self) -> bool {
         match self {
-            Widened | Self::WidenedF16 => true,
+            Widened | WidenedF16 => true,
             Native | Self::Bf16 => false,
         }
     }

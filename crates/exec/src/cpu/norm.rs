@@ -4,6 +4,7 @@
 //! up in the fixed tree: the row's length fixes the order.
 
 use super::Cpu;
+use super::element::Element;
 use super::isa::Kernel;
 use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
@@ -13,13 +14,13 @@ use core::ops::Range;
 /// biased variance (Ba et al., 2016; PyTorch's LayerNorm). `y` may be exactly `x`. `y`, `mean` and
 /// `rstd`, the latter one value per row, are written where given: recomputation may want a row's statistics alone.
 #[allow(clippy::too_many_arguments)] // the op's inputs and outputs, each once
-pub fn layer_norm(
+pub fn layer_norm<E: Element, P: Element>(
     cpu: &Cpu,
-    x: Rows<'_>,
-    gamma: &[f32],
-    beta: &[f32],
+    x: Rows<'_, E>,
+    gamma: &[P],
+    beta: &[P],
     eps: f32,
-    y: Option<RowsMut<'_>>,
+    y: Option<RowsMut<'_, E>>,
     mean: Option<&mut [f32]>,
     rstd: Option<&mut [f32]>,
 ) {
@@ -39,12 +40,12 @@ pub fn layer_norm(
 
 /// y = x * rstd * gamma for each row, rstd = 1 / sqrt(mean(x^2) + eps) (Zhang and Sennrich, 2019).
 /// `y` may be exactly `x`. `y` and `rstd`, one value per row, are written where given.
-pub fn rms_norm(
+pub fn rms_norm<E: Element, P: Element>(
     cpu: &Cpu,
-    x: Rows<'_>,
-    gamma: &[f32],
+    x: Rows<'_, E>,
+    gamma: &[P],
     eps: f32,
-    y: Option<RowsMut<'_>>,
+    y: Option<RowsMut<'_, E>>,
     rstd: Option<&mut [f32]>,
 ) {
     let (rows, cols) = (x.rows(), x.cols());
@@ -82,24 +83,24 @@ pub fn batch_norm(cpu: &Cpu, x: Rows<'_>, norm: BatchNorm<'_>, y: RowsMut<'_>) {
     cpu.by_rows(rows, cols, &|range| cpu.isa().run(Batch { x, norm, y: &y, range }));
 }
 
-struct LayerNorm<'a> {
-    x: Rows<'a>,
-    gamma: &'a [f32],
-    beta: &'a [f32],
+struct LayerNorm<'a, E, P> {
+    x: Rows<'a, E>,
+    gamma: &'a [P],
+    beta: &'a [P],
     eps: f32,
-    y: Option<&'a RowsMut<'a>>,
+    y: Option<&'a RowsMut<'a, E>>,
     mean: *mut f32,
     rstd: *mut f32,
     range: Range<usize>,
 }
 
-impl Kernel for LayerNorm<'_> {
+impl<E: Element, P: Element> Kernel for LayerNorm<'_, E, P> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.x.cols();
         for r in self.range.clone() {
             let x = self.x.row(r);
-            // SAFETY: row r of x holds `cols` f32.
+            // SAFETY: row r of x holds `cols` elements.
             let (mean, rstd) = unsafe { statistics(s, x, cols, self.eps) };
             let (m, k) = (s.splat(mean), s.splat(rstd));
             if let Some(y) = self.y {
@@ -107,10 +108,10 @@ impl Kernel for LayerNorm<'_> {
                     let n = LANES.min(cols - j);
                     // SAFETY: j + n <= cols, the length of row r of x and y, gamma and beta.
                     unsafe {
-                        let v = s.mul(s.sub(s.load_n(x.add(j), n), m), k);
-                        let gamma = s.load_n(self.gamma.as_ptr().add(j), n);
-                        let beta = s.load_n(self.beta.as_ptr().add(j), n);
-                        s.store_n(y.row(r).add(j), s.fma(v, gamma, beta), n);
+                        let v = s.mul(s.sub(E::load_n(s, x.add(j), n), m), k);
+                        let gamma = P::load_n(s, self.gamma.as_ptr().add(j), n);
+                        let beta = P::load_n(s, self.beta.as_ptr().add(j), n);
+                        E::store_n(s, y.row(r).add(j), s.fma(v, gamma, beta), n);
                     }
                 }
             }
@@ -127,37 +128,37 @@ impl Kernel for LayerNorm<'_> {
 /// Mean and 1 / sqrt(variance + eps) of a row.
 ///
 /// # Safety
-/// `cols` f32 must be readable at `x`.
+/// `cols` elements must be readable at `x`.
 #[inline(always)]
-unsafe fn statistics<S: Simd>(s: S, x: *const f32, cols: usize, eps: f32) -> (f32, f32) {
+unsafe fn statistics<S: Simd, E: Element>(s: S, x: *const E, cols: usize, eps: f32) -> (f32, f32) {
     let zero = s.splat(0.0);
     let mut sum = zero;
     for j in (0..cols).step_by(LANES) {
         // SAFETY: at most the rest of the row.
-        sum = s.add(sum, unsafe { s.load_n(x.add(j), LANES.min(cols - j)) });
+        sum = s.add(sum, unsafe { E::load_n(s, x.add(j), LANES.min(cols - j)) });
     }
     let mean = s.sum(sum) / cols as f32;
     let mut sum = zero;
     for j in (0..cols).step_by(LANES) {
         let n = LANES.min(cols - j);
         // SAFETY: at most the rest of the row.
-        let d = s.sub(unsafe { s.load_n(x.add(j), n) }, s.splat(mean));
+        let d = s.sub(unsafe { E::load_n(s, x.add(j), n) }, s.splat(mean));
         let d = s.first(d, zero, n);
         sum = s.fma(d, d, sum);
     }
     (mean, 1.0 / (s.sum(sum) / cols as f32 + eps).sqrt())
 }
 
-struct RmsNorm<'a> {
-    x: Rows<'a>,
-    gamma: &'a [f32],
+struct RmsNorm<'a, E, P> {
+    x: Rows<'a, E>,
+    gamma: &'a [P],
     eps: f32,
-    y: Option<&'a RowsMut<'a>>,
+    y: Option<&'a RowsMut<'a, E>>,
     rstd: *mut f32,
     range: Range<usize>,
 }
 
-impl Kernel for RmsNorm<'_> {
+impl<E: Element, P: Element> Kernel for RmsNorm<'_, E, P> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.x.cols();
@@ -166,7 +167,7 @@ impl Kernel for RmsNorm<'_> {
             let mut sum = s.splat(0.0);
             for j in (0..cols).step_by(LANES) {
                 // SAFETY: at most the rest of the row.
-                let v = unsafe { s.load_n(x.add(j), LANES.min(cols - j)) };
+                let v = unsafe { E::load_n(s, x.add(j), LANES.min(cols - j)) };
                 sum = s.fma(v, v, sum);
             }
             let rstd = 1.0 / (s.sum(sum) / cols as f32 + self.eps).sqrt();
@@ -175,9 +176,9 @@ impl Kernel for RmsNorm<'_> {
                     let n = LANES.min(cols - j);
                     // SAFETY: j + n <= cols, the length of row r of x and y, and of gamma.
                     unsafe {
-                        let gamma = s.load_n(self.gamma.as_ptr().add(j), n);
-                        let v = s.mul(s.load_n(x.add(j), n), s.splat(rstd));
-                        s.store_n(y.row(r).add(j), s.mul(v, gamma), n);
+                        let gamma = P::load_n(s, self.gamma.as_ptr().add(j), n);
+                        let v = s.mul(E::load_n(s, x.add(j), n), s.splat(rstd));
+                        E::store_n(s, y.row(r).add(j), s.mul(v, gamma), n);
                     }
                 }
             }

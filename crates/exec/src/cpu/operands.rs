@@ -192,8 +192,8 @@ impl<'a> Operands<'a> {
         Ok(spans)
     }
 
-    pub(super) fn embed(&self, cpu: &Cpu, op: &Embed) -> Result<(), DeviceError> {
-        let table = self.input(1)?;
+    pub(super) fn embed<E: Element>(&self, cpu: &Cpu, op: &Embed) -> Result<(), DeviceError> {
+        let table = self.input::<E>(1)?;
         let ids = self.ids(0, table.rows())?;
         let y = self.output(0)?;
         let plus = op.row.then(|| self.vector(2)).transpose()?;

@@ -4,6 +4,7 @@
 //! adds its rows one after another in f64, from the segment's first to its last.
 
 use super::Cpu;
+use super::element::Element;
 use super::isa::Kernel;
 use super::math::exp;
 use super::simd::{LANES, Simd};
@@ -21,9 +22,9 @@ pub fn softmax(cpu: &Cpu, x: Rows<'_>, y: RowsMut<'_>) {
 /// y[s] = mean of the rows of span s, without its first `skip_first` and last `skip_last`
 /// (ESM-2 averages residues only: 1 and 1). Sums in f64: 3 000 rows of f32 would lose up to four
 /// digits. A span with no row left gives zeros.
-pub fn segment_mean(
+pub fn segment_mean<E: Element>(
     cpu: &Cpu,
-    x: Rows<'_>,
+    x: Rows<'_, E>,
     spans: &[[u32; 2]],
     skip_first: usize,
     skip_last: usize,
@@ -116,15 +117,15 @@ impl Kernel for Softmax<'_> {
     }
 }
 
-struct Mean<'a> {
-    x: Rows<'a>,
+struct Mean<'a, E> {
+    x: Rows<'a, E>,
     rows: Range<usize>,
     columns: Range<usize>,
     segment: usize,
     y: &'a RowsMut<'a>,
 }
 
-impl Kernel for Mean<'_> {
+impl<E: Element> Kernel for Mean<'_, E> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         let mut sums = [0.0f64; CHUNK];
@@ -134,7 +135,7 @@ impl Kernel for Mean<'_> {
             // SAFETY: these columns of row t lie in x.
             let row = unsafe { core::slice::from_raw_parts(row, sums.len()) };
             for (sum, &value) in sums.iter_mut().zip(row) {
-                *sum += f64::from(value);
+                *sum += f64::from(value.wide());
             }
         }
         let count = self.rows.len().max(1) as f64;

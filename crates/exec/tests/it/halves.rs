@@ -5,10 +5,11 @@ use crate::devices::{compare_codes, give, has_cuda, not_on_cpu, rows_of_codes};
 use crate::op_cases::{Case, Operand, cases};
 use crate::rig::{On, bare, output, output_i32, run};
 use graph::ops::Cast;
-use graph::{Builder, DType, Graph, Op, TensorSpec, ValueId};
-use plan::{Precision, Weights};
+use graph::{Builder, DType, Graph, Op, PrecisionClass, TensorSpec, ValueId};
+use plan::{Precision, Target, Weights};
 use plimsoll_exec::cpu::Isa;
 use plimsoll_exec::reference::Data;
+use std::collections::BTreeSet;
 
 /// Larger cases show nothing that smaller ones do not.
 const MOST_ELEMENTS: usize = 4_000;
@@ -108,6 +109,40 @@ fn the_cpu_runs_cases_in_16_bits() {
             compare(On::Cpu(Isa::detect(), 2), case, dtype);
         }
     }
+}
+
+/// Whether an op has a kernel that takes bf16 as it lies, beside the widened one.
+fn reads_bf16(op: &Op) -> bool {
+    let target = Target::named("cpu").expect("read");
+    target
+        .kernels
+        .iter()
+        .any(|row| row.op == op.name() && row.dtypes == [DType::Bf16, DType::F32] && !row.widen)
+}
+
+/// Rows only: products on tiles and attention have tests of their own, beside their kernels.
+#[test]
+fn rows_of_bf16_have_the_same_bits_on_any_cpu() {
+    let rows = |case: &&Case| {
+        let product = case.op.rules().precision() == PrecisionClass::Matmul;
+        reads_bf16(&case.op)
+            && !product
+            && case.ins.iter().map(|o| o.data.len()).sum::<usize>() <= MOST_ELEMENTS
+    };
+    let mut ops = BTreeSet::new();
+    for case in cases().iter().filter(rows) {
+        let graph = graph(case, DType::Bf16);
+        let wanted = results(On::Cpu(Isa::detect(), 1), case, &graph);
+        for isa in Isa::available().filter(|isa| isa.has_fma()) {
+            for threads in [1, 3] {
+                let found = results(On::Cpu(isa, threads), case, &graph);
+                assert!(found == wanted, "{} on {} x {threads}", case.name, isa.name());
+            }
+        }
+        compare(On::Cpu(Isa::available().last().expect("portable"), 1), case, DType::Bf16);
+        ops.insert(case.op.name());
+    }
+    assert!(ops.len() >= 11, "only {ops:?}");
 }
 
 /// Attention rounds its probabilities to 16 bits, for the tensor cores: it is held to relative L2.

@@ -7,7 +7,7 @@ use super::super::elementwise::{self, Gate};
 use super::super::operands::Operands;
 use super::super::scatter;
 use super::super::widening::half;
-use super::super::{Cpu, dropout as drop, norm, norm_grad, reduce};
+use super::super::{Cpu, dropout as drop, norm_grad, reduce};
 use super::Launched;
 use graph::ops::*;
 
@@ -45,13 +45,13 @@ pub(in super::super) fn cast(l: &Operands<'_>, cpu: &Cpu, _: &Cast) -> Launched 
         (Some(from), None) => cast::widen(cpu, from, l.stored(x)?, l.stored_mut(y)?),
         (Some(from), Some(to)) if from != to => cast::exchange(cpu, from, l.stored(x)?, l.stored_mut(y)?),
         (Some(_), Some(_)) => l.stored_mut::<u16>(y)?.copy_from_slice(l.stored(x)?),
-        (None, None) => elementwise::copy(cpu, l.input(0)?, l.output(0)?),
+        (None, None) => elementwise::copy::<f32>(cpu, l.input(0)?, l.output(0)?),
     }
     Ok(())
 }
 
 pub(in super::super) fn concat_grad(l: &Operands<'_>, cpu: &Cpu, op: &ConcatGrad) -> Launched {
-    let columns = l.input(0)?.columns(op.first as usize, op.count as usize);
+    let columns = l.input::<f32>(0)?.columns(op.first as usize, op.count as usize);
     elementwise::copy(cpu, columns, l.output(0)?);
     Ok(())
 }
@@ -108,20 +108,10 @@ pub(in super::super) fn relu_grad(l: &Operands<'_>, cpu: &Cpu, _: &ReluGrad) -> 
     Ok(())
 }
 
-pub(in super::super) fn rms_norm(l: &Operands<'_>, cpu: &Cpu, op: &RmsNorm) -> Launched {
-    norm::rms_norm(cpu, l.input(0)?, l.vector(1)?, op.eps, l.output_if(0)?, l.vector_out(1)?);
-    Ok(())
-}
-
 pub(in super::super) fn rms_norm_grad(l: &Operands<'_>, cpu: &Cpu, _: &RmsNormGrad) -> Launched {
     let (rstd, gamma) = (l.vector(2)?, l.vector(3)?);
     let norm = norm_grad::NormGrad { dy: l.input(0)?, x: l.input(1)?, mean: None, rstd, gamma };
     norm_grad::norm_grad(cpu, norm, l.output_if(0)?, l.vector_out(1)?, None);
-    Ok(())
-}
-
-pub(in super::super) fn scale(l: &Operands<'_>, cpu: &Cpu, op: &Scale) -> Launched {
-    elementwise::scale(cpu, op.factor, l.input(0)?, l.output(0)?);
     Ok(())
 }
 

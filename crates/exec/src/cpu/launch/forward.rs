@@ -1,10 +1,16 @@
 //! Launches of norms, gates and other small ops of inference. Invariant: what a kernel relies on is checked here.
 
 use super::super::operands::Operands;
-use super::super::{Cpu, elementwise, embed, norm, reduce, rope};
+use super::super::{Bf16, Cpu, Element, elementwise, embed, norm, reduce, rope};
 use super::Launched;
 use super::backward::gate;
+use graph::DType;
 use graph::ops::*;
+
+pub(in super::super) fn add<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &Add) -> Launched {
+    elementwise::add::<E>(cpu, l.input(0)?, l.input(1)?, l.output(0)?);
+    Ok(())
+}
 
 pub(in super::super) fn batch_norm(l: &Operands<'_>, cpu: &Cpu, op: &BatchNorm) -> Launched {
     let [gamma, beta, mean, var] = [l.vector(1)?, l.vector(2)?, l.vector(3)?, l.vector(4)?];
@@ -13,8 +19,8 @@ pub(in super::super) fn batch_norm(l: &Operands<'_>, cpu: &Cpu, op: &BatchNorm) 
     Ok(())
 }
 
-pub(in super::super) fn concat(l: &Operands<'_>, cpu: &Cpu, _: &Concat) -> Launched {
-    let mut y = l.output(0)?;
+pub(in super::super) fn concat<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &Concat) -> Launched {
+    let mut y = l.output::<E>(0)?;
     let mut column = 0;
     for i in 0..l.launch.ins.len() {
         let x = l.input(i)?;
@@ -24,15 +30,50 @@ pub(in super::super) fn concat(l: &Operands<'_>, cpu: &Cpu, _: &Concat) -> Launc
     Ok(())
 }
 
-pub(in super::super) fn glu(l: &Operands<'_>, cpu: &Cpu, op: &Glu) -> Launched {
-    elementwise::glu(cpu, gate(op.activation), l.input(0)?, l.output(0)?);
+pub(in super::super) fn gelu<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &Gelu) -> Launched {
+    elementwise::gelu::<E>(cpu, l.input(0)?, l.output(0)?);
     Ok(())
 }
 
-pub(in super::super) fn layer_norm(l: &Operands<'_>, cpu: &Cpu, op: &LayerNorm) -> Launched {
-    let (gamma, beta, y) = (l.vector(1)?, l.vector(2)?, l.output_if(0)?);
+pub(in super::super) fn glu<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &Glu) -> Launched {
+    elementwise::glu::<E>(cpu, gate(op.activation), l.input(0)?, l.output(0)?);
+    Ok(())
+}
+
+pub(in super::super) fn layer_norm<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &LayerNorm) -> Launched {
+    match params_in_bf16(l) {
+        true => layer_norm_by::<E, Bf16>(l, cpu, op),
+        false => layer_norm_by::<E, f32>(l, cpu, op),
+    }
+}
+
+/// Whether a norm's gamma and beta are read in bf16. Models have them in f32 beside rows of bf16.
+fn params_in_bf16(l: &Operands<'_>) -> bool {
+    !l.widened && l.launch.ins[1].spec.dtype == DType::Bf16
+}
+
+fn layer_norm_by<E: Element, P: Element>(l: &Operands<'_>, cpu: &Cpu, op: &LayerNorm) -> Launched {
+    let (gamma, beta, y) = (l.vector::<P>(1)?, l.vector(2)?, l.output_if::<E>(0)?);
     let (mean, rstd) = (l.vector_out(1)?, l.vector_out(2)?);
     norm::layer_norm(cpu, l.input(0)?, gamma, beta, op.eps, y, mean, rstd);
+    Ok(())
+}
+
+pub(in super::super) fn relu<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &Relu) -> Launched {
+    elementwise::relu::<E>(cpu, l.input(0)?, l.output(0)?);
+    Ok(())
+}
+
+pub(in super::super) fn rms_norm<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &RmsNorm) -> Launched {
+    match params_in_bf16(l) {
+        true => rms_norm_by::<E, Bf16>(l, cpu, op),
+        false => rms_norm_by::<E, f32>(l, cpu, op),
+    }
+}
+
+fn rms_norm_by<E: Element, P: Element>(l: &Operands<'_>, cpu: &Cpu, op: &RmsNorm) -> Launched {
+    let (gamma, y) = (l.vector::<P>(1)?, l.output_if::<E>(0)?);
+    norm::rms_norm(cpu, l.input(0)?, gamma, op.eps, y, l.vector_out(1)?);
     Ok(())
 }
 
@@ -43,15 +84,20 @@ pub(in super::super) fn rotary_table(l: &Operands<'_>, _: &RotaryTable) -> Launc
     Ok(())
 }
 
-pub(in super::super) fn segment_mean(l: &Operands<'_>, cpu: &Cpu, op: &SegmentMean) -> Launched {
-    let x = l.input(0)?;
+pub(in super::super) fn scale<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &Scale) -> Launched {
+    elementwise::scale::<E>(cpu, op.factor, l.input(0)?, l.output(0)?);
+    Ok(())
+}
+
+pub(in super::super) fn segment_mean<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &SegmentMean) -> Launched {
+    let x = l.input::<E>(0)?;
     let (first, last) = (op.skip_first as usize, op.skip_last as usize);
     reduce::segment_mean(cpu, x, l.spans(1, x.rows())?, first, last, l.output(0)?);
     Ok(())
 }
 
-pub(in super::super) fn select_rows(l: &Operands<'_>, cpu: &Cpu, _: &SelectRows) -> Launched {
-    let x = l.input(0)?;
+pub(in super::super) fn select_rows<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &SelectRows) -> Launched {
+    let x = l.input::<E>(0)?;
     embed::gather(cpu, l.ids(1, x.rows())?, x, None, l.output(0)?);
     Ok(())
 }

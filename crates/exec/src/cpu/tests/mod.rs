@@ -10,6 +10,7 @@ mod optimizer;
 mod peer;
 mod product;
 mod rows;
+mod rows_bf16;
 mod training;
 
 use super::{Cpu, Isa};
