@@ -66,7 +66,9 @@ impl On {
     pub fn target(self) -> Result<Target, PlanError> {
         match self {
             Self::Reference | Self::Narrow(_) => Target::named("null"),
-            Self::Cpu(_, threads) | Self::CpuBf16(_, threads) => Ok(Target::named("cpu")?.with_units(threads as u64)),
+            Self::Cpu(_, threads) | Self::CpuBf16(_, threads) => {
+                Ok(Target::named("cpu")?.with_units(threads as u64))
+            }
             Self::Cuda(_) => Target::named("cuda"),
         }
     }
@@ -88,7 +90,9 @@ impl On {
     pub fn executor(self, program: Program) -> Executor {
         let device: Box<dyn Device> = match self {
             Self::Reference | Self::Narrow(_) => Box::new(ReferenceDevice::new()),
-            Self::Cpu(isa, threads) | Self::CpuBf16(isa, threads) => Box::new(CpuDevice::with_isa(threads, isa)),
+            Self::Cpu(isa, threads) | Self::CpuBf16(isa, threads) => {
+                Box::new(CpuDevice::with_isa(threads, isa))
+            }
             Self::Cuda(_) => Box::new(CudaDevice::new(0).unwrap_or_else(|e| panic!("{e}"))),
         };
         Executor::new(device, program).unwrap_or_else(|e| panic!("{}: {e}", self.name()))
