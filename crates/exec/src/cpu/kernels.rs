@@ -15,6 +15,8 @@ enum Takes {
     Widened,
     /// The same but for bf16, for which the op has a further row.
     WidenedF16,
+    /// f32 alone, as weights in panels are.
+    F32,
     /// All as they lie. What ends a step reads gradients so: an f32 copy of all of them would cost what they save.
     Native,
     /// bf16 as it lies, beside parameters of norms, tables and statistics, which stay f32.
@@ -61,7 +63,7 @@ const KERNELS: &[(&str, &str, Takes)] = &[
     ("layer_norm", "layer_norm_f32", WidenedF16),
     ("layer_norm", "layer_norm_bf16", Takes::Bf16),
     ("layer_norm_grad", "layer_norm_grad_f32", Widened),
-    ("linear", "gemm_f32", Widened),
+    ("linear", "gemm_f32", Takes::F32),
     ("linear", "product_f32", Widened),
     ("linear_cross_entropy", "linear_cross_entropy_f32", Widened),
     ("linear_cross_entropy_grad", "linear_cross_entropy_grad_f32", Widened),
@@ -96,6 +98,7 @@ impl Takes {
         match self {
             Widened | Native => &[DType::F32, DType::Bf16, DType::F16],
             WidenedF16 => &[DType::F32, DType::F16],
+            Self::F32 => &[DType::F32],
             Self::Bf16 => &[DType::Bf16, DType::F32],
         }
     }
@@ -103,7 +106,7 @@ impl Takes {
     fn widens(self) -> bool {
         match self {
             Widened | WidenedF16 => true,
-            Native | Self::Bf16 => false,
+            Native | Self::F32 | Self::Bf16 => false,
         }
     }
 }
