@@ -1,7 +1,7 @@
 //! The table of the CPU's kernels: what `launch` runs, with the scratch that each takes. Invariant: the target file
 //! `cpu` states the same rows; an executor refuses where they differ, and a launch runs as its row says.
 
-use super::{attention, cross_entropy, gemm, product, route, router_loss};
+use super::{attention, cross_entropy, gemm, gemm_bf16, product, route, router_loss};
 use crate::device::Launch;
 use graph::{DType, Layout, Op};
 use plan::{KernelRow, Workspace};
@@ -64,6 +64,7 @@ const KERNELS: &[(&str, &str, Takes)] = &[
     ("layer_norm", "layer_norm_bf16", Takes::Bf16),
     ("layer_norm_grad", "layer_norm_grad_f32", Widened),
     ("linear", "gemm_f32", Takes::F32),
+    ("linear", "gemm_bf16", Takes::Bf16),
     ("linear", "product_f32", Widened),
     ("linear_cross_entropy", "linear_cross_entropy_f32", Widened),
     ("linear_cross_entropy_grad", "linear_cross_entropy_grad_f32", Widened),
@@ -132,6 +133,7 @@ fn row(op: &str, kernel: &str, takes: Takes) -> KernelRow {
 fn needs(kernel: &str) -> (Layout, Workspace) {
     match kernel {
         "gemm_f32" => (Layout::Panels { width: gemm::PANEL as u32 }, gemm::WORKSPACE),
+        "gemm_bf16" => (Layout::Tiles, gemm_bf16::WORKSPACE),
         "product_f32"
         | "linear_input_grad_f32"
         | "linear_weight_grad_f32"

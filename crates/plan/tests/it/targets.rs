@@ -91,15 +91,7 @@ fn weights_that_change_cannot_be_packed() {
 /// Weights of f32 are in panels then; one that an embedding reads too has its packed copy.
 #[test]
 fn bf16_linears_have_tiles_where_their_kernel_wants_them() {
-    let mut cpu = Target::named("cpu").expect("read");
-    if cpu.kernels.iter().all(|row| row.weights != Layout::Tiles) {
-        let at = cpu.kernels.iter().position(|row| row.kernel == "gemm_f32").expect("a row");
-        let mut row = cpu.kernels[at].clone();
-        (row.kernel, row.dtypes, row.weights) =
-            ("tiles".to_owned(), vec![DType::Bf16, DType::F32], Layout::Tiles);
-        cpu.kernels[at].dtypes.retain(|&dtype| dtype != DType::Bf16);
-        cpu.kernels.insert(at + 1, row);
-    }
+    let cpu = Target::named("cpu").expect("read");
     let outputs = [models::Output::Mean, models::Output::Logits];
     let graph = encoder("facebook/esm2_t6_8M_UR50D").graph(bounds(64), &outputs).expect("verified");
     for (precision, dtype) in [(Precision::Bf16, DType::Bf16), (Precision::F32, DType::F32)] {
