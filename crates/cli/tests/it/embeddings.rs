@@ -13,7 +13,7 @@ pub const READS: &str = "dnabert_s/reads.fa";
 /// In f32, as the goldens are, on every machine.
 pub fn embed(folder: &Folder, model: &str, words: &[&str]) {
     let (model, command) = (golden(model), ["embed", "--no-progress", "--precision", "f32", "--model"]);
-    folder.run(&[&command, &[&model[..]], words].concat()).ended(0);
+    folder.run(&[&command[..], &[&model], words].concat()).ended(0);
 }
 
 /// The rows of an .npy with its ids, as numpy's format description says; layers one after the other.

@@ -153,7 +153,17 @@ fn a_pass_that_does_not_exist() {
     check(
         "bad_pass",
         |_| {},
-        &["plan", "--model", "esm2_t6_8M_UR50D", "--tokens", "64", "--dump-after", "loop"],
+        &[
+            "plan",
+            "--model",
+            "esm2_t6_8M_UR50D",
+            "--precision",
+            "f32",
+            "--tokens",
+            "64",
+            "--dump-after",
+            "loop",
+        ],
         1,
     );
 }
