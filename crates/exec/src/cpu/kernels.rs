@@ -34,7 +34,8 @@ const KERNELS: &[(&str, &str, Takes)] = &[
     ("adamw_8bit", "adamw_8bit_f32", Native),
     ("add", "add_f32", WidenedF16),
     ("add", "add_bf16", Takes::Bf16),
-    ("attention", "flash_f32", Widened),
+    ("attention", "flash_f32", WidenedF16),
+    ("attention", "flash_bf16", Takes::Bf16),
     ("attention_grad", "flash_grad_f32", Widened),
     ("batch_norm", "batch_norm_f32", Widened),
     ("batch_norm_grad", "batch_norm_grad_f32", Widened),
@@ -146,7 +147,7 @@ fn needs(kernel: &str) -> (Layout, Workspace) {
         "linear_cross_entropy_f32" | "linear_cross_entropy_grad_f32" => {
             (Layout::RowMajor, cross_entropy::WORKSPACE)
         }
-        "flash_f32" => (Layout::RowMajor, attention::WORKSPACE),
+        "flash_f32" | "flash_bf16" => (Layout::RowMajor, attention::WORKSPACE),
         "flash_grad_f32" => (Layout::RowMajor, attention::GRAD_WORKSPACE),
         "route_f32" => (Layout::RowMajor, route::WORKSPACE),
         "router_loss_f32" => (Layout::RowMajor, router_loss::WORKSPACE),
