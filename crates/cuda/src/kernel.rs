@@ -20,6 +20,8 @@ pub enum File {
     AttentionF32,
     /// `attention_hopper.cu`: for compute capability 9.0 only.
     AttentionHopper,
+    /// `attention_narrow.cu`
+    AttentionNarrow,
     /// `elementwise.cu`
     Elementwise,
     /// `matmul.cu`
@@ -41,6 +43,7 @@ impl File {
             Self::Attention => "attention.cu",
             Self::AttentionF32 => "attention_f32.cu",
             Self::AttentionHopper => "attention_hopper.cu",
+            Self::AttentionNarrow => "attention_narrow.cu",
             Self::Elementwise => "elementwise.cu",
             Self::Matmul => "matmul.cu",
             Self::Norm => "norm.cu",
@@ -63,10 +66,13 @@ impl File {
                 include_str!("kernels/warpgroup.cuh"),
                 include_str!("kernels/attention_hopper.cu")
             ),
+            Self::AttentionNarrow => {
+                concat!(include_str!("kernels/attention.cuh"), include_str!("kernels/attention_narrow.cu"))
+            }
             Self::Elementwise => {
                 concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/elementwise.cu"))
             }
-            Self::Matmul => include_str!("kernels/matmul.cu"),
+            Self::Matmul => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/matmul.cu")),
             Self::Norm => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/norm.cu")),
             Self::Quantize => concat!(
                 include_str!("kernels/rows.cuh"),
@@ -118,6 +124,7 @@ impl Kernel {
             File::AttentionHopper | File::Wgmma => capability == HOPPER,
             File::Attention
             | File::AttentionF32
+            | File::AttentionNarrow
             | File::Elementwise
             | File::Matmul
             | File::Norm
