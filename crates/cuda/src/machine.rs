@@ -3,6 +3,7 @@
 
 use crate::context::Context;
 use crate::gemm;
+use crate::kernel::HOPPER;
 use crate::{Card, CudaDevice, CudaError, Libraries, Options, cards, nvml};
 use exec::{Device, DeviceError, Holder, Machine};
 use graph::Bytes;
@@ -81,6 +82,7 @@ impl Machine for CudaMachine {
         if self.card.capability < FP8 {
             target.rates.fp8 = None;
         }
+        target.gates &= self.card.capability == HOPPER;
         if target.reserved.is_empty() {
             // Of the card where it was measured.
             target.reserved = named("h200")?.reserved;

@@ -100,6 +100,10 @@ pub(crate) fn compile_checked(
     if policy.fuse {
         graph = verified("fuse", passes::fuse(&graph, policy.weights))?;
     }
+    let halves = matches!(policy.precision, Precision::Bf16 | Precision::Fp16);
+    if policy.fuse && halves && target.gates && policy.autodiff.is_none() {
+        graph = verified("gates", passes::gates(&graph))?;
+    }
     graph = verified("dce", passes::dce(&graph))?;
     if policy.precision == Precision::Fp8 {
         has_fp8(policy, target)?;

@@ -22,6 +22,9 @@ pub struct Target {
     pub alignment: u64,
     /// Workers with a workspace of their own.
     pub units: u64,
+    /// Whether products of 16 bits compute the gate behind them.
+    #[serde(default)]
+    pub gates: bool,
     /// Tokens of a step beyond which more brings no speed.
     pub saturation: u64,
     /// Bytes that the process holds there outside of the arena.

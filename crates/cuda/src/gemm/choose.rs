@@ -63,6 +63,9 @@ impl Trial<'_> {
     /// The fastest admissible one, or the first or the named. The operands are poisoned again afterwards.
     pub(super) fn choose(&mut self, choosing: &Choosing) -> Result<Choice, CudaError> {
         let mut candidates: Vec<Choice> = match choosing {
+            // The library has no gates.
+            Choosing::First | Choosing::Timed if self.form.gate() => self.tiles().map(Choice::Hopper).collect(),
+            Choosing::Named(name) if name == LIBRARY && self.form.gate() => vec![],
             Choosing::First => self.algorithms()?,
             Choosing::Timed => [self.algorithms()?, self.tiles().map(Choice::Hopper).collect()].concat(),
             Choosing::Named(name) if name == LIBRARY => self.algorithms()?,
@@ -241,7 +244,7 @@ impl Trial<'_> {
         let scales = if form.scaled() { scales } else { (0, 0) };
         let operands = [
             (x, rows * k, dtype),
-            (w, n * k, dtype),
+            (w, form.outputs() * k, dtype),
             (bias, n, out),
             (y, rows * n, out),
             (residual, rows * n, out),

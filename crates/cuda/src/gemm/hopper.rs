@@ -59,8 +59,22 @@ impl Tile {
             DType::F32 | DType::F8 | DType::I32 | DType::U8 => false,
         };
         let whole = form.n.is_multiple_of(8) && form.k.is_multiple_of(8);
-        let kept = self.has_residual() || form.epilogue != Epilogue::Residual;
+        let kept = match form.epilogue {
+            Epilogue::None | Epilogue::Gelu => true,
+            Epilogue::Residual => self.has_residual(),
+            Epilogue::Gate => self.has_gate() && !form.bias,
+        };
         context.card.capability == HOPPER && narrow && whole && kept
+    }
+
+    /// Whether the gates are one block's to fetch, and what they pass the other's, and both are whole pieces.
+    fn has_gate(&self) -> bool {
+        self.cluster == 2 && self.columns.is_multiple_of(2 * PIECE)
+    }
+
+    /// Columns of y.
+    fn outputs(&self, form: Form) -> u32 {
+        if form.gate() { self.columns / 2 } else { self.columns }
     }
 
     /// Whether registers are left for a residual.
@@ -83,6 +97,7 @@ impl Tile {
             Epilogue::None => 0,
             Epilogue::Gelu => 1,
             Epilogue::Residual => 2,
+            Epilogue::Gate => 3,
         };
         Kernel::new(File::Wgmma, "wgmma", form.dtype)
             .with("EPILOGUE", epilogue)
@@ -120,13 +135,14 @@ impl Tile {
             |address, rows, columns, height| describe(context, dtype, (address, rows, columns), height);
         let maps = [
             matrix(x, rows, k, self.rows())?,
-            matrix(w, n, k, self.columns / self.cluster)?,
+            matrix(w, form.outputs(), k, self.columns / self.cluster)?,
             matrix(y, rows, n, WARP_ROWS)?,
             matrix(r, rows, n, self.rows())?,
         ];
         let args = [Arg::pointer(bias), Arg::int(rows), Arg::int(n), Arg::int(k)];
         // Clusters stay, and take tile after tile.
-        let tiles = rows.div_ceil(u64::from(self.rows() * self.cluster)) * n.div_ceil(u64::from(self.columns));
+        let columns = n.div_ceil(u64::from(self.outputs(form)));
+        let tiles = rows.div_ceil(u64::from(self.rows() * self.cluster)) * columns;
         let clusters = tiles.min(u64::from(context.card.multiprocessors / self.cluster));
         let blocks = clusters * u64::from(self.cluster);
         let shape = Shape { shared: self.shared(), ..Shape::of(blocks, THREADS) };
@@ -137,12 +153,13 @@ impl Tile {
 /// A sample of it.
 pub(super) fn every_kernel() -> Vec<Kernel> {
     let form = |dtype, epilogue| Form { n: 2560, k: 2560, dtype, bias: true, epilogue };
-    let [none, gelu, residual] =
-        [Epilogue::None, Epilogue::Gelu, Epilogue::Residual].map(|e| form(DType::Bf16, e));
-    let forms = [none, gelu, form(DType::F16, Epilogue::None), residual];
+    let [none, gelu, residual, gate] =
+        [Epilogue::None, Epilogue::Gelu, Epilogue::Residual, Epilogue::Gate].map(|e| form(DType::Bf16, e));
     let of = |tile: Tile| {
-        let forms = if tile.has_residual() { &forms[..] } else { &forms[..3] };
-        forms.iter().map(|&form| tile.kernel(form)).collect::<Vec<_>>()
+        let all = [none, gelu, form(DType::F16, Epilogue::None)].into_iter();
+        let residual = tile.has_residual().then_some(residual);
+        let gate = tile.has_gate().then_some(gate);
+        all.chain(residual).chain(gate).map(|form| tile.kernel(form)).collect::<Vec<_>>()
     };
     TILES.into_iter().flat_map(of).collect()
 }

@@ -1,4 +1,4 @@
-//! Matrix products `y = f(x W^T + b) + r`, all row-major, where f is GELU or nothing. Invariant: what computes a product is chosen once for its form,
+//! Matrix products `y = f(x W^T + b) + r`, all row-major, where f is GELU, a gate or nothing. Invariant: what computes a product is chosen once for its form,
 //! from everything but the number of rows, and sums each element in one order; so a row has the same bits in any batch.
 
 mod choose;
@@ -40,7 +40,7 @@ impl Form {
     fn residual(&self) -> bool {
         match self.epilogue {
             Epilogue::Residual => true,
-            Epilogue::None | Epilogue::Gelu => false,
+            Epilogue::None | Epilogue::Gelu | Epilogue::Gate => false,
         }
     }
 
@@ -57,10 +57,20 @@ impl Form {
         self.dtype == DType::F8
     }
 
+    /// Rows of w: a gate's outputs are of two each.
+    pub(crate) fn outputs(&self) -> u64 {
+        if self.gate() { 2 * self.n } else { self.n }
+    }
+
+    pub(crate) fn gate(&self) -> bool {
+        self.epilogue == Epilogue::Gate
+    }
+
     /// An entry of `matmul.cu` for its operands.
     fn kernel(&self, entry: &'static str) -> Kernel {
         let kernel = Kernel::new(File::Matmul, entry, self.out());
-        if self.scaled() { kernel.on_codes() } else { kernel }
+        let kernel = if self.scaled() { kernel.on_codes() } else { kernel };
+        if self.gate() && entry == "product" { kernel.with("GATE", 1) } else { kernel }
     }
 }
 
@@ -72,6 +82,7 @@ impl fmt::Display for Form {
             Epilogue::None => "-",
             Epilogue::Gelu => "gelu",
             Epilogue::Residual => "residual",
+            Epilogue::Gate => "gate",
         };
         write!(f, "{n} {k} {} {bias} {behind}", dtype.name())
     }
@@ -226,7 +237,7 @@ impl Choice {
         }
         match form.epilogue {
             Epilogue::Gelu => kernels.prepare(context, &pass(form, operands).0, 0),
-            Epilogue::None | Epilogue::Residual => Ok(()),
+            Epilogue::None | Epilogue::Residual | Epilogue::Gate => Ok(()),
         }
     }
 
@@ -254,7 +265,7 @@ impl Choice {
                 let (kernel, shape, args) = pass(form, operands);
                 kernels.call(context, &kernel, shape, &args)
             }
-            Epilogue::None | Epilogue::Residual => Ok(()),
+            Epilogue::None | Epilogue::Residual | Epilogue::Gate => Ok(()),
         }
     }
 }
@@ -285,6 +296,9 @@ pub(crate) fn own_products() -> Vec<&'static str> {
 pub(crate) fn every_kernel() -> Vec<Kernel> {
     let form = |dtype| Form { n: 1, k: 1, dtype, bias: false, epilogue: Epilogue::None };
     let forms = [DType::F32, DType::Bf16, DType::F16, DType::F8].map(form);
-    let matmul = forms.iter().flat_map(|form| ["product", "noise"].map(|entry| form.kernel(entry)));
+    let gate = |dtype| Form { epilogue: Epilogue::Gate, ..form(dtype) }.kernel("product");
+    let gates = [DType::F32, DType::Bf16].map(gate);
+    let matmul =
+        forms.iter().flat_map(|form| ["product", "noise"].map(|entry| form.kernel(entry))).chain(gates);
     matmul.chain(hopper::every_kernel()).collect()
 }

@@ -33,6 +33,11 @@ product(const X *__restrict__ x, const X *__restrict__ w, const float *__restric
   const int column0 = blockIdx.y * TILE;
   const int lane_row = threadIdx.x / 16 * PART, lane_column = threadIdx.x % 16 * PART;
   float sums[PART][PART] = {};
+#if defined(GATE)
+  // w (2 N, K), b (2 N): y = gelu(first half) times second half.
+  __shared__ __align__(16) float vs[DEPTH][TILE + 4];
+  float passed[PART][PART] = {};
+#endif
   for (int k0 = 0; k0 < k; k0 += DEPTH) {
     // What lies outside counts as zero, which changes no sum.
 #pragma unroll
@@ -43,6 +48,9 @@ product(const X *__restrict__ x, const X *__restrict__ w, const float *__restric
       const int column = column0 + line;
       xs[depth][line] = inside && row < rows ? widen_operand(x[row * k + k0 + depth]) : 0.0f;
       ws[depth][line] = inside && column < n ? widen_operand(w[(long long)column * k + k0 + depth]) : 0.0f;
+#if defined(GATE)
+      vs[depth][line] = inside && column < n ? widen_operand(w[(long long)(n + column) * k + k0 + depth]) : 0.0f;
+#endif
     }
     __syncthreads();
 #pragma unroll
@@ -53,7 +61,12 @@ product(const X *__restrict__ x, const X *__restrict__ w, const float *__restric
 #pragma unroll
       for (int i = 0; i < PART; i++)
 #pragma unroll
-        for (int j = 0; j < PART; j++) sums[i][j] = fmaf(as[i], cs[j], sums[i][j]);
+        for (int j = 0; j < PART; j++) {
+          sums[i][j] = fmaf(as[i], cs[j], sums[i][j]);
+#if defined(GATE)
+          passed[i][j] = fmaf(as[i], vs[depth][lane_column + j], passed[i][j]);
+#endif
+        }
     }
     __syncthreads();
   }
@@ -69,6 +82,9 @@ product(const X *__restrict__ x, const X *__restrict__ w, const float *__restric
         s *= x_scales[row] * w_scales[column];
 #endif
         if (b) s += load(b[column]);
+#if defined(GATE)
+        s = x_phi(s) * (b ? passed[i][j] + load(b[n + column]) : passed[i][j]);
+#endif
         if (r) s += load(r[row * n + column]);
         y[row * n + column] = store(s);
       }

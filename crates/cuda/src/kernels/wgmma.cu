@@ -5,7 +5,10 @@
 // Invariant: an element is summed over k in order by one thread, from zero-filled whole stages, so its bits do not depend
 // on the number of rows nor on its place among them. The form is for speed alone.
 //
-// Constants: TYPE (1 bf16, 2 f16), EPILOGUE (0, 1: f is gelu, 2: r is added), and the form: BN columns of a tile; MA, 64
+// With a gate, w has 2 N rows, and y = gelu(x w[..N]^T) (x w[N..]^T): a tile is as many columns of the one as of the other,
+// so that a thread has both.
+//
+// Constants: TYPE (1 bf16, 2 f16), EPILOGUE (0, 1: f is gelu, 2: r is added, 3: the gate), and the form: BN columns of a tile; MA, 64
 // rows each, of a warpgroup's; PINGPONG (1: the warpgroups take tiles in turns, so that one multiplies while the other
 // finishes; 0: they share a tile's rows); CLUSTER blocks one below the other, which share what they fetch of w; STAGES;
 // GROUP: rows of tiles that are swept over all columns together, so that L2 holds what they read.
@@ -16,13 +19,15 @@
 #define A_BYTES (BM * 128)
 #define B_BYTES (BN * 128)
 #define STAGE_BYTES (A_BYTES + B_BYTES)
-#define CHUNKS (BN / 64)                     // pieces of y and r of 64 columns
+#define YN (EPILOGUE == 3 ? BN / 2 : BN)     // columns of y
+#define CHUNKS (YN / 64)                     // pieces of y and r of 64 columns
 #define IN_STAGE (STAGE_BYTES / A_BYTES)     // pieces of r that fit into a stage
 #define EXTRA (EPILOGUE == 2 ? (CHUNKS + IN_STAGE - 1) / IN_STAGE : 0)
 #define PIECE 2048                           // bytes of a warp's 16 rows of a piece
 #define BUFFERS 2
 #define THREADS 384
-static_assert(BN % 64 == 0, "pieces are 64 columns");
+static_assert(YN % 64 == 0, "pieces are 64 columns");
+static_assert(EPILOGUE != 3 || CLUSTER == 2, "a block fetches the gates, the other what they pass");
 
 struct __align__(64) Map { u64 words[16]; };
 
@@ -166,7 +171,7 @@ struct Columns {
     for (int i = 0; i < PAIRS; i++) {
       int column = first + 2 * (i * 32 + (int)(threadIdx.x % 32));
       bool there = column < n; // n is even
-      bias[i] = b && there ? *(const u32 *)(b + column) : 0;
+      bias[i] = EPILOGUE != 3 && b && there ? *(const u32 *)(b + column) : 0;
     }
   }
 };
@@ -194,7 +199,7 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
   __syncthreads();
   if (CLUSTER > 1) cluster_sync();
 
-  const int row_tiles = (rows + BM * CLUSTER - 1) / (BM * CLUSTER), column_tiles = (n + BN - 1) / BN;
+  const int row_tiles = (rows + BM * CLUSTER - 1) / (BM * CLUSTER), column_tiles = (n + YN - 1) / YN;
   const int tiles = row_tiles * column_tiles, first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
   const int blocks = (k + DEPTH - 1) / DEPTH;
 
@@ -204,13 +209,14 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
       Place place(0);
       for (int t = first; t < tiles; t += step) {
         Tile tile = tile_of(t, row_tiles, column_tiles);
-        const int row = (tile.row * CLUSTER + rank) * BM, column = tile.column * BN;
+        const int row = (tile.row * CLUSTER + rank) * BM, column = tile.column * YN;
+        const int w_row = column + rank * (EPILOGUE == 3 ? n : BN / CLUSTER);
         for (int i = 0; i < blocks; i++, place.next()) {
           const u32 to = ring + place.stage * STAGE_BYTES, barrier = full + place.stage * 8;
           wait(empty + place.stage * 8, place.parity ^ 1);
           expect(barrier, STAGE_BYTES);
           fetch(to, x, barrier, i * DEPTH, row);
-          fetch_for_all(to + A_BYTES + rank * (B_BYTES / CLUSTER), w, barrier, i * DEPTH, column + rank * (BN / CLUSTER));
+          fetch_for_all(to + A_BYTES + rank * (B_BYTES / CLUSTER), w, barrier, i * DEPTH, w_row);
         }
         for (int i = 0; i < EXTRA; i++, place.next()) {
           const u32 to = ring + place.stage * STAGE_BYTES, barrier = full + place.stage * 8;
@@ -240,7 +246,7 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
     for (int t = first + (PINGPONG ? group * step : 0); t < tiles; t += PINGPONG ? 2 * step : step) {
       Tile tile = tile_of(t, row_tiles, column_tiles);
       const int row = (tile.row * CLUSTER + rank) * BM + (PINGPONG ? 0 : group * WM) + (warp % 4) * 16;
-      const int column = tile.column * BN;
+      const int column = tile.column * YN;
       Columns columns;
       columns.load(b, column, n);
       Place place(number);
@@ -284,9 +290,9 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
       auto finish = [&](int c) {
 #pragma unroll
         for (int j = c * 8; j < c * 8 + 8; j += 2) {
-          float bias[4];
+          float bias[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-          for (int e = 0; e < 2; e++) {
+          for (int e = 0; e < 2 && EPILOGUE != 3; e++) { // a gate has none
             const int pair = (j + e) * 4; // and lane % 4
             const u32 both = __shfl_sync(~0u, columns.bias[pair / 32], pair % 32 + lane % 4);
             unpack<TYPE>(both, bias[2 * e], bias[2 * e + 1]);
@@ -306,6 +312,8 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
               u += bias[2 * e], v += bias[2 * e + 1];
 #if EPILOGUE == 1
               u = x_phi(u), v = x_phi(v);
+#elif EPILOGUE == 3
+              u = x_phi(u) * sums[m][at + BN / 4], v = x_phi(v) * sums[m][at + 1 + BN / 4];
 #elif EPILOGUE == 2
               float p, o;
               unpack<TYPE>(there[q], p, o);

@@ -12,10 +12,13 @@ pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError
     let bias = op.bias.then(|| call.input(2)).transpose()?;
     let residual = match op.epilogue {
         Epilogue::Residual => Some(call.input(2 + usize::from(op.bias))?),
-        Epilogue::None | Epilogue::Gelu => None,
+        Epilogue::None | Epilogue::Gelu | Epilogue::Gate => None,
     };
     if [x, w].iter().all(|operand| operand.dtype == DType::F8) {
         accepted_beside_codes(call, &[bias, residual, Some(y)])?;
+        if op.epilogue == Epilogue::Gate {
+            return Err(call.refused("products of codes have no gate behind them".to_owned()));
+        }
     } else {
         accepted(call, &[Some(x), Some(w), bias, residual, Some(y)])?;
     }

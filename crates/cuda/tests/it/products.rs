@@ -42,8 +42,9 @@ impl Case {
 
     fn on(mut device: CudaDevice, (n, k): (u64, u64), dtype: DType, linear: Linear, in_place: bool) -> Self {
         let t = Dim::Tokens(1);
-        let mut shapes = vec![vec![t, Dim::Fixed(k)], vec![Dim::Fixed(n), Dim::Fixed(k)]];
-        shapes.extend(linear.bias.then(|| vec![Dim::Fixed(n)]));
+        let products = if linear.epilogue == Epilogue::Gate { 2 * n } else { n };
+        let mut shapes = vec![vec![t, Dim::Fixed(k)], vec![Dim::Fixed(products), Dim::Fixed(k)]];
+        shapes.extend(linear.bias.then(|| vec![Dim::Fixed(products)]));
         let residual = linear.epilogue == Epilogue::Residual;
         shapes.extend(residual.then(|| vec![t, Dim::Fixed(n)]));
         shapes.push(vec![t, Dim::Fixed(n)]);
@@ -112,6 +113,16 @@ impl Case {
     /// (value, allowed error) of an element: sums in f32 err with the root of their length, and 16-bit results are
     /// rounded, twice where a gelu follows.
     fn expected(&self, linear: Linear, row: usize, column: usize) -> (f64, f64) {
+        if linear.epilogue == Epilogue::Gate {
+            let plain = Linear { epilogue: Epilogue::None, ..linear };
+            let n = self.out.spec.row_elements() as usize;
+            let [(gate, error), (passed, other)] = [column, n + column].map(|at| self.expected(plain, row, at));
+            let (error, value) = (1.2 * error, gelu(gate) * passed);
+            return (
+                value,
+                error * (passed.abs() + other) + gelu(gate).abs() * other + value.abs() * 2f64.powi(-8),
+            );
+        }
         let k = self.ins[0].spec.row_elements() as usize;
         let (x, w) = (&self.values[0][row * k..][..k], &self.values[1][column * k..][..k]);
         let products = x.iter().zip(w).map(|(x, w)| x * w);
@@ -139,6 +150,7 @@ impl Case {
                 let rounded = product.abs() + s.abs() + (s + residual).abs();
                 (s + residual, summing + rounding * rounded)
             }
+            Epilogue::Gate => unreachable!("two sums"),
             Epilogue::Gelu => (gelu(s), 1.2 * (summing + rounding * s.abs()) + rounding * gelu(s).abs()),
         }
     }
@@ -266,8 +278,10 @@ fn every_form_is_the_sum_in_f64() {
                     (Epilogue::Gelu, false),
                     (Epilogue::Residual, false),
                     (Epilogue::Residual, true),
+                    (Epilogue::Gate, false),
                 ];
-                for (epilogue, in_place) in forms {
+                let codes = |epilogue| dtype == DType::F8 && epilogue == Epilogue::Gate;
+                for (epilogue, in_place) in forms.into_iter().filter(|&(epilogue, _)| !codes(epilogue)) {
                     let linear = Linear { bias, epilogue };
                     Case::new(n, k, dtype, linear, in_place).check(linear);
                 }
@@ -302,15 +316,16 @@ fn our_own_kernel_on_hopper_is_the_sum_in_f64() {
         for dtype in [DType::Bf16, DType::F16] {
             // Whole tiles, parts of them, several in turns, sums that end inside of a stage.
             for (n, k) in [(2560, 640), (320, 480), (200, 16), (8, 8), (1032, 1288)] {
-                for (epilogue, in_place) in
-                    [(Epilogue::None, false), (Epilogue::Gelu, false), (Epilogue::Residual, true)]
-                {
-                    let linear = Linear { bias: n != 320, epilogue };
+                let forms = [Epilogue::None, Epilogue::Gelu, Epilogue::Residual, Epilogue::Gate];
+                for epilogue in forms {
+                    let in_place = epilogue == Epilogue::Residual;
+                    let linear = Linear { bias: n != 320 && epilogue != Epilogue::Gate, epilogue };
                     let device = CudaDevice::with_product(0, name).expect("a card");
                     let mut case = Case::on(device, (n, k), dtype, linear, in_place);
                     let chosen = case.device.products();
-                    // The largest tile has no registers for a residual.
-                    if !(in_place && name == "128x192-turns") {
+                    // The largest tile has no registers for a residual, and its halves are no whole pieces.
+                    let plain = [Epilogue::None, Epilogue::Gelu].contains(&epilogue);
+                    if plain || name != "128x192-turns" {
                         assert!(chosen[0].ends_with(&format!("wgmma {name}")), "{chosen:?}");
                     }
                     let full = case.check(linear);

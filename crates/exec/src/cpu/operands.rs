@@ -232,6 +232,7 @@ impl<'a> Operands<'a> {
             Epilogue::None => (Act::None, None),
             Epilogue::Gelu => (Act::Gelu, None),
             Epilogue::Residual => (Act::None, Some(self.input(after)?)),
+            Epilogue::Gate => return Err(self.refuse("the CPU has no gates behind products".to_owned())),
         };
         Ok(gemm::Epilogue { bias, act, residual })
     }

@@ -9,7 +9,7 @@ pub(super) fn eval(op: &Linear, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, R
     let bias = if op.bias { Some(ins.shaped("b", &[w.rows])?) } else { None };
     let residual = match op.epilogue {
         Epilogue::Residual => Some(ins.shaped("r", &[x.rows, w.rows])?),
-        Epilogue::None | Epilogue::Gelu => None,
+        Epilogue::None | Epilogue::Gelu | Epilogue::Gate => None,
     };
     let mut y = Vec::with_capacity(x.rows * w.rows);
     for x in x.iter_rows() {
@@ -19,9 +19,15 @@ pub(super) fn eval(op: &Linear, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, R
                 Epilogue::None => s,
                 Epilogue::Gelu => gelu(s),
                 Epilogue::Residual => residual.map_or(0.0, |r| r[y.len()]) + s,
+                Epilogue::Gate => s,
             };
             y.push(s);
         }
+    }
+    if op.epilogue == Epilogue::Gate {
+        let half = w.rows / 2;
+        let gated = y.chunks(w.rows).flat_map(|s| (0..half).map(|j| gelu(s[j]) * s[half + j]));
+        return Ok(vec![Tensor::f64(&[x.rows, half], gated.collect())]);
     }
     Ok(vec![Tensor::f64(&[x.rows, w.rows], y)])
 }
@@ -45,12 +51,16 @@ mod tests {
             (false, Epilogue::Gelu, vec![], [-0.045500264, 2.9959502, -0.045500264, 0.0]),
             (true, Epilogue::Gelu, vec![b.clone()], [0.8413447, 1.9544997, 0.8413447, -0.15865525]),
             (false, Epilogue::Residual, vec![r.clone()], [8.0, 23.0, 28.0, 40.0]),
-            (true, Epilogue::Residual, vec![b, r], [11.0, 22.0, 31.0, 39.0]),
+            (true, Epilogue::Residual, vec![b.clone(), r], [11.0, 22.0, 31.0, 39.0]),
         ];
         for (bias, epilogue, rest, y) in cases {
             let ins = [vec![x.clone(), w.clone()], rest].concat();
             check(Op::Linear(Linear { bias, epilogue }), &ins, &[Tensor::f32(&[2, 2], y.to_vec())], 2e-7);
         }
+        // gelu(1) 2 and gelu(1) (-1).
+        let gate = Op::Linear(Linear { bias: true, epilogue: Epilogue::Gate });
+        let y = Tensor::f32(&[2, 1], vec![1.6826895, -0.8413447]);
+        check(gate, &[x, w, b], &[y], 2e-7);
     }
 
     #[test]

@@ -69,7 +69,8 @@ impl On {
             Self::Cpu(_, threads) | Self::CpuBf16(_, threads) => {
                 Ok(Target::named("cpu")?.with_units(threads as u64))
             }
-            Self::Cuda(_) => Target::named("cuda"),
+            // As on Hopper; other cards have gates by plain loops.
+            Self::Cuda(_) => Ok(Target { gates: true, ..Target::named("cuda")? }),
         }
     }
 

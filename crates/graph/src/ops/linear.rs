@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// `y = f(x W^T + b)`, W as (N, K) rows like every weight file has it.
 ///
-/// Inputs x: (R, K), w: (N, K), with `bias` b: (N), with `Epilogue::Residual` r: (R, N). Output y: (R, N).
+/// Inputs x: (R, K), w: (N, K), with `bias` b: (N), with `Epilogue::Residual` r: (R, N). Output y: (R, N), with
+/// `Epilogue::Gate` (R, N / 2).
 /// The K order of every sum is fixed by (N, K, dtype), so a row's bits do not depend on the other rows.
 ///
 /// Where x and w are both e4m3, each with a scale for each row, `y = f(sx sw (codes of x)(codes of w)^T + b)` is bf16, as b
@@ -30,13 +31,15 @@ pub enum Epilogue {
     Gelu,
     /// `r + s`.
     Residual,
+    /// `gelu_erf(s[:, j]) * s[:, N / 2 + j]`: a [`Glu`] behind its linear.
+    Gate,
 }
 
 impl Linear {
     fn residual(&self) -> bool {
         match self.epilogue {
             Epilogue::Residual => true,
-            Epilogue::None | Epilogue::Gelu => false,
+            Epilogue::None | Epilogue::Gelu | Epilogue::Gate => false,
         }
     }
 }
@@ -59,7 +62,14 @@ impl OpRules for Linear {
         if self.residual() {
             shape_is("r", ins[2 + usize::from(self.bias)], &[rows, n])?;
         }
-        Ok(vec![TensorSpec::activation([rows, n], dtype)])
+        let columns = match (self.epilogue, n) {
+            (Epilogue::Gate, Dim::Fixed(n)) if n.is_multiple_of(2) => Dim::Fixed(n / 2),
+            (Epilogue::Gate, _) => {
+                return Err(RuleError(format!("w must have an even number of rows, not {n}")));
+            }
+            (Epilogue::None | Epilogue::Gelu | Epilogue::Residual, _) => n,
+        };
+        Ok(vec![TensorSpec::activation([rows, columns], dtype)])
     }
 
     fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
@@ -83,6 +93,8 @@ impl OpRules for Linear {
                 Epilogue::None => 1,
                 Epilogue::Residual => 2,
                 Epilogue::Gelu => 1 + TRANSCENDENTAL,
+                // Of each output's other product, too.
+                Epilogue::Gate => 2 * ins[0].row_elements() + 2 + TRANSCENDENTAL,
             };
         streaming(per_output * outs[0].elements_at(counts), ins, outs, counts)
     }
@@ -92,7 +104,7 @@ impl OpRules for Linear {
         match (self.epilogue, self.bias) {
             (Epilogue::Residual, true) => &[3],
             (Epilogue::Residual, false) => &[2],
-            (Epilogue::None | Epilogue::Gelu, _) => &[],
+            (Epilogue::None | Epilogue::Gelu | Epilogue::Gate, _) => &[],
         }
     }
 
@@ -107,7 +119,9 @@ impl OpRules for Linear {
                 Ok(vec![ins[0]])
             }
             // Column parallel: rows of W are cut, and with them the bias.
-            (Placement::Replicate, Placement::Shard(0), b) if !self.bias || b == Placement::Shard(0) => {
+            (Placement::Replicate, Placement::Shard(0), b)
+                if (!self.bias || b == Placement::Shard(0)) && self.epilogue != Epilogue::Gate =>
+            {
                 Ok(vec![Placement::Shard(1)])
             }
             // Row parallel: K is cut; a bias would be added once per device.

@@ -7,8 +7,8 @@
 
 use super::dce;
 use crate::Weights;
-use graph::ops::{Epilogue, Linear, Qkv};
-use graph::{Def, Dim, Graph, NodeId, Op, Param, ParamId, Piece, Role, TensorSpec, Value, ValueId};
+use graph::ops::{Activation, Epilogue, Glu, Linear, Qkv};
+use graph::{DType, Def, Dim, Graph, NodeId, Op, Param, ParamId, Piece, Role, TensorSpec, Value, ValueId};
 
 /// The graph with fused ops. Trained weights stay apart: other plans share them one by one.
 pub fn fuse(graph: &Graph, weights: Weights) -> Graph {
@@ -20,6 +20,14 @@ pub fn fuse(graph: &Graph, weights: Weights) -> Graph {
     for i in 0..fusion.g.nodes.len() {
         fusion.epilogue(i);
     }
+    dce(&fusion.g)
+}
+
+/// The graph with every linear of 16 bits and the gate behind it as one, where all rows are whole words of 16 bytes: what
+/// a target's products of such rows do in registers.
+pub fn gates(graph: &Graph) -> Graph {
+    let mut fusion = Fusion { g: graph.clone(), reads: graph.reads() };
+    (0..graph.nodes.len()).for_each(|i| fusion.gate(i));
     dce(&fusion.g)
 }
 
@@ -54,6 +62,19 @@ impl Fusion {
         let Some(((id, linear), epilogue, residual)) = found else { return };
         let inputs = self.g.node(id).inputs.iter().copied().chain(residual).collect();
         self.g.nodes[i].op = Op::Linear(Linear { epilogue, ..linear });
+        self.set_inputs(i, inputs);
+    }
+
+    fn gate(&mut self, i: usize) {
+        let Op::Glu(Glu { activation: Activation::Gelu }) = self.g.nodes[i].op else { return };
+        let Some((id, linear)) = self.plain_linear(self.g.nodes[i].inputs[0]) else { return };
+        let inputs = self.g.node(id).inputs.clone();
+        let columns = [inputs[0], self.g.nodes[i].inputs[0]].map(|v| self.g.spec(v).row_elements());
+        let narrow = [DType::Bf16, DType::F16].contains(&self.g.spec(inputs[0]).dtype);
+        if linear.bias || !narrow || !(columns[0].is_multiple_of(8) && columns[1].is_multiple_of(16)) {
+            return;
+        }
+        self.g.nodes[i].op = Op::Linear(Linear { epilogue: Epilogue::Gate, ..linear });
         self.set_inputs(i, inputs);
     }
 

@@ -5,7 +5,7 @@ use crate::symbolic::meaning;
 use graph::ops::Epilogue;
 use graph::{Builder, DType, Dim, Graph, Op, ValueId};
 use models::{KNOWN, Output};
-use plimsoll_plan::{Policy, Weights, compile, passes};
+use plimsoll_plan::{Policy, Precision, Weights, compile, passes};
 
 fn epilogues(graph: &Graph, wanted: Epilogue) -> usize {
     graph.nodes.iter().filter(|n| matches!(n.op, Op::Linear(l) if l.epilogue == wanted)).count()
@@ -43,6 +43,23 @@ fn layers_of_models_are_fused_whole() {
     };
     assert_eq!(count_ops("facebook/esm2_t33_650M_UR50D"), ([33, 33, 66], 0, 0, 33));
     assert_eq!(count_ops("zhihan1996/DNABERT-S"), ([24, 0, 24], 0, 0, 12));
+}
+
+#[test]
+fn gates_are_fused_where_products_compute_them() {
+    let plan = |target_name, precision| {
+        let graph = encoder("zhihan1996/DNABERT-S").graph(bounds(512), MEAN).expect("verified");
+        compile(&graph, &Policy { precision, ..Policy::default() }, &target(target_name))
+            .expect("planned")
+            .graph
+    };
+    let [with, without] = ["h200", "a100-80"].map(|name| plan(name, Precision::Bf16));
+    assert_eq!((epilogues(&with, Epilogue::Gate), count(&with, "glu")), (12, 0));
+    assert_eq!((epilogues(&without, Epilogue::Gate), count(&without, "glu")), (0, 12));
+    assert_eq!(meaning(&with), meaning(&without));
+    // Codes are made behind the gate, from a whole row.
+    assert_eq!(epilogues(&plan("h200", Precision::Fp8), Epilogue::Gate), 0);
+    assert_eq!(epilogues(&plan("h200", Precision::F32), Epilogue::Gate), 0);
 }
 
 #[test]

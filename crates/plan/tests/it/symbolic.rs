@@ -1,7 +1,7 @@
 //! What a graph computes, as terms: two graphs of one meaning compute the same function.
 //! Invariant: fused forms are expanded, so a pass that rewires anything wrongly changes the meaning.
 
-use graph::ops::{Attention, Epilogue, Linear, Qkv};
+use graph::ops::{Activation, Attention, Epilogue, Glu, Linear, Qkv};
 use graph::{Def, Graph, Op, Role, TensorSpec, ValueId};
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -80,6 +80,10 @@ fn linear_term(g: &Graph, inputs: &[ValueId], ins: &[Term], linear: Linear) -> T
         Epilogue::None => plain,
         Epilogue::Gelu => term(("gelu", plain)),
         Epilogue::Residual => sum(plain, ins[operands]),
+        Epilogue::Gate => {
+            let gate = Op::Glu(Glu { activation: Activation::Gelu });
+            term((format!("{gate:?}"), vec![plain], 0_usize))
+        }
     }
 }
 

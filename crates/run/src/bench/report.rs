@@ -306,6 +306,7 @@ fn behind(op: &Op) -> &'static str {
         Epilogue::None => "",
         Epilogue::Gelu => ", gelu",
         Epilogue::Residual => ", residual",
+        Epilogue::Gate => ", gate",
     }
 }
 

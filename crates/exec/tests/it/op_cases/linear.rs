@@ -27,6 +27,12 @@ pub fn cases() -> Vec<Case> {
         cases.push(linear(5, Dim::Sequences(1), 24, 33, form(i)));
         cases.push(linear(3, Dim::Fixed(3), 40, 24, form(i)));
     }
+    // Gates: ragged ones, and those that a tile of products has.
+    for (n, k, bias) in [(2, 3, false), (66, 33, true), (64, 40, false), (272, 72, false)] {
+        for rows in [1, 37] {
+            cases.push(linear(rows, Dim::Tokens(1), n, k, Linear { bias, epilogue: Epilogue::Gate }));
+        }
+    }
     cases
 }
 
@@ -54,7 +60,7 @@ fn linear(rows: u64, dim: Dim, n: u64, k: u64, op: Linear) -> Case {
     }
     match op.epilogue {
         Epilogue::Residual => case.noise(&[dim, Dim::Fixed(n)], UNIT),
-        Epilogue::None | Epilogue::Gelu => case,
+        Epilogue::None | Epilogue::Gelu | Epilogue::Gate => case,
     }
 }
 
