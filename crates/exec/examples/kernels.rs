@@ -1,12 +1,14 @@
 //! Times the CPU kernels: the product against raw FMA and AMX loops, the `gemm` crate and our own plain FMA
 //! kernel, attention against the raw loop. All sides of each ratio run by turns in one process; medians.
 //!
-//! `cargo run --release -p plimsoll-exec --example kernels [-- threads [avx512|avx2|portable]]`
+//! `cargo run --release -p plimsoll-exec --example kernels [-- threads [avx512|avx2|portable|bf16]]`; `bf16` times the
+//! product of bf16 alone, against the raw loop on tiles where there are any.
 
 use graph::ops::Mask;
 use plimsoll_exec::cpu::attention::{self, Attention, Rope, attention};
 use plimsoll_exec::cpu::gemm::{self, Act, Epilogue};
-use plimsoll_exec::cpu::{Cpu, Isa, Rows, RowsMut, elementwise, norm, peak, rope};
+use plimsoll_exec::cpu::{Bf16, Cpu, Isa, Rows, RowsMut, elementwise, gemm_bf16, norm, peak, rope};
+use plimsoll_exec::tiles;
 use std::time::Instant;
 
 #[path = "../src/cpu/tests/peer.rs"]
@@ -16,6 +18,9 @@ const TURNS: usize = 15;
 
 fn main() {
     let threads = std::env::args().nth(1).and_then(|a| a.parse().ok()).unwrap_or(2);
+    if std::env::args().nth(2).is_some_and(|a| a == "bf16") {
+        return products_of_bf16(&Cpu::new(threads));
+    }
     let named = |name: String| Isa::available().find(|isa| isa.name() == name).expect("this machine has it");
     let isa = std::env::args().nth(2).map_or_else(Isa::detect, named);
     let cpu = Cpu::with_isa(threads, isa);
@@ -129,6 +134,47 @@ fn linear(cpu: &Cpu, plain: &Cpu, m: usize, n: usize, k: usize) {
     print!("{m:>8},{n:>6},{k:>6}");
     [raw, amx, peer, plain, ours, gelu].iter().for_each(|r| print!(" {r:>7.1}"));
     println!(" | {:>9.2} {:>5.2} {:>5.2} {:>5.2}", ours / raw, ours / peer, ours / plain, 6.0 * ours / amx);
+}
+
+/// With the epilogue that the model's linear of this shape has, each turn between two of the raw loop.
+fn products_of_bf16(cpu: &Cpu) {
+    println!("{} x {}; medians of {TURNS} turns; GFLOP/s", cpu.isa().name(), cpu.threads());
+    println!("{:>22} {:>8} {:>8} | ours/raw by turns", "bf16 M,N,K", "raw", "ours");
+    for (m, width, hidden) in [(10_752, 320, 1280), (2048, 480, 1920), (2048, 640, 2560), (2048, 1280, 5120)] {
+        product_of_bf16(cpu, (m, 3 * width, width), Act::None, false);
+        product_of_bf16(cpu, (m, width, width), Act::None, true);
+        product_of_bf16(cpu, (m, hidden, width), Act::Gelu, false);
+        product_of_bf16(cpu, (m, width, hidden), Act::None, true);
+    }
+}
+
+fn product_of_bf16(cpu: &Cpu, (m, n, k): (usize, usize, usize), act: Act, residual: bool) {
+    let halves = |n| numbers(n).into_iter().map(|x| Bf16((x.to_bits() >> 16) as u16)).collect::<Vec<_>>();
+    let (x, bias, r, w) = (halves(m * k), halves(n), halves(m * n), tiles::packed(&numbers(n * k), k));
+    let mut y = vec![Bf16::default(); m * n];
+    let mut space = vec![0.0; gemm_bf16::WORKSPACE.per_unit.0 as usize / 4 * cpu.threads()];
+    let raw = || match peak::amx_gflops(cpu, 1e-3) {
+        Some(rate) => rate,
+        None => peak::fma_gflops(cpu, 1e-3),
+    };
+    let (mut raws, mut rates, mut shares) = (Vec::new(), Vec::new(), Vec::new());
+    let mut before = raw();
+    for turn in 0..TURNS + 1 {
+        let residual = residual.then(|| Rows::new(&r, m, n, n));
+        let e = Epilogue { bias: Some(&bias[..]), act, residual };
+        let start = Instant::now();
+        gemm_bf16::linear(cpu, Rows::new(&x, m, k, k), &w, e, RowsMut::new(&mut y, m, n, n), &mut space);
+        let rate = 2e-9 * (m * n * k) as f64 / start.elapsed().as_secs_f64();
+        let after = raw();
+        if turn > 0 {
+            raws.push(after);
+            rates.push(rate);
+            shares.push(2.0 * rate / (before + after));
+        }
+        before = after;
+    }
+    let [raw, ours, share] = [raws, rates, shares].map(median);
+    println!("{m:>8},{n:>6},{k:>6} {raw:>8.1} {ours:>8.1} | {share:>9.2}");
 }
 
 fn attend(cpu: &Cpu, heads: usize, hd: usize, len: usize, sequences: usize, alibi: bool) {

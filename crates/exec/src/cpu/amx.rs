@@ -28,11 +28,11 @@ pub(super) fn available() -> bool {
     *AVAILABLE.get_or_init(|| has_tiles() && permitted())
 }
 
-/// AMX-TILE and AMX-BF16.
+/// AMX-TILE and AMX-BF16, and AVX512-BF16, which their kernels round with.
 fn has_tiles() -> bool {
     const BF16: u32 = 1 << 22;
     const TILES: u32 = 1 << 24;
-    if __cpuid_count(0, 0).eax < 7 {
+    if __cpuid_count(0, 0).eax < 7 || !is_x86_feature_detected!("avx512bf16") {
         return false;
     }
     let features = __cpuid_count(7, 0).edx;
@@ -123,6 +123,20 @@ pub(super) trait Unit: Sized {
 
     /// Adds A B to the sums.
     fn multiply(&mut self);
+
+    /// Loads both factors and multiplies.
+    ///
+    /// # Safety
+    /// As `load_a` and `load_b`.
+    #[inline(always)]
+    unsafe fn step(&mut self, a: *const u8, row: usize, b: *const u8) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            self.load_a(a, row);
+            self.load_b(b);
+        }
+        self.multiply();
+    }
 
     /// `c (+)= a b` to nearly f32 from three bf16 parts of each factor: of the nine products of parts the six
     /// largest, ordered so that successive ones share a factor. `c` is 32 x 32, and begins at zero unless
@@ -281,6 +295,30 @@ impl Unit for Tiles {
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 "tdpbf16ps tmm3, tmm5, tmm7",
                 options(nostack, nomem, preserves_flags),
+            );
+        }
+    }
+
+    /// Each tile right before its first product: up to a tenth faster than all loads before all products.
+    #[inline(always)]
+    unsafe fn step(&mut self, a: *const u8, row: usize, b: *const u8) {
+        // SAFETY: reads the 32 rows and the two tiles.
+        unsafe {
+            asm!(
+                "tileloadd tmm6, [{b} + {line}*1]",
+                "tileloadd tmm4, [{upper} + {row}*1]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{b} + {line}*1 + 1024]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloadd tmm5, [{lower} + {row}*1]",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                b = in(reg) b,
+                line = in(reg) 64_usize,
+                upper = in(reg) a,
+                lower = in(reg) a.add(SIDE * row),
+                row = in(reg) row,
+                options(nostack, readonly, preserves_flags),
             );
         }
     }

@@ -4,405 +4,292 @@
 //! zero. Cutting K into slices stores and reloads that f32 sum exactly; zeros past M and K add zero. So the bits of a
 //! row depend on that row and the weights alone.
 //!
-//! Order of work: a task takes a block of rows and a group of panels. Slice by slice, few panels at a time, it passes
-//! all strips of 32 rows over them: the panels' slice stays in L1, the rows stream from L2. They are read where they
-//! lie; only those that are no whole tile, or whose stride would put them into few sets of the cache, are copied.
-//! While the tiles multiply, the core asks for what comes next and finishes the strip before.
+//! Order of work: a task takes a block of rows and a group of panels, whose slice stays in L2. Slice by slice, strip
+//! by strip of 32 rows, it lays the strip out as tiles and passes the panels over it. While the tiles multiply, the
+//! core asks for what comes next and finishes the sums before: bias, activation, residual, one rounding.
 
 use super::Cpu;
 use super::amx::{SIDE, STEP, STRIP, TILE, Unit};
 use super::element::Bf16;
-use super::gemm::{Job, Split, finish};
-use super::isa::Kernel;
+use super::gemm::{Act, Job};
+use super::math::gelu_bf16;
 use super::simd::{LANES, Simd};
+use super::simd_x86::Avx512;
 use super::tile::PANEL;
+use core::arch::x86_64::*;
 use core::marker::PhantomData;
 use core::ops::Range;
 
-/// How a product is cut: most rows of a task, steps of a slice, panels of a task where K has several slices (their
-/// sums wait in the workspace), and panels that a strip passes at once.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Blocking {
-    pub(super) rows: usize,
-    pub(super) depth: usize,
-    pub(super) group: usize,
-    pub(super) pair: usize,
-    /// Whether rows are read where they lie.
-    pub(super) direct: bool,
-    /// What is asked for ahead: 0 nothing, 1 rows, 2 weights too, 3 sums and y too.
-    pub(super) prefetch: usize,
-}
+/// Most rows of a task, steps of a slice, and panels of a task: at most 1.6 MB of weights, which stay in L2. (K = 1280
+/// in two slices was a fifth slower, 10 panels a tenth, 40 panels a third.)
+const ROWS: usize = 256;
+const DEPTH: usize = 40;
+const GROUP: usize = 20;
 
-/// The slices of a panel and of a strip, 20 KB each, share L1; the sums take 1 MB of L2.
-pub(super) const BLOCKING: Blocking =
-    Blocking { rows: 512, depth: 10, group: 16, pair: 1, direct: true, prefetch: 3 };
-
-impl Blocking {
-    /// Bytes of the copied rows.
-    const fn packed(&self) -> usize {
-        self.rows * self.depth * STEP * 2
-    }
-
-    /// Bytes of workspace of a thread: besides, the sums, and rooms for those of two strips.
-    pub(super) const fn each(&self) -> usize {
-        self.packed() + 4 * PANEL * self.rows * self.group + 2 * 4 * PANEL * STRIP
-    }
-}
-
-/// Where a strip of rows lies: its first row of this slice, bytes from row to row and from step to step.
-#[derive(Clone, Copy)]
-struct Strip {
-    at: *const u8,
-    row: usize,
-    step: usize,
-}
+/// Bytes of a strip's slice, and of the sums of a strip and a panel.
+const SLICE: usize = DEPTH * 2 * TILE;
+const SUMS: usize = STRIP * PANEL * 4;
+/// Bytes of workspace of a thread: a strip, sums on their way out and those that follow them, all sums.
+pub(super) const EACH: usize = SLICE + 2 * SUMS + ROWS / STRIP * GROUP * SUMS;
 
 /// `gemm_bf16::linear` after its checks, for K > 0; a thread's workspace is `each` bytes.
 ///
 /// # Safety
-/// The CPU has the registers of `U`.
+/// The CPU has AVX-512 with BF16, and the registers of `U`.
 pub(super) unsafe fn linear<U: Unit>(cpu: &Cpu, job: Job<'_, Bf16>, workspace: *mut f32, each: usize) {
-    // SAFETY: as the caller promises.
-    unsafe { linear_in::<U>(cpu, job, BLOCKING, workspace, each) }
-}
-
-/// The same, cut as `blocking` says.
-///
-/// # Safety
-/// As `linear`.
-pub(super) unsafe fn linear_in<U: Unit>(
-    cpu: &Cpu,
-    job: Job<'_, Bf16>,
-    blocking: Blocking,
-    workspace: *mut f32,
-    each: usize,
-) {
-    assert!(job.x.cols() > 0 && each >= blocking.each(), "columns and workspace");
+    assert!(job.x.cols() > 0 && each >= EACH, "columns and workspace");
     let (m, panels) = (job.x.rows(), job.y.cols().div_ceil(PANEL));
-    let fewest = if job.x.cols() > blocking.depth * STEP { panels.div_ceil(blocking.group) } else { 1 };
-    let split = Split::new(m, panels, cpu.threads(), STRIP, blocking.rows, fewest);
+    // As many blocks as a multiple of the threads, of equal size; few rows: the threads share the panels too.
+    let wanted = m.div_ceil(ROWS).next_multiple_of(cpu.threads()).max(1);
+    let height = m.div_ceil(wanted).next_multiple_of(STRIP).clamp(1, ROWS);
+    let blocks = m.div_ceil(height);
+    let shares = if blocks >= cpu.threads() { 1 } else { (2 * cpu.threads()).div_ceil(blocks.max(1)) };
+    let groups = panels.div_ceil(GROUP).max(shares).min(panels);
     let workspace = workspace as usize;
-    cpu.pool().run(split.tasks(), &|task, worker| {
-        let (rows, panels) = split.task(task);
+    cpu.pool().run(blocks * groups, &|task, worker| {
+        // Group after group: a thread's next task is likely to take the same weights.
+        let rows = |task: usize| (task % blocks * height).min(m)..m.min((task % blocks + 1) * height);
+        let first = |group: usize| group * panels / groups;
+        let panels = first(task / blocks)..first(task / blocks + 1);
+        let (rows, next) = (rows(task), rows(task + cpu.threads()).start);
         // Its own: worker indices of one run are distinct.
         let scratch = (workspace + worker * each) as *mut u8;
-        cpu.isa().run(Task::<U> { job, blocking, rows, panels, scratch, unit: PhantomData });
+        // SAFETY: as the caller promises; a thread runs one task at a time.
+        unsafe { Task::<U> { job, rows, panels, next, scratch, unit: PhantomData }.run() };
     });
 }
 
-/// One task. `scratch` is `EACH` bytes of this worker's own.
+/// One task. `scratch` is `EACH` bytes of this worker's own; `next` most likely its next block's first row.
 struct Task<'a, U> {
     job: Job<'a, Bf16>,
-    blocking: Blocking,
     rows: Range<usize>,
     panels: Range<usize>,
+    next: usize,
     scratch: *mut u8,
     unit: PhantomData<U>,
 }
 
-impl<U: Unit> Kernel for Task<'_, U> {
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        // SAFETY: `linear`'s caller promises the registers; a thread runs one task at a time.
-        let mut unit = unsafe { U::configure() };
-        let slices = self.job.x.cols().div_ceil(STEP).div_ceil(self.blocking.depth);
-        let mut chores = Chores::new(self.job, self.blocking.prefetch);
-        let strips = self.rows.len().div_ceil(STRIP);
-        let mut blocks = 0;
-        for slice in 0..slices {
-            let steps = self.steps(slice, slices);
-            for strip in 0..strips {
-                if !self.lies_well(strip) {
-                    // SAFETY: a strip of this task's rows, and its room in the scratch.
-                    unsafe { self.pack(s, strip, &steps) };
-                }
-            }
-            for first in self.panels.clone().step_by(self.blocking.pair) {
-                let pair = first..self.panels.end.min(first + self.blocking.pair);
-                let next = pair.end..self.panels.end.min(pair.end + self.blocking.pair);
-                let lines = next.len() * steps.len() * 2 * TILE / 64;
-                chores.weights = Ask::new(
-                    self.weights(next.start, &steps),
-                    self.panel_bytes(),
-                    next.len(),
-                    steps.len() * 2 * TILE,
-                );
-                chores.weights_each = lines.div_ceil(strips * pair.len() * steps.len());
-                for strip in 0..strips {
-                    for panel in pair.clone() {
-                        let at = (panel - pair.start, pair.len());
-                        // SAFETY: the rows of this slice lie where `strip` says.
-                        unsafe {
-                            self.block(
-                                s,
-                                &mut unit,
-                                &mut chores,
-                                (strip, strips),
-                                panel,
-                                at,
-                                &steps,
-                                slices,
-                                blocks,
-                            )
-                        };
-                        blocks += 1;
-                    }
-                }
-            }
-        }
-        chores.finish(s, STRIP);
-    }
+/// Where in a task's work a block stands: its strip of how many, their rows, its panel, the steps of the slice.
+struct Block<'a> {
+    strip: usize,
+    strips: usize,
+    rows: &'a Range<usize>,
+    panel: usize,
+    steps: &'a Range<usize>,
 }
 
 impl<U: Unit> Task<'_, U> {
-    #[inline(always)]
-    #[allow(clippy::too_many_arguments)] // where in the loops of `run` it stands
-    unsafe fn block<S: Simd>(
-        &self,
-        s: S,
-        unit: &mut U,
-        chores: &mut Chores<'_>,
-        (strip, strips): (usize, usize),
-        panel: usize,
-        (part, parts): (usize, usize),
-        steps: &Range<usize>,
-        slices: usize,
-        blocks: usize,
-    ) {
-        let (more, last) = (steps.start > 0, steps.end == self.job.x.cols().div_ceil(STEP));
-        let a = self.strip(strip, steps);
-        let b = self.weights(panel, steps);
-        let rooms = self.scratch.wrapping_add(self.blocking.packed()).cast::<f32>();
-        let sums = rooms.wrapping_add(2 * STRIP * PANEL);
-        let place = |panel: usize, strip: usize| {
-            sums.wrapping_add(((panel - self.panels.start) * strips + strip) * STRIP * PANEL)
-        };
-        let c = if slices > 1 { place(panel, strip) } else { rooms };
-        let to = if last { rooms.wrapping_add(blocks % 2 * STRIP * PANEL) } else { c };
-        let ahead = self.strip((strip + 1) % strips, steps);
-        let share = STRIP / parts;
-        chores.ahead = Strip { at: ahead.at.wrapping_add(part * share * ahead.row), ..ahead };
-        chores.share = share;
-        let more_lines = if slices > 1 { STRIP * PANEL } else { 0 };
-        let (next_panel, next_strip) =
-            if part + 1 < parts { (panel + 1, strip) } else { (panel - part, strip + 1) };
-        chores.sums = Ask::new(place(next_panel, next_strip).cast(), 0, 1, 4 * more_lines);
-        let rows = self.strip_rows(strip);
-        if last {
-            let y = self.job.y;
-            chores.out = Ask::new(
-                y.row(rows.start).wrapping_add(panel * PANEL).cast(),
-                2 * y.ld(),
-                rows.len(),
-                2 * PANEL,
-            );
-            if let Some(r) = self.job.epilogue.residual {
-                chores.residual = Ask::new(
-                    r.row(rows.start).wrapping_add(panel * PANEL).cast(),
-                    2 * r.ld(),
-                    rows.len(),
-                    2 * PANEL,
-                );
+    /// # Safety
+    /// The CPU has AVX-512 with BF16 and the registers of `U`, and this thread no other `U`.
+    #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    unsafe fn run(self) {
+        // SAFETY: as the caller promises.
+        let (s, mut unit) = unsafe { (Avx512::assume(), U::configure()) };
+        let total = self.job.x.cols().div_ceil(STEP);
+        let (slices, strips) = (total.div_ceil(DEPTH), self.rows.len().div_ceil(STRIP));
+        let mut chores = Chores::new(self.job, s);
+        for slice in 0..slices {
+            let steps = &(slice * total / slices..(slice + 1) * total / slices);
+            for strip in 0..strips {
+                let start = self.rows.start + strip * STRIP;
+                let rows = &(start..self.rows.end.min(start + STRIP));
+                // SAFETY: a strip of this task's rows; the scratch begins with its room.
+                unsafe { self.lay(rows, steps) };
+                let (row, step) = match (strip + 1 < strips, slice + 1 < slices) {
+                    (true, _) => (start + STRIP, steps.start),
+                    (false, true) => (self.rows.start, steps.end),
+                    (false, false) => (self.next, 0),
+                };
+                chores.x = self.job.x.row(row).wrapping_add(step * STEP);
+                for panel in self.panels.clone() {
+                    let block = Block { strip, strips, rows, panel, steps };
+                    // SAFETY: the strip was laid out just now.
+                    unsafe { self.block(&mut unit, &mut chores, block) };
+                }
             }
         }
-        chores.rate = STRIP.div_ceil(steps.len());
-        // SAFETY: `steps` steps of the strip and of the panel; the sums' place or a room.
+        // SAFETY: sums of this task's.
+        unsafe { chores.finish(0, STRIP) };
+    }
+
+    /// Adds the product of a strip and a panel, in one slice, to their sums; the last slice goes on to y.
+    ///
+    /// # Safety
+    /// `run`'s alone: the scratch begins with the strip's slice.
+    #[inline(always)]
+    unsafe fn block(&self, unit: &mut U, chores: &mut Chores<'_>, block: Block<'_>) {
+        let Block { strip, strips, rows, panel, steps } = block;
+        let total = self.job.x.cols().div_ceil(STEP);
+        let (more, last) = (steps.start > 0, steps.end == total);
+        let b = self.job.w.as_ptr().cast::<u8>().wrapping_add((panel * total + steps.start) * 2 * TILE);
+        let rooms = self.scratch.wrapping_add(SLICE).cast::<f32>();
+        let of = panel - self.panels.start;
+        let sums = rooms.wrapping_add((2 + of * strips + strip) * STRIP * PANEL);
+        // Two rooms in L1 take turns: what is in one is being finished.
+        let room = if chores.sum == rooms { rooms.wrapping_add(STRIP * PANEL) } else { rooms };
+        chores.panels = (of, self.panels.len());
+        chores.strips = (strip, strips);
+        chores.w = if last { core::ptr::null() } else { b.wrapping_add(steps.len() * 2 * TILE) };
+        let each = STRIP.div_ceil(steps.len());
+        // SAFETY: `steps` steps of the strip and of the panel; the sums' place, or the room that is free.
         unsafe {
             if more {
-                unit.begin(c)
+                unit.begin(sums)
             } else {
                 unit.zero()
             }
             for step in 0..steps.len() {
-                unit.load_a(a.at.add(step * a.step), a.row);
-                unit.load_b(b.add(step * 2 * TILE));
-                unit.multiply();
-                chores.turn(s);
+                unit.step(self.scratch.add(step * 2 * TILE), 64, b.add(step * 2 * TILE));
+                chores.finish(step * each, (step + 1) * each);
+                if last {
+                    chores.ask_out(rows, panel, step * each, (step + 1) * each);
+                }
+                chores.ask_in(step);
             }
-            unit.end(to);
-        }
-        if last {
-            chores.finish(s, STRIP);
-            chores.done = Done { row: rows.start, rows: rows.len(), panel, sum: to };
-        }
-    }
-
-    fn steps(&self, slice: usize, slices: usize) -> Range<usize> {
-        let steps = self.job.x.cols().div_ceil(STEP);
-        slice * steps / slices..(slice + 1) * steps / slices
-    }
-
-    fn strip_rows(&self, strip: usize) -> Range<usize> {
-        let start = self.rows.start + strip * STRIP;
-        start..self.rows.end.min(start + STRIP)
-    }
-
-    fn panel_bytes(&self) -> usize {
-        self.job.x.cols().div_ceil(STEP) * 2 * TILE
-    }
-
-    fn weights(&self, panel: usize, steps: &Range<usize>) -> *const u8 {
-        self.job.w.as_ptr().cast::<u8>().wrapping_add(panel * self.panel_bytes() + steps.start * 2 * TILE)
-    }
-
-    fn lies_well(&self, strip: usize) -> bool {
-        self.blocking.direct && self.job.x.cols().is_multiple_of(STEP) && self.strip_rows(strip).len() == STRIP
-    }
-
-    fn strip(&self, strip: usize, steps: &Range<usize>) -> Strip {
-        let x = self.job.x;
-        if self.lies_well(strip) {
-            let at = x.row(self.rows.start + strip * STRIP).wrapping_add(steps.start * STEP);
-            Strip { at: at.cast(), row: 2 * x.ld(), step: 2 * STEP }
-        } else {
-            let at = self.scratch.wrapping_add(strip * self.blocking.depth * 2 * TILE);
-            Strip { at, row: 64, step: 2 * TILE }
+            unit.end(if last { room } else { sums });
+            if last {
+                chores.begin(rows, panel, room);
+            }
         }
     }
 
-    /// Copies steps of a strip to tiles, with zeros past the last row and column.
+    /// Lays out a strip's slice as tiles, with zeros past the last row and column.
+    ///
+    /// # Safety
+    /// The rows and steps lie in x.
     #[inline(always)]
-    unsafe fn pack<S: Simd>(&self, _: S, strip: usize, steps: &Range<usize>) {
-        let (x, rows) = (self.job.x, self.strip_rows(strip));
-        let to = self.scratch.wrapping_add(strip * self.blocking.depth * 2 * TILE);
+    unsafe fn lay(&self, rows: &Range<usize>, steps: &Range<usize>) {
+        let x = self.job.x;
         for r in 0..STRIP {
             for (i, step) in steps.clone().enumerate() {
                 let left = if r < rows.len() { (x.cols() - step * STEP).min(STEP) } else { 0 };
                 let from = x.row(rows.start + r).wrapping_add(step * STEP);
-                let to = to.wrapping_add(i * 2 * TILE + r * 64).cast::<[Bf16; STEP]>();
-                let mut line = [Bf16(0); STEP];
+                let to = self.scratch.wrapping_add(i * 2 * TILE + r * 64);
                 // SAFETY: `left` columns are left of a row in x; row r of step i.
-                unsafe {
-                    if left == STEP {
-                        line = from.cast::<[Bf16; STEP]>().read_unaligned();
-                    } else {
-                        line.as_mut_ptr().copy_from_nonoverlapping(from, left);
-                    }
-                    to.write_unaligned(line);
-                }
+                unsafe { _mm512_storeu_si512(to.cast(), _mm512_maskz_loadu_epi16(first(left), from.cast())) };
             }
         }
     }
+}
+
+/// The first `n` of 32 columns.
+#[inline(always)]
+fn first(n: usize) -> __mmask32 {
+    ((1_u64 << n) - 1) as __mmask32
 }
 
 /// What the core does while the tiles multiply.
 struct Chores<'a> {
     job: Job<'a, Bf16>,
-    ahead: Strip,
-    share: usize,
-    weights: Ask,
-    weights_each: usize,
-    sums: Ask,
-    out: Ask,
-    residual: Ask,
-    rate: usize,
-    done: Done,
-    level: usize,
-}
-
-/// Sums of a strip on their way to y: so many rows from `sum` on.
-struct Done {
+    s: Avx512,
+    /// To be read next, asked for in L2: a strip's slice, and the panel's next slice if there is one.
+    x: *const Bf16,
+    w: *const u8,
+    /// Which panel of how many, and strip: each asks for its share of the lines.
+    panels: (usize, usize),
+    strips: (usize, usize),
+    /// Sums on their way to y: 32 columns of so many rows.
+    sum: *const f32,
     row: usize,
     rows: usize,
-    panel: usize,
-    sum: *const f32,
+    column: usize,
+    bias: [__m512; 2],
 }
 
 impl<'a> Chores<'a> {
-    fn new(job: Job<'a, Bf16>, level: usize) -> Self {
-        let none = || Ask::new(core::ptr::null(), 0, 0, 0);
-        let done = Done { row: 0, rows: 0, panel: 0, sum: core::ptr::null() };
-        let ahead = Strip { at: core::ptr::null(), row: 0, step: 0 };
-        Self {
-            job,
-            ahead,
-            share: 0,
-            weights: none(),
-            weights_each: 0,
-            sums: none(),
-            out: none(),
-            residual: none(),
-            rate: 0,
-            done,
-            level,
-        }
-    }
-
     #[inline(always)]
-    fn turn<S: Simd>(&mut self, s: S) {
-        if self.level >= 1 {
-            let mut at = self.ahead.at;
-            for _ in 0..self.share {
-                s.prefetch(at.cast());
-                at = at.wrapping_add(self.ahead.row);
-            }
-            self.ahead.at = self.ahead.at.wrapping_add(self.ahead.step);
-        }
-        if self.level >= 2 {
-            for line in self.weights.by_ref().take(self.weights_each) {
-                s.prefetch_far(line);
-            }
-        }
-        if self.level >= 3 {
-            for line in self.sums.by_ref().take(2 * self.rate) {
-                s.prefetch(line);
-            }
-            for line in self.out.by_ref().take(self.rate) {
-                s.prefetch(line);
-            }
-            for line in self.residual.by_ref().take(self.rate) {
-                s.prefetch(line);
-            }
-        }
-        self.finish(s, self.rate);
+    fn new(job: Job<'a, Bf16>, s: Avx512) -> Self {
+        let (x, w, sum) = (core::ptr::null(), core::ptr::null(), core::ptr::null());
+        let bias = [s.splat(0.0); 2];
+        Self { job, s, x, w, panels: (0, 1), strips: (0, 1), sum, row: 0, rows: 0, column: 0, bias }
     }
 
+    /// From now on these sums are to be finished.
+    ///
+    /// # Safety
+    /// The rows and the panel are the task's.
     #[inline(always)]
-    fn finish<S: Simd>(&mut self, s: S, most: usize) {
-        let done = &mut self.done;
-        let rows = done.rows.min(most);
-        if rows > 0 {
-            // SAFETY: rows of this task, whose sums are complete.
-            unsafe { finish(s, self.job.out(), done.row, rows, done.panel, done.sum) };
-            done.row += rows;
-            done.rows -= rows;
-            done.sum = done.sum.wrapping_add(rows * PANEL);
+    unsafe fn begin(&mut self, rows: &Range<usize>, panel: usize, sum: *const f32) {
+        (self.row, self.rows, self.column, self.sum) = (rows.start, rows.len(), panel * PANEL, sum);
+        if let Some(bias) = self.job.epilogue.bias {
+            // SAFETY: the columns that y has are inside the bias.
+            self.bias = unsafe { self.widen(bias.as_ptr().wrapping_add(self.column)) };
         }
     }
-}
 
-/// Addresses to ask for: the lines of `width` bytes of each of some rows.
-struct Ask {
-    at: *const u8,
-    ld: usize,
-    rows: usize,
-    width: usize,
-    column: usize,
-}
-
-impl Ask {
-    fn new(at: *const u8, ld: usize, rows: usize, width: usize) -> Self {
-        Self { at, ld, rows: if width > 0 { rows } else { 0 }, width, column: 0 }
-    }
-}
-
-impl Iterator for Ask {
-    type Item = *const f32;
-
+    /// Rows `low..high` of the sums, as far as there are: to y.
+    ///
+    /// # Safety
+    /// The sums are complete, and their rows of y this task's.
     #[inline(always)]
-    fn next(&mut self) -> Option<*const f32> {
-        if self.rows == 0 {
-            return None;
+    unsafe fn finish(&self, low: usize, high: usize) {
+        let (s, e) = (self.s, &self.job.epilogue);
+        for r in low..high.min(self.rows) {
+            let sum = self.sum.wrapping_add(r * PANEL);
+            // SAFETY: a row of the sums and, under the mask, of the residual and of y.
+            unsafe {
+                let v = [s.add(s.load(sum), self.bias[0]), s.add(s.load(sum.add(LANES)), self.bias[1])];
+                let mut v = match e.act {
+                    Act::None => v,
+                    Act::Gelu => v.map(|v| gelu_bf16(s, v)),
+                    Act::Relu => v.map(|v| s.max(s.splat(0.0), v)),
+                };
+                if let Some(x) = e.residual {
+                    let x = self.widen(x.row(self.row + r).add(self.column));
+                    v = [s.add(x[0], v[0]), s.add(x[1], v[1])];
+                }
+                let y = self.job.y.row(self.row + r).add(self.column);
+                let rounded = core::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(v[1], v[0]));
+                _mm512_mask_storeu_epi16(y.cast(), self.mask(), rounded);
+            }
         }
-        let line = self.at.wrapping_add(self.column);
-        self.column += 4 * LANES;
-        if self.column >= self.width {
-            self.column = 0;
-            self.rows -= 1;
-            self.at = self.at.wrapping_add(self.ld);
+    }
+
+    /// Asks for rows `low..high` of what this block will read and write when it is finished.
+    #[inline(always)]
+    fn ask_out(&self, rows: &Range<usize>, panel: usize, low: usize, high: usize) {
+        for r in rows.start + low..rows.start + high.min(STRIP) {
+            self.s.prefetch_far(self.job.y.row(r).wrapping_add(panel * PANEL).cast());
         }
-        Some(line.cast())
+        if let Some(x) = self.job.epilogue.residual {
+            for r in rows.start + low..rows.start + high.min(STRIP) {
+                self.s.prefetch(x.row(r).wrapping_add(panel * PANEL).cast());
+            }
+        }
+    }
+
+    /// Asks for this block's share of a step of the next strip, and of the panel's next slice.
+    #[inline(always)]
+    fn ask_in(&self, step: usize) {
+        for r in (self.panels.0..STRIP).step_by(self.panels.1) {
+            self.s.prefetch_far(self.x.wrapping_add(r * self.job.x.ld() + step * STEP).cast());
+        }
+        if !self.w.is_null() {
+            for line in (self.strips.0..2 * SIDE).step_by(self.strips.1) {
+                self.s.prefetch_far(self.w.wrapping_add(step * 2 * TILE + line * 64).cast());
+            }
+        }
+    }
+
+    /// 32 columns of bias or residual as f32, zeros past the last.
+    ///
+    /// # Safety
+    /// Those columns that y has are readable at `p`.
+    #[inline(always)]
+    unsafe fn widen(&self, p: *const Bf16) -> [__m512; 2] {
+        // SAFETY: as the caller promises; `s` proves AVX-512.
+        unsafe {
+            let v = _mm512_maskz_loadu_epi16(self.mask(), p.cast());
+            let up = |x| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x)));
+            [up(_mm512_castsi512_si256(v)), up(_mm512_extracti64x4_epi64::<1>(v))]
+        }
+    }
+
+    /// The columns of y that these sums have.
+    #[inline(always)]
+    fn mask(&self) -> __mmask32 {
+        first((self.job.y.cols() - self.column).min(PANEL))
     }
 }
 
-const _: () = assert!(STRIP == PANEL && SIDE == LANES);
+const _: () = assert!(STRIP == PANEL && SIDE == LANES && ROWS.is_multiple_of(STRIP));

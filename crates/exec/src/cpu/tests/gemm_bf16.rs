@@ -10,7 +10,7 @@ use crate::cpu::gemm::Job;
 use crate::cpu::gemm_bf16::*;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::gemm_bf16_amx;
-use crate::cpu::{Bf16, Cpu, Rows, RowsMut};
+use crate::cpu::{Bf16, Cpu, Isa, Rows, RowsMut};
 use crate::tiles;
 
 fn halves(seed: u64, n: usize) -> Vec<Bf16> {
@@ -36,10 +36,20 @@ fn ways() -> impl Iterator<Item = (String, bool, Cpu, Linear)> {
         (format!("{} x {}", cpu.isa().name(), cpu.threads()), chain, cpu, linear as Linear)
     });
     #[cfg(target_arch = "x86_64")]
-    let chosen = chosen.chain([1, 3].map(|threads| {
+    let chosen = chosen.chain([1, 3].into_iter().filter(|_| has_bf16()).map(|threads| {
         (format!("tiles in plain code x {threads}"), false, Cpu::new(threads), on_double as Linear)
     }));
     chosen
+}
+
+/// What the work around the tiles needs.
+#[cfg(target_arch = "x86_64")]
+fn has_bf16() -> bool {
+    let has = Isa::detect().name().starts_with("avx512") && is_x86_feature_detected!("avx512bf16");
+    if !has {
+        println!("skipped: no AVX-512 with BF16 here");
+    }
+    has
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -55,7 +65,7 @@ fn on_double(
         return linear(cpu, x, w, e, y, workspace);
     }
     let (job, each) = (Job::new(x, w, e, &y), workspace.len() / cpu.threads() * 4);
-    // SAFETY: plain code runs everywhere.
+    // SAFETY: plain code runs everywhere, and `ways` saw AVX-512 with BF16.
     unsafe { gemm_bf16_amx::linear::<Double>(cpu, job, workspace.as_mut_ptr(), each) }
 }
 
@@ -99,26 +109,36 @@ impl Case {
         y.chunks(ldy).flat_map(|row| row[..n].to_vec()).collect()
     }
 
-    /// Half a unit of the last place of bf16, beside what the chain of k roundings of f32 may be off by (as in the
-    /// tests of `gemm`).
-    fn check(&self, y: &[Bf16], what: &str) {
+    fn exact(&self) -> Vec<f64> {
         let (m, k, n) = self.size;
-        let root = (k.max(1) as f64).sqrt();
-        let chain = 2.0 * f64::from(f32::EPSILON) * root * (root / 3.0 + 1.0);
-        assert_eq!(y.len(), m * n);
-        for (at, &y) in y.iter().enumerate() {
+        let wide = |x: &[Bf16]| x.iter().map(|&x| number(x)).collect::<Vec<f64>>();
+        let (x, w) = (wide(&self.x), wide(&self.w));
+        let element = |at: usize| {
             let (i, j) = (at / n, at % n);
-            let pairs = self.x[i * k..][..k].iter().zip(&self.w[j * k..][..k]);
-            let mut v: f64 = pairs.map(|(&a, &b)| number(a) * number(b)).sum();
+            let mut v: f64 = x[i * k..][..k].iter().zip(&w[j * k..][..k]).map(|(a, b)| a * b).sum();
             v += self.bias.as_ref().map_or(0.0, |b| number(b[j]));
             v = match self.act {
                 Act::None => v,
                 Act::Gelu => v * 0.5 * libm::erfc(-v / std::f64::consts::SQRT_2),
                 Act::Relu => v.max(0.0),
             };
-            v += self.residual.as_ref().map_or(0.0, |r| number(r[at]));
+            v + self.residual.as_ref().map_or(0.0, |r| number(r[at]))
+        };
+        (0..m * n).map(element).collect()
+    }
+
+    /// Half a unit of the last place of bf16, beside what the chain of k roundings of f32 may be off by (as in the
+    /// tests of `gemm`) and the 2^-16 of GELU's tail, at most 0.17, that tiles may.
+    fn check(&self, y: &[Bf16], exact: &[f64], what: &str) {
+        let root = (self.size.1.max(1) as f64).sqrt();
+        let mut chain = 2.0 * f64::from(f32::EPSILON) * root * (root / 3.0 + 1.0);
+        if self.act == Act::Gelu {
+            chain += 0.17 / 65536.0;
+        }
+        assert_eq!(y.len(), exact.len());
+        for (at, (&y, &v)) in y.iter().zip(exact).enumerate() {
             let off = (number(y) - v).abs();
-            assert!(off <= v.abs() / 256.0 + chain, "{what} [{i}, {j}]: {} for {v}", number(y));
+            assert!(off <= v.abs() / 256.0 + chain, "{what} [{at}]: {} for {v}", number(y));
         }
     }
 }
@@ -139,17 +159,19 @@ fn linear_is_the_product_with_its_epilogue() {
         (33, 31, 33),
         (15, 513, 64),
         (70, 2100, 40),
-        (170, 1030, 330),
+        (70, 700, 700),
         (5, 0, 7),
         (0, 4, 4),
     ];
-    for (name, _, cpu, linear) in ways() {
-        for size in sizes {
-            for act in [Act::None, Act::Gelu, Act::Relu] {
-                for (bias, residual) in [(false, false), (true, false), (false, true), (true, true)] {
-                    let case = Case::new(size, act, bias, residual);
+    let ways: Vec<_> = ways().collect();
+    for size in sizes {
+        for act in [Act::None, Act::Gelu, Act::Relu] {
+            for (bias, residual) in [(false, false), (true, false), (false, true), (true, true)] {
+                let case = Case::new(size, act, bias, residual);
+                let exact = case.exact();
+                for (name, _, cpu, linear) in &ways {
                     let what = format!("{name} {size:?} {act:?} {bias} {residual}");
-                    case.check(&case.run(&cpu, linear, 0, size.0), &what);
+                    case.check(&case.run(cpu, *linear, 0, size.0), &exact, &what);
                 }
             }
         }
@@ -175,8 +197,8 @@ fn the_residual_may_be_the_output() {
 #[test]
 fn a_row_has_the_same_bits_in_any_company() {
     let n = 97;
-    // Rows that are read where they lie, and others.
-    for k in [1050, 672] {
+    // Several slices, and one.
+    for k in [1290, 672] {
         let case = Case::new((400, k, n), Act::Gelu, true, false);
         let mut chain_bits: Option<Vec<Bf16>> = None;
         for (name, chain, cpu, linear) in ways() {
@@ -184,7 +206,7 @@ fn a_row_has_the_same_bits_in_any_company() {
             if chain {
                 same(&all, chain_bits.get_or_insert(all.clone()), &name);
             }
-            for m in [1, 2, 13, 15, 16, 31, 32, 33, 100] {
+            for m in [1, 2, 15, 31, 32, 33, 100] {
                 for start in [0, 5, 400 - m] {
                     let y = case.run(&cpu, linear, start, m);
                     same(&y, &all[start * n..][..m * n], &format!("{name} {m} rows from {start}"));

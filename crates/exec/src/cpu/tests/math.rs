@@ -3,7 +3,7 @@
 use super::{machines, numbers, same_bits};
 use crate::cpu::elementwise::{Gate, gelu, gelu_grad, glu, glu_grad};
 use crate::cpu::isa::Kernel;
-use crate::cpu::math::exp;
+use crate::cpu::math::{exp, gelu_bf16};
 use crate::cpu::simd::{LANES, Simd};
 use crate::cpu::{Cpu, Isa, Rows, RowsMut};
 
@@ -12,13 +12,24 @@ struct Exp<'a>(&'a [f32], &'a mut [f32]);
 impl Kernel for Exp<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for (x, y) in self.0.chunks(LANES).zip(self.1.chunks_mut(LANES)) {
-            // SAFETY: both chunks hold x.len() f32.
-            unsafe {
-                let v = exp(s, s.load_n(x.as_ptr(), x.len()));
-                s.store_n(y.as_mut_ptr(), v, y.len());
-            }
-        }
+        each(s, self.0, self.1, |v| exp(s, v));
+    }
+}
+
+struct GeluBf16<'a>(&'a [f32], &'a mut [f32]);
+
+impl Kernel for GeluBf16<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        each(s, self.0, self.1, |v| gelu_bf16(s, v));
+    }
+}
+
+#[inline(always)]
+fn each<S: Simd>(s: S, x: &[f32], y: &mut [f32], f: impl Fn(S::V) -> S::V) {
+    for (x, y) in x.chunks(LANES).zip(y.chunks_mut(LANES)) {
+        // SAFETY: both chunks hold x.len() f32.
+        unsafe { s.store_n(y.as_mut_ptr(), f(s.load_n(x.as_ptr(), x.len())), y.len()) };
     }
 }
 
@@ -69,6 +80,30 @@ fn gelu_is_exact_to_1e_7() {
         }
         let odd = gelu_of(&Cpu::with_isa(1, isa), &[f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
         assert!(odd[0].is_nan() && odd[1] == f32::INFINITY && odd[2].abs() < 1e-15, "{odd:?}");
+    }
+}
+
+#[test]
+fn gelu_for_bf16_is_exact_to_a_hundredth_of_its_rounding() {
+    let mut x: Vec<f32> = (0..600_001).map(|i| -15.0 + i as f32 * 5e-5).collect();
+    x.extend([-1e30, -1e4, -50.0, 50.0, 1e4, 1e30, 1e-30, -1e-30, 0.0]);
+    for isa in Isa::available() {
+        let mut y = vec![f32::NAN; x.len()];
+        isa.run(GeluBf16(&x, &mut y));
+        for (&x, &y) in x.iter().zip(&y) {
+            let x = f64::from(x);
+            let tail = x.abs() * 0.5 * libm::erfc(x.abs() / std::f64::consts::SQRT_2);
+            let want = x.max(0.0) - tail;
+            let off = (f64::from(y) - want).abs();
+            assert!(
+                off <= tail / 65536.0 + 4e-8 + ulp(want),
+                "{}: {x}: {y} for {want}, off {off:e}",
+                isa.name()
+            );
+        }
+        let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+        isa.run(GeluBf16(&odd, &mut y[..3]));
+        assert!(y[0].is_nan() && y[1] == f32::INFINITY && y[2].abs() < 1e-15, "{:?}", &y[..3]);
     }
 }
 
