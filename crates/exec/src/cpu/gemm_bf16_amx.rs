@@ -229,10 +229,11 @@ impl<'a> Chores<'a> {
             // SAFETY: a row of the sums and, under the mask, of the residual and of y.
             unsafe {
                 let v = [s.add(s.load(sum), self.bias[0]), s.add(s.load(sum.add(LANES)), self.bias[1])];
+                // Not by `map`: its closure would be a function without these instructions.
                 let mut v = match e.act {
                     Act::None => v,
-                    Act::Gelu => v.map(|v| gelu_bf16(s, v)),
-                    Act::Relu => v.map(|v| s.max(s.splat(0.0), v)),
+                    Act::Gelu => [gelu_bf16(s, v[0]), gelu_bf16(s, v[1])],
+                    Act::Relu => [s.max(s.splat(0.0), v[0]), s.max(s.splat(0.0), v[1])],
                 };
                 if let Some(x) = e.residual {
                     let x = self.widen(x.row(self.row + r).add(self.column));
