@@ -137,6 +137,9 @@ __device__ __forceinline__ void clear(u32 slot, int rows) {
 __device__ __forceinline__ void help(const Ring &ring, int helper, const Angle *cosines, const Angle *sines) {
   Place place = {helper, 0};
   while (true) {
+    // The round before is over: what was fetched later may have come earlier, and a barrier that is two rounds back looks
+    // like one that is past.
+    wait(ring.empty(place.slot), place.parity ^ 1);
     wait(ring.full(place.slot), place.parity);
     Task task = ring.task(place.slot);
     u32 slot = ring.slot(place.slot);
