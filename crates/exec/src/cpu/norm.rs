@@ -1,6 +1,6 @@
 //! Layer norm, RMS norm and batch norm (running statistics), row by row.
 //!
-//! Invariant: a row's mean and variance are two passes of sixteen interleaved f32 sums, added
+//! Invariant: a row's mean and variance are two passes of sixty-four interleaved f32 sums, added
 //! up in the fixed tree: the row's length fixes the order.
 
 use super::Cpu;
@@ -131,23 +131,48 @@ impl<E: Element, P: Element> Kernel for LayerNorm<'_, E, P> {
 /// `cols` elements must be readable at `x`.
 #[inline(always)]
 unsafe fn statistics<S: Simd, E: Element>(s: S, x: *const E, cols: usize, eps: f32) -> (f32, f32) {
-    let zero = s.splat(0.0);
-    let mut sum = zero;
-    for j in (0..cols).step_by(LANES) {
-        // SAFETY: at most the rest of the row.
-        sum = s.add(sum, unsafe { E::load_n(s, x.add(j), LANES.min(cols - j)) });
+    // SAFETY: as the caller promises.
+    let mean = unsafe { total(s, x, cols, |sum, v, _| s.add(sum, v)) } / cols as f32;
+    let (zero, middle) = (s.splat(0.0), s.splat(mean));
+    let square = |sum, v, n| {
+        let d = s.first(s.sub(v, middle), zero, n);
+        s.fma(d, d, sum)
+    };
+    // SAFETY: as the caller promises.
+    let var = unsafe { total(s, x, cols, square) } / cols as f32;
+    (mean, 1.0 / (var + eps).sqrt())
+}
+
+/// The sum of what `add` makes of a row, given a sum, a vector and how many of its lanes count; the others are zeros.
+/// Four sums at a time, so that none waits for the one before it; the rest of the row goes to the first.
+///
+/// # Safety
+/// `cols` elements must be readable at `x`.
+#[inline(always)]
+unsafe fn total<S: Simd, E: Element>(
+    s: S,
+    x: *const E,
+    cols: usize,
+    add: impl Fn(S::V, S::V, usize) -> S::V,
+) -> f32 {
+    let mut sums = [s.splat(0.0); SUMS];
+    let whole = cols - cols % (SUMS * LANES);
+    for j in (0..whole).step_by(SUMS * LANES) {
+        for (k, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: inside the row.
+            *sum = add(*sum, unsafe { E::load(s, x.add(j + k * LANES)) }, LANES);
+        }
     }
-    let mean = s.sum(sum) / cols as f32;
-    let mut sum = zero;
-    for j in (0..cols).step_by(LANES) {
+    for j in (whole..cols).step_by(LANES) {
         let n = LANES.min(cols - j);
         // SAFETY: at most the rest of the row.
-        let d = s.sub(unsafe { E::load_n(s, x.add(j), n) }, s.splat(mean));
-        let d = s.first(d, zero, n);
-        sum = s.fma(d, d, sum);
+        sums[0] = add(sums[0], unsafe { E::load_n(s, x.add(j), n) }, n);
     }
-    (mean, 1.0 / (s.sum(sum) / cols as f32 + eps).sqrt())
+    s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])))
 }
+
+/// Vectors of sums of a row.
+const SUMS: usize = 4;
 
 struct RmsNorm<'a, E, P> {
     x: Rows<'a, E>,
@@ -164,13 +189,9 @@ impl<E: Element, P: Element> Kernel for RmsNorm<'_, E, P> {
         let cols = self.x.cols();
         for r in self.range.clone() {
             let x = self.x.row(r);
-            let mut sum = s.splat(0.0);
-            for j in (0..cols).step_by(LANES) {
-                // SAFETY: at most the rest of the row.
-                let v = unsafe { E::load_n(s, x.add(j), LANES.min(cols - j)) };
-                sum = s.fma(v, v, sum);
-            }
-            let rstd = 1.0 / (s.sum(sum) / cols as f32 + self.eps).sqrt();
+            // SAFETY: row r of x holds `cols` elements.
+            let sum = unsafe { total(s, x, cols, |sum, v, _| s.fma(v, v, sum)) };
+            let rstd = 1.0 / (sum / cols as f32 + self.eps).sqrt();
             if let Some(y) = self.y {
                 for j in (0..cols).step_by(LANES) {
                     let n = LANES.min(cols - j);
