@@ -19,6 +19,6 @@ pub mod tiles;
 pub use device::{Device, DeviceError, Holder, Launch, Machine, Operand, Repeat, Span, Ticket};
 pub use executor::Executor;
 pub use graph::Param;
-pub use load::{ParamSource, ReadError, ReadParam, load_all};
+pub use load::{ParamSource, ReadError, ReadParam, ReadShared, load_all};
 pub use persistent::{Resident, Survivor};
 pub use submit::{Data, Submitted};

@@ -11,7 +11,9 @@ use std::error::Error;
 use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::ScopedJoinHandle;
 
 /// Parts of weights that wait for a device while another takes them.
 const PARTS_AHEAD: usize = 4;
@@ -28,35 +30,72 @@ pub type ParamSource = Box<dyn FnMut(&Param, Range<u64>, &mut [f32]) -> Result<(
 /// Where bytes of the arena go: to one device, or to several.
 pub(crate) type Upload<'a> = &'a mut dyn FnMut(u64, &[u8]) -> Result<(), DeviceError>;
 
-/// Reads the resident parameters of a plan once, and puts them into the arenas of all executors, which run one program.
-pub fn load_all(executors: &mut [Executor], plan: usize, read: ReadParam<'_>) -> Result<(), DeviceError> {
+/// The same for several threads at a time.
+pub type ReadShared<'a> = &'a (dyn Fn(&Param, Range<u64>, &mut [f32]) -> Result<(), ReadError> + Sync);
+
+/// Reads the resident parameters of a plan once, by so many threads, and puts them into the arenas of all executors, which
+/// run one program. A parameter is read and laid out by one thread; each device takes the parts of all by a thread of its own.
+///
+/// # Errors
+/// Those of reading and of the devices; what was loaded by then is of no use.
+pub fn load_all(
+    executors: &mut [Executor],
+    plan: usize,
+    readers: usize,
+    read: ReadShared<'_>,
+) -> Result<(), DeviceError> {
     let weights: Vec<Weight> = match executors {
         [] => return Ok(()),
-        [one] => return one.load(plan, read),
+        [one] if readers < 2 => return one.load(plan, &mut |param, range, out| read(param, range, out)),
         [first, ..] => Weight::resident(first.program(), plan).collect(),
     };
+    let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
-        let (mut senders, mut threads) = (vec![], vec![]);
+        let (mut senders, mut devices) = (vec![], vec![]);
         for executor in executors {
-            let (sender, parts) = sync_channel::<(u64, Arc<[u8]>)>(PARTS_AHEAD);
-            let mut put = move |(at, part): (u64, Arc<[u8]>)| executor.device_mut().upload(at, &part);
-            threads.push(scope.spawn(move || parts.iter().try_for_each(&mut put)));
+            let (sender, parts) = sync_channel::<Part>(PARTS_AHEAD);
+            let mut put = move |(at, part): Part| executor.device_mut().upload(at, &part);
+            devices.push(scope.spawn(move || parts.iter().try_for_each(&mut put)));
             senders.push(sender);
         }
-        let mut upload = |at: u64, part: &[u8]| {
-            let part: Arc<[u8]> = part.into();
-            // A device that failed takes no more; why, it says at the end.
-            senders.iter().for_each(|sender| drop(sender.send((at, Arc::clone(&part)))));
-            Ok(())
-        };
-        let loaded = weights
-            .iter()
-            .try_for_each(|weight| weight.load(&mut upload, &mut Buffers::of(std::iter::once(weight)), read));
+        let (weights, next) = (&weights, &next);
+        let readers: Vec<_> = (0..readers.clamp(1, weights.len().max(1)))
+            .map(|_| {
+                let senders = senders.clone();
+                scope.spawn(move || read_weights(weights, next, &senders, read))
+            })
+            .collect();
         drop(senders);
-        let ended =
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
-        ended.fold(Ok(()), Result::and).and(loaded)
+        let loaded = readers.into_iter().map(ended).fold(Ok(()), Result::and);
+        devices.into_iter().map(ended).fold(Ok(()), Result::and).and(loaded)
     })
+}
+
+/// Bytes of the arena and where they go.
+type Part = (u64, Arc<[u8]>);
+
+/// Reads weights that nobody has begun until there are none, and sends their parts to every device.
+fn read_weights(
+    weights: &[Weight],
+    next: &AtomicUsize,
+    devices: &[SyncSender<Part>],
+    read: ReadShared<'_>,
+) -> Result<(), DeviceError> {
+    let mut upload = |at: u64, part: &[u8]| {
+        let part: Arc<[u8]> = part.into();
+        // A device that failed takes no more; why, it says at the end.
+        devices.iter().for_each(|device| drop(device.send((at, Arc::clone(&part)))));
+        Ok(())
+    };
+    let mut read = |param: &Param, range: Range<u64>, out: &mut [f32]| read(param, range, out);
+    while let Some(weight) = weights.get(next.fetch_add(1, Ordering::Relaxed)) {
+        weight.load(&mut upload, &mut Buffers::of(std::iter::once(weight)), &mut read)?;
+    }
+    Ok(())
+}
+
+fn ended(thread: ScopedJoinHandle<'_, Result<(), DeviceError>>) -> Result<(), DeviceError> {
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// A parameter and its place.

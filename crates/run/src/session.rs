@@ -241,16 +241,22 @@ pub(crate) fn load(
     Ok(executor.load(plan, &mut read)?)
 }
 
-/// The same into every arena: each parameter is read once.
+/// Most threads that read weights: beyond, the disk or the bus is what is waited for.
+const READERS: usize = 8;
+
+/// The same into every arena: each parameter is read once, by one of several threads.
 pub(crate) fn load_all(
     executors: &mut [Executor],
     plan: usize,
-    mut read: impl FnMut(&Param, Range<u64>, &mut [f32]) -> Result<(), RunError>,
+    read: impl Fn(&Param, Range<u64>, &mut [f32]) -> Result<(), RunError> + Sync,
 ) -> Result<(), RunError> {
-    let mut read = |param: &Param, range: Range<u64>, out: &mut [f32]| {
+    let read = |param: &Param, range: Range<u64>, out: &mut [f32]| {
         read(param, range, out).map_err(|e| Box::new(e) as Box<dyn std::error::Error + Send + Sync>)
     };
-    Ok(exec::load_all(executors, plan, &mut read)?)
+    // On the CPU as many as compute; what feeds a GPU has nothing else to do yet.
+    let of_host = executors.first().filter(|executor| executor.program().target().space == HOST);
+    let readers = of_host.map_or_else(machine::cores, |executor| executor.device().units() as usize);
+    Ok(exec::load_all(executors, plan, readers.min(READERS), &read)?)
 }
 
 /// Loads what is resident of an encoder's plan `plan` into every arena, and attaches the rest: every step reads it.

@@ -7,7 +7,7 @@ use models::{Encoder, Output, known};
 use plan::{Policy, Precision, Program, Target, Weights, compile};
 use plimsoll_exec::cpu::{CpuDevice, Isa};
 use plimsoll_exec::reference::ReferenceDevice;
-use plimsoll_exec::{Data, DeviceError, Executor, Param, ParamSource};
+use plimsoll_exec::{Data, DeviceError, Executor, Param, ParamSource, load_all};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::alloc::System;
 use std::ops::Range;
@@ -33,6 +33,40 @@ enum How {
     Run,
     Timed,
     Submitted,
+}
+
+/// By one thread or several, into one arena or two: the same parameters, or the same refusal.
+#[test]
+fn weights_are_loaded_by_any_number_of_threads() {
+    let value = |param: &Param, at: u64| ((param.name.len() as u64 * 31 + at) % 101) as f32 / 500.0 - 0.1;
+    let read = |param: &Param, range: Range<u64>, out: &mut [f32]| {
+        range.zip(out).for_each(|(at, x)| *x = value(param, at));
+        Ok(())
+    };
+    let broken = |param: &Param, range: Range<u64>, out: &mut [f32]| match param.name.contains("layer.1.") {
+        true => Err("torn".into()),
+        false => read(param, range, out),
+    };
+    let (graph, on) = (small("esm2").expect("verified"), On::Cpu(Isa::detect(), 2));
+    let ids: Vec<i32> = (0..20).map(|i| 4 + i * 7 % 20).collect();
+    let mut found = [(1, 1), (1, 3), (2, 1), (2, 4)].into_iter().flat_map(|(count, readers)| {
+        let new = |_| bare(on, &graph, true, Weights::Resident).expect("planned");
+        let mut executors: Vec<Executor> = (0..count).map(new).collect();
+        let error = load_all(&mut executors, 0, readers, &broken).expect_err("unreadable").to_string();
+        assert!(error.contains("layer.1."), "{error}");
+        load_all(&mut executors, 0, readers, &read).expect("loaded");
+        let ids = &ids;
+        executors.into_iter().map(move |mut executor| {
+            let give = |e: &mut Executor| {
+                e.input_i32(0, "ids", ids).expect("ids");
+                e.input_i32(0, "spans", &[0, 20]).expect("spans");
+            };
+            run(&mut executor, give, Counts { tokens: 20, sequences: 1 });
+            output(&mut executor, "hidden", 20 * 40)
+        })
+    });
+    let first = found.next().expect("one");
+    assert!(first.iter().all(|x| x.is_finite()) && found.all(|other| other == first));
 }
 
 /// The counter sees all threads of the process, also those of tests beside this one, so this test runs by itself

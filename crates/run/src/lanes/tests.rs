@@ -5,6 +5,7 @@ use crate::session::load_all;
 use exec::cpu::CpuDevice;
 use graph::{Bounds, Builder, DType, Dim};
 use plan::{PlanError, Policy, Target, compile};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Columns of the rows that the test's program doubles.
 const WIDTH: usize = 4;
@@ -23,15 +24,15 @@ fn lanes(count: usize) -> Lanes<usize> {
     };
     let start = |_| Executor::new(Box::new(CpuDevice::new(1)), program().expect("planned")).expect("started");
     let mut executors: Vec<Executor> = (0..count).map(start).collect();
-    let mut reads = 0;
+    let reads = AtomicUsize::new(0);
     load_all(&mut executors, 0, |_, elements, out| {
-        reads += 1;
+        reads.fetch_add(1, Ordering::Relaxed);
         let twice = |at: u64| if at as usize / WIDTH == at as usize % WIDTH { 2.0 } else { 0.0 };
         elements.zip(out).for_each(|(at, x)| *x = twice(at));
         Ok(())
     })
     .expect("loaded");
-    assert_eq!(reads, 1, "a weight is read once for all devices");
+    assert_eq!(reads.into_inner(), 1, "a weight is read once for all devices");
     Lanes::new(executors).expect("lanes")
 }
 
