@@ -85,22 +85,44 @@ static CONFIG: Config = Config {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
-/// This thread's tile registers. tmm0 to 3 are the sums: 32 x 32 as (upper left, upper right, lower left,
-/// lower right); 4 and 5 the two tiles of A, 6 and 7 of B.
-pub(super) struct Tiles(());
-
-impl Tiles {
-    /// Configures the registers until the value is dropped.
+/// Eight tile registers: 0 to 3 are the sums, 32 x 32 as (upper left, upper right, lower left, lower right); 4 and 5
+/// the two tiles of A, 6 and 7 of B. Kernels are written over this, so that their order of work is tested on any CPU.
+pub(super) trait Unit: Sized {
+    /// Registers of this thread's own until the value is dropped.
     ///
     /// # Safety
-    /// `available()` holds, and this thread has no other `Tiles`.
-    pub(super) unsafe fn configure() -> Tiles {
-        // SAFETY: the instruction exists and reads the 64 bytes of `CONFIG`.
-        unsafe {
-            asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly, preserves_flags))
-        };
-        Tiles(())
-    }
+    /// The CPU has these registers, and this thread has no other such value.
+    unsafe fn configure() -> Self;
+
+    /// The sums begin at zero.
+    fn zero(&mut self);
+
+    /// The sums begin at `c`.
+    ///
+    /// # Safety
+    /// `c` holds 32 rows of 32 f32.
+    unsafe fn begin(&mut self, c: *const f32);
+
+    /// Stores the sums.
+    ///
+    /// # Safety
+    /// `c` has room for 32 rows of 32 f32.
+    unsafe fn end(&mut self, c: *mut f32);
+
+    /// Loads both tiles of A, their rows `row` bytes apart.
+    ///
+    /// # Safety
+    /// 32 rows of 64 bytes are readable at `a`.
+    unsafe fn load_a(&mut self, a: *const u8, row: usize);
+
+    /// Loads both tiles of B, one behind the other.
+    ///
+    /// # Safety
+    /// Two tiles are readable at `b`.
+    unsafe fn load_b(&mut self, b: *const u8);
+
+    /// Adds A B to the sums.
+    fn multiply(&mut self);
 
     /// `c (+)= a b` to nearly f32 from three bf16 parts of each factor: of the nine products of parts the six
     /// largest, ordered so that successive ones share a factor. `c` is 32 x 32, and begins at zero unless
@@ -111,8 +133,8 @@ impl Tiles {
     /// # Safety
     /// `a` and `b` hold `steps` steps of six tiles, and `c` 32 rows of 32 f32, which `meanwhile` leaves alone.
     #[inline(always)]
-    pub(super) unsafe fn six(
-        &self,
+    unsafe fn six(
+        &mut self,
         a: *const u8,
         b: *const u8,
         c: *mut f32,
@@ -121,18 +143,23 @@ impl Tiles {
         mut meanwhile: impl FnMut(),
     ) {
         const PART: usize = 2 * TILE;
+        const ROW: usize = 64;
         // SAFETY: inside what the caller promises.
         unsafe {
-            self.begin(c, more);
+            if more {
+                self.begin(c)
+            } else {
+                self.zero()
+            }
             for step in 0..steps {
                 let (a, b) = (a.add(step * 3 * PART), b.add(step * 3 * PART));
                 // lo hi
-                self.load_a(a);
+                self.load_a(a, ROW);
                 self.load_b(b);
                 self.multiply();
                 meanwhile();
                 // mid hi
-                self.load_a(a.add(PART));
+                self.load_a(a.add(PART), ROW);
                 self.multiply();
                 meanwhile();
                 // mid mid
@@ -140,7 +167,7 @@ impl Tiles {
                 self.multiply();
                 meanwhile();
                 // hi mid
-                self.load_a(a.add(2 * PART));
+                self.load_a(a.add(2 * PART), ROW);
                 self.multiply();
                 meanwhile();
                 // hi lo
@@ -155,46 +182,52 @@ impl Tiles {
             self.end(c);
         }
     }
+}
 
-    /// The sums begin at zero, or at `c` if there is `more`.
-    ///
-    /// # Safety
-    /// With `more`, `c` holds 32 rows of 32 f32.
+/// This thread's tile registers.
+pub(super) struct Tiles(());
+
+impl Unit for Tiles {
+    unsafe fn configure() -> Tiles {
+        // SAFETY: the instruction exists and reads the 64 bytes of `CONFIG`.
+        unsafe {
+            asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly, preserves_flags))
+        };
+        Tiles(())
+    }
+
     #[inline(always)]
-    unsafe fn begin(&self, c: *const f32, more: bool) {
-        if more {
-            // SAFETY: reads the 32 rows of 128 bytes at `c`.
-            unsafe {
-                asm!(
-                    "tileloadd tmm0, [{c} + {row}*1]",
-                    "tileloadd tmm1, [{c} + {row}*1 + 64]",
-                    "tileloadd tmm2, [{c} + {row}*1 + 2048]",
-                    "tileloadd tmm3, [{c} + {row}*1 + 2112]",
-                    c = in(reg) c,
-                    row = in(reg) 4 * STRIP,
-                    options(nostack, readonly, preserves_flags),
-                );
-            }
-        } else {
-            // SAFETY: registers only.
-            unsafe {
-                asm!(
-                    "tilezero tmm0",
-                    "tilezero tmm1",
-                    "tilezero tmm2",
-                    "tilezero tmm3",
-                    options(nostack, nomem, preserves_flags),
-                );
-            }
+    fn zero(&mut self) {
+        // SAFETY: registers only; `self` proves that they are configured.
+        unsafe {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                options(nostack, nomem, preserves_flags),
+            );
         }
     }
 
-    /// Stores the sums.
-    ///
-    /// # Safety
-    /// `c` has room for 32 rows of 32 f32.
     #[inline(always)]
-    unsafe fn end(&self, c: *mut f32) {
+    unsafe fn begin(&mut self, c: *const f32) {
+        // SAFETY: reads the 32 rows of 128 bytes at `c`.
+        unsafe {
+            asm!(
+                "tileloadd tmm0, [{c} + {row}*1]",
+                "tileloadd tmm1, [{c} + {row}*1 + 64]",
+                "tileloadd tmm2, [{c} + {row}*1 + 2048]",
+                "tileloadd tmm3, [{c} + {row}*1 + 2112]",
+                c = in(reg) c,
+                row = in(reg) 4 * STRIP,
+                options(nostack, readonly, preserves_flags),
+            );
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn end(&mut self, c: *mut f32) {
         // SAFETY: writes the 32 rows of 128 bytes at `c`.
         unsafe {
             asm!(
@@ -209,26 +242,23 @@ impl Tiles {
         }
     }
 
-    /// # Safety
-    /// Two tiles are readable at `a`.
     #[inline(always)]
-    unsafe fn load_a(&self, a: *const u8) {
-        // SAFETY: reads the two tiles.
+    unsafe fn load_a(&mut self, a: *const u8, row: usize) {
+        // SAFETY: reads the 32 rows.
         unsafe {
             asm!(
-                "tileloadd tmm4, [{a} + {row}*1]",
-                "tileloadd tmm5, [{a} + {row}*1 + 1024]",
-                a = in(reg) a,
-                row = in(reg) 64_usize,
+                "tileloadd tmm4, [{upper} + {row}*1]",
+                "tileloadd tmm5, [{lower} + {row}*1]",
+                upper = in(reg) a,
+                lower = in(reg) a.add(SIDE * row),
+                row = in(reg) row,
                 options(nostack, readonly, preserves_flags),
             );
         }
     }
 
-    /// # Safety
-    /// Two tiles are readable at `b`.
     #[inline(always)]
-    unsafe fn load_b(&self, b: *const u8) {
+    unsafe fn load_b(&mut self, b: *const u8) {
         // SAFETY: reads the two tiles.
         unsafe {
             asm!(
@@ -241,9 +271,8 @@ impl Tiles {
         }
     }
 
-    /// Adds A B to the sums.
     #[inline(always)]
-    fn multiply(&self) {
+    fn multiply(&mut self) {
         // SAFETY: registers only; `self` proves that they are configured.
         unsafe {
             asm!(

@@ -8,13 +8,17 @@
 mod forward;
 mod gradient;
 mod pack;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod tiles;
 
 pub use forward::{WORKSPACE, attention, workspace_bytes};
 pub use gradient::{GRAD_WORKSPACE, Given, Gradients, attention_grad, grad_workspace_bytes};
 
+use super::Cpu;
+use super::element::{Bf16, Element};
 use super::simd::{LANES, Simd};
 use super::tile::PANEL;
-use super::view::Rows;
+use super::view::{Rows, RowsMut};
 use core::ops::Range;
 use graph::ops::Mask;
 
@@ -63,11 +67,17 @@ impl Attention<'_> {
     }
 
     /// Panics on sizes that do not fit together; `queries` are (T, H hd), `keys` (T, G hd), `sums` (T, H).
-    fn check(&self, queries: &[Rows<'_>], keys: [Rows<'_>; 2], sums: Option<Rows<'_>>, spans: &[[u32; 2]]) {
+    fn check<E: Element>(
+        &self,
+        queries: &[Rows<'_, E>],
+        keys: [Rows<'_, E>; 2],
+        sums: Option<Rows<'_>>,
+        spans: &[[u32; 2]],
+    ) {
         let (hd, rows) = (self.head_dim, keys[0].rows());
         assert!((1..=MAX_HEAD_DIM).contains(&hd), "head dim {hd} of at most {MAX_HEAD_DIM}");
         assert!(self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads), "shared heads divide the heads");
-        let fits = |x: &Rows<'_>, heads: usize| x.rows() == rows && x.cols() == heads * hd;
+        let fits = |x: &Rows<'_, E>, heads: usize| x.rows() == rows && x.cols() == heads * hd;
         assert!(queries.iter().all(|x| fits(x, self.heads)), "q and o are (T, {} {hd})", self.heads);
         assert!(keys.iter().all(|x| fits(x, self.kv_heads)), "k and v are (T, {} {hd})", self.kv_heads);
         assert!(sums.is_none_or(|l| l.rows() == rows && l.cols() == self.heads), "lse is (T, H)");
@@ -81,6 +91,74 @@ impl Attention<'_> {
             assert!(rope.cos.len() >= need && rope.sin.len() >= need, "rope table for {longest}");
         }
     }
+}
+
+/// As `attention`, of bf16: on the tiles of AMX where they are, every query sees every key and nobody wants lse, which
+/// is what inference is of; other forms, those of training, in f32 lanes.
+#[allow(clippy::too_many_arguments)] // as `attention`
+pub fn attention_bf16(
+    cpu: &Cpu,
+    config: Attention<'_>,
+    q: Rows<'_, Bf16>,
+    k: Rows<'_, Bf16>,
+    v: Rows<'_, Bf16>,
+    spans: &[[u32; 2]],
+    o: RowsMut<'_, Bf16>,
+    lse: Option<RowsMut<'_>>,
+    workspace: &mut [f32],
+) {
+    #[cfg(target_arch = "x86_64")]
+    if cpu.isa().has_tiles() && tiles::takes(config, lse.is_some()) {
+        tiles::attention(cpu, config, [q, k, v], spans, &o, workspace);
+        return;
+    }
+    attention(cpu, config, q, k, v, spans, o, lse, workspace);
+}
+
+/// Which queries: positions within the sequence that starts at row `start`.
+#[derive(Clone, Copy)]
+struct Block {
+    start: usize,
+    len: usize,
+    queries: (usize, usize),
+    head: usize,
+}
+
+/// Gives every block of at most `most` queries of every head to `work`, task by task, each with the one that comes after
+/// it in the task, and the worker's index. A task is some heads of a window of tokens: the blocks that start in that
+/// window, head after head. Heads that share cache lines come together, as far as that leaves tasks for all threads.
+fn blocks(
+    cpu: &Cpu,
+    spans: &[[u32; 2]],
+    (heads, most): (usize, usize),
+    together: usize,
+    work: &(dyn Fn(&mut dyn Iterator<Item = (Block, Option<Block>)>, usize) + Sync),
+) {
+    /// Tasks a thread, at least: they take as long as their sequences.
+    const TASKS: usize = 8;
+    let windows = spans.last().map_or(0, |s| s[1] as usize).div_ceil(most);
+    let together = together.min(windows * heads / (TASKS * cpu.threads())).clamp(1, heads);
+    let groups = heads.div_ceil(together);
+    cpu.pool().run(windows * groups, &|task, worker| {
+        let (window, first_head) = (task / groups, task % groups * together);
+        let (from, to) = (window * most, (window + 1) * most);
+        let first = spans.partition_point(|s| s[1] as usize <= from);
+        let here = spans[first..].iter().take_while(|s| (s[0] as usize) < to);
+        let mut places = here
+            .flat_map(|&[start, end]| {
+                let (start, end) = (start as usize, end as usize);
+                let block = start + from.saturating_sub(start).next_multiple_of(most);
+                (block..end.min(to)).step_by(most).map(move |block| {
+                    let queries = (block - start, (block - start + most).min(end - start));
+                    Block { start, len: end - start, queries, head: first_head }
+                })
+            })
+            .flat_map(|block| {
+                (first_head..heads.min(first_head + together)).map(move |head| Block { head, ..block })
+            })
+            .peekable();
+        work(&mut core::iter::from_fn(|| Some((places.next()?, places.peek().copied()))), worker);
+    });
 }
 
 /// What a strip has to do with a tile: a run of it, relative to its start, from a panel's start on.

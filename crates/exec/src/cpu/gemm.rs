@@ -14,6 +14,7 @@
 //! panels past them; a panel's slice stays in L1 or L2 while all strips of the block pass.
 
 use super::Cpu;
+use super::element::Element;
 use super::isa::Kernel;
 use super::math::gelu;
 use super::simd::{LANES, Simd};
@@ -49,13 +50,13 @@ const _: () = assert!(super::gemm_amx::EACH == 4 * EACH);
 
 /// What follows the product, in this order: `+ bias`, `act`, `residual +`.
 #[derive(Clone, Copy, Default)]
-pub struct Epilogue<'a> {
+pub struct Epilogue<'a, E = f32> {
     /// N values, added to each row.
-    pub bias: Option<&'a [f32]>,
+    pub bias: Option<&'a [E]>,
     /// Applied after the bias.
     pub act: Act,
     /// (M, N), added last. It may be exactly `y`.
-    pub residual: Option<Rows<'a>>,
+    pub residual: Option<Rows<'a, E>>,
 }
 
 /// The activation of an epilogue.
@@ -108,13 +109,9 @@ pub fn linear(
     workspace: &mut [f32],
 ) {
     let (m, k, n) = (x.rows(), x.cols(), y.cols());
-    assert_eq!(y.rows(), m, "rows of y");
     assert_eq!(w.len(), packed_len(n, k), "packed weights of ({n}, {k})");
-    assert!(epilogue.bias.is_none_or(|b| b.len() == n), "bias of {n}");
-    let fits = |r: Rows<'_>| r.rows() == m && r.cols() == n;
-    assert!(epilogue.residual.is_none_or(fits), "residual of ({m}, {n})");
     assert!(workspace.len() >= EACH * cpu.threads(), "workspace for {} threads", cpu.threads());
-    let job = Job { x, w, epilogue, y: &y };
+    let job = Job::new(x, w, epilogue, &y);
     #[cfg(target_arch = "x86_64")]
     if cpu.isa().has_tiles() && k > 0 {
         return super::gemm_amx::linear(cpu, job, workspace.as_mut_ptr(), 4 * EACH);
@@ -179,16 +176,26 @@ impl Split {
 
 /// The operands of a product.
 #[derive(Clone, Copy)]
-pub(super) struct Job<'a> {
-    pub(super) x: Rows<'a>,
-    pub(super) w: &'a [f32],
-    pub(super) epilogue: Epilogue<'a>,
-    pub(super) y: &'a RowsMut<'a>,
+pub(super) struct Job<'a, E = f32> {
+    pub(super) x: Rows<'a, E>,
+    pub(super) w: &'a [E],
+    pub(super) epilogue: Epilogue<'a, E>,
+    pub(super) y: &'a RowsMut<'a, E>,
 }
 
-impl<'a> Job<'a> {
+impl<'a, E: Element> Job<'a, E> {
+    /// Panics where sizes do not fit together, but for those of `w`, which its layout knows.
+    pub(super) fn new(x: Rows<'a, E>, w: &'a [E], epilogue: Epilogue<'a, E>, y: &'a RowsMut<'a, E>) -> Self {
+        let (m, n) = (x.rows(), y.cols());
+        assert_eq!(y.rows(), m, "rows of y");
+        assert!(epilogue.bias.is_none_or(|b| b.len() == n), "bias of {n}");
+        let fits = |r: Rows<'_, E>| r.rows() == m && r.cols() == n;
+        assert!(epilogue.residual.is_none_or(fits), "residual of ({m}, {n})");
+        Self { x, w, epilogue, y }
+    }
+
     /// What `finish` needs of it.
-    pub(super) fn out(&self) -> (&Epilogue<'a>, &RowsMut<'a>) {
+    pub(super) fn out(&self) -> (&Epilogue<'a, E>, &RowsMut<'a, E>) {
         (&self.epilogue, self.y)
     }
 }
@@ -299,9 +306,9 @@ unsafe fn copy_rows<S: Simd>(x: Rows<'_>, row: usize, rows: usize, ks: &Range<us
 /// # Safety
 /// `sum` holds `rows` rows of 32; rows `row..row + rows` of y belong to this task.
 #[inline(always)]
-pub(super) unsafe fn finish<S: Simd>(
+pub(super) unsafe fn finish<S: Simd, E: Element>(
     s: S,
-    (e, y): (&Epilogue<'_>, &RowsMut<'_>),
+    (e, y): (&Epilogue<'_, E>, &RowsMut<'_, E>),
     row: usize,
     rows: usize,
     panel: usize,
@@ -316,7 +323,7 @@ pub(super) unsafe fn finish<S: Simd>(
         // SAFETY: columns j..j + width are inside bias, residual and y; rows as promised.
         unsafe {
             let bias = match e.bias {
-                Some(bias) => s.load_n(bias.as_ptr().add(j), width),
+                Some(bias) => E::load_n(s, bias.as_ptr().add(j), width),
                 None => s.splat(0.0),
             };
             for r in 0..rows {
@@ -327,10 +334,10 @@ pub(super) unsafe fn finish<S: Simd>(
                     Act::Relu => s.max(s.splat(0.0), v),
                 };
                 let v = match e.residual {
-                    Some(x) => s.add(s.load_n(x.row(row + r).add(j), width), v),
+                    Some(x) => s.add(E::load_n(s, x.row(row + r).add(j), width), v),
                     None => v,
                 };
-                s.store_n(y.row(row + r).add(j), v, width);
+                E::store_n(s, y.row(row + r).add(j), v, width);
             }
         }
     }

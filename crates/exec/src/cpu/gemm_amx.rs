@@ -12,7 +12,7 @@
 //! before. Splitting at that time too was slower: its stores hold up the tiles' loads at equal page offsets.
 
 use super::Cpu;
-use super::amx::{STEP, STRIP, Tiles};
+use super::amx::{STEP, STRIP, Tiles, Unit};
 use super::gemm::{Job, Split, finish};
 use super::parts::{BYTES, split_panel, split_strip};
 use super::simd::{LANES, Simd};
@@ -67,7 +67,7 @@ impl Task<'_> {
     #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
     unsafe fn run(self) {
         // SAFETY: as the caller promises.
-        let (s, tiles) = unsafe { (Avx512::assume(), Tiles::configure()) };
+        let (s, mut tiles) = unsafe { (Avx512::assume(), Tiles::configure()) };
         let slices = self.job.x.cols().div_ceil(STEP).div_ceil(DEPTH);
         let mut chores = Chores::new(self.job);
         for slice in 0..slices {
@@ -80,7 +80,7 @@ impl Task<'_> {
             chores.rows = self.next_rows(slice, slices);
             for panel in self.panels.clone() {
                 // SAFETY: the rows of this slice were split just now.
-                unsafe { self.panel(s, &tiles, &mut chores, panel, slice, slices) };
+                unsafe { self.panel(s, &mut tiles, &mut chores, panel, slice, slices) };
             }
         }
         chores.finish_all();
@@ -94,7 +94,7 @@ impl Task<'_> {
     unsafe fn panel(
         &self,
         s: Avx512,
-        tiles: &Tiles,
+        tiles: &mut Tiles,
         chores: &mut Chores<'_>,
         panel: usize,
         slice: usize,

@@ -1,7 +1,7 @@
 //! The table of the CPU's kernels: what `launch` runs, with the scratch that each takes. Invariant: the target file
 //! `cpu` states the same rows; an executor refuses where they differ, and a launch runs as its row says.
 
-use super::{attention, cross_entropy, gemm, product, route, router_loss};
+use super::{attention, cross_entropy, gemm, gemm_bf16, product, route, router_loss};
 use crate::device::Launch;
 use graph::{DType, Layout, Op};
 use plan::{KernelRow, Workspace};
@@ -30,7 +30,8 @@ const KERNELS: &[(&str, &str, Takes)] = &[
     ("adamw_8bit", "adamw_8bit_f32", Native),
     ("add", "add_f32", WidenedF16),
     ("add", "add_bf16", Takes::Bf16),
-    ("attention", "flash_f32", Widened),
+    ("attention", "flash_f32", WidenedF16),
+    ("attention", "flash_bf16", Takes::Bf16),
     ("attention_grad", "flash_grad_f32", Widened),
     ("batch_norm", "batch_norm_f32", Widened),
     ("batch_norm_grad", "batch_norm_grad_f32", Widened),
@@ -61,7 +62,8 @@ const KERNELS: &[(&str, &str, Takes)] = &[
     ("layer_norm", "layer_norm_f32", WidenedF16),
     ("layer_norm", "layer_norm_bf16", Takes::Bf16),
     ("layer_norm_grad", "layer_norm_grad_f32", Widened),
-    ("linear", "gemm_f32", Widened),
+    ("linear", "gemm_f32", WidenedF16),
+    ("linear", "gemm_bf16", Takes::Bf16),
     ("linear", "product_f32", Widened),
     ("linear_cross_entropy", "linear_cross_entropy_f32", Widened),
     ("linear_cross_entropy_grad", "linear_cross_entropy_grad_f32", Widened),
@@ -129,6 +131,7 @@ fn row(op: &str, kernel: &str, takes: Takes) -> KernelRow {
 fn needs(kernel: &str) -> (Layout, Workspace) {
     match kernel {
         "gemm_f32" => (Layout::Panels { width: gemm::PANEL as u32 }, gemm::WORKSPACE),
+        "gemm_bf16" => (Layout::Tiles, gemm_bf16::WORKSPACE),
         "product_f32"
         | "linear_input_grad_f32"
         | "linear_weight_grad_f32"
@@ -138,7 +141,7 @@ fn needs(kernel: &str) -> (Layout, Workspace) {
         "linear_cross_entropy_f32" | "linear_cross_entropy_grad_f32" => {
             (Layout::RowMajor, cross_entropy::WORKSPACE)
         }
-        "flash_f32" => (Layout::RowMajor, attention::WORKSPACE),
+        "flash_f32" | "flash_bf16" => (Layout::RowMajor, attention::WORKSPACE),
         "flash_grad_f32" => (Layout::RowMajor, attention::GRAD_WORKSPACE),
         "route_f32" => (Layout::RowMajor, route::WORKSPACE),
         "router_loss_f32" => (Layout::RowMajor, router_loss::WORKSPACE),

@@ -12,6 +12,8 @@ mod device;
 mod element;
 #[cfg(target_arch = "x86_64")]
 mod gemm_amx;
+#[cfg(target_arch = "x86_64")]
+mod gemm_bf16_amx;
 mod isa;
 mod kernels;
 mod launch;
@@ -39,6 +41,7 @@ pub mod dropout;
 pub mod elementwise;
 pub mod embed;
 pub mod gemm;
+pub mod gemm_bf16;
 pub mod grouped;
 pub mod norm;
 pub mod norm_grad;

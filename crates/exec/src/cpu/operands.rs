@@ -2,6 +2,7 @@
 //! indices and spans are checked before a kernel sees them.
 
 use super::gemm::{self, Act};
+use super::gemm_bf16;
 use super::{Cpu, Element, Rows, RowsMut, embed, launch, widening};
 use crate::arena::Arena;
 use crate::device::{DeviceError, Launch, Operand};
@@ -208,6 +209,23 @@ impl<'a> Operands<'a> {
     }
 
     pub(super) fn linear(&self, cpu: &Cpu, op: &Linear) -> Result<(), DeviceError> {
+        match self.launch.ins[1].spec.layout {
+            Layout::RowMajor => launch::product::linear(self, cpu, self.epilogue(op)?)?,
+            Layout::Panels { .. } => {
+                let (x, w, e) = (self.input(0)?, self.vector(1)?, self.epilogue(op)?);
+                gemm::linear(cpu, x, w, e, self.output(0)?, self.workspace()?);
+            }
+            Layout::Tiles => {
+                let (x, w, e) = (self.input(0)?, self.vector(1)?, self.epilogue(op)?);
+                gemm_bf16::linear(cpu, x, w, e, self.output(0)?, self.workspace()?);
+            }
+            Layout::Scaled => return Err(self.refuse("the CPU has no products of e4m3".to_owned())),
+        }
+        Ok(())
+    }
+
+    /// What follows a product.
+    fn epilogue<E: Element>(&self, op: &Linear) -> Result<gemm::Epilogue<'a, E>, DeviceError> {
         let bias = op.bias.then(|| self.vector(2)).transpose()?;
         let after = 2 + usize::from(op.bias);
         let (act, residual) = match op.epilogue {
@@ -215,15 +233,6 @@ impl<'a> Operands<'a> {
             Epilogue::Gelu => (Act::Gelu, None),
             Epilogue::Residual => (Act::None, Some(self.input(after)?)),
         };
-        let epilogue = gemm::Epilogue { bias, act, residual };
-        match self.launch.ins[1].spec.layout {
-            Layout::RowMajor => launch::product::linear(self, cpu, epilogue)?,
-            Layout::Panels { .. } => {
-                gemm::linear(cpu, self.input(0)?, self.vector(1)?, epilogue, self.output(0)?, self.workspace()?)
-            }
-            Layout::Tiles => return Err(self.refuse("there is no product on tiles of bf16".to_owned())),
-            Layout::Scaled => return Err(self.refuse("the CPU has no products of e4m3".to_owned())),
-        }
-        Ok(())
+        Ok(gemm::Epilogue { bias, act, residual })
     }
 }

@@ -43,6 +43,10 @@ pub trait Simd: Copy {
     /// # Safety
     /// Sixteen u16 must be readable at `p`.
     unsafe fn widen(self, p: *const u16) -> Self::V;
+    /// Sixteen pairs of bf16: the first of each, the second of each.
+    /// # Safety
+    /// Thirty-two u16 must be readable at `p`.
+    unsafe fn widen_pairs(self, p: *const u16) -> [Self::V; 2];
     /// The lanes as bf16, rounded to nearest, ties to even; NaN stays NaN.
     /// # Safety
     /// Sixteen u16 must be writable at `p`.
@@ -163,6 +167,12 @@ impl Simd for Portable {
     unsafe fn widen(self, p: *const u16) -> Self::V {
         // SAFETY: the caller promises sixteen readable u16.
         unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(bf16_to_f32)
+    }
+    #[inline(always)]
+    unsafe fn widen_pairs(self, p: *const u16) -> [Self::V; 2] {
+        // SAFETY: the caller promises thirty-two readable u16.
+        let pairs = unsafe { p.cast::<[[u16; 2]; LANES]>().read_unaligned() };
+        [pairs.map(|pair| bf16_to_f32(pair[0])), pairs.map(|pair| bf16_to_f32(pair[1]))]
     }
     #[inline(always)]
     unsafe fn narrow(self, p: *mut u16, v: Self::V) {

@@ -4,7 +4,7 @@
 //! Every unsafe block below calls instructions whose presence the value `self` proves, since
 //! only `Isa::run` makes one, after detection.
 
-use super::simd::Simd;
+use super::simd::{LANES, Simd};
 use core::arch::x86_64::*;
 
 /// AVX-512 F, BW, DQ, VL.
@@ -160,6 +160,15 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn widen_pairs(self, p: *const u16) -> [Self::V; 2] {
+        // SAFETY: `self` proves the instructions; the caller promises the memory.
+        unsafe {
+            let pairs = _mm512_loadu_si512(p.cast());
+            let top = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+            [_mm512_slli_epi32::<16>(pairs), _mm512_and_si512(pairs, top)].map(|x| _mm512_castsi512_ps(x))
+        }
+    }
+    #[inline(always)]
     unsafe fn narrow(self, p: *mut u16, v: Self::V) {
         // SAFETY: `self` proves the instructions; the caller promises the memory.
         unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(bf16_bits(v))) }
@@ -306,6 +315,17 @@ impl Simd for Avx2 {
             let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(8).cast()));
             let up = |x| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(x));
             (up(low), up(high))
+        }
+    }
+    #[inline(always)]
+    unsafe fn widen_pairs(self, p: *const u16) -> [Self::V; 2] {
+        // SAFETY: `self` proves the instructions; the caller promises the memory.
+        unsafe {
+            let (low, high) = (_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(LANES).cast()));
+            let top = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+            let first = |x| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(x));
+            let second = |x| _mm256_castsi256_ps(_mm256_and_si256(x, top));
+            [(first(low), first(high)), (second(low), second(high))]
         }
     }
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! Op cases on operands of 16 bits, cast from f32 and back inside of the graph. Invariant: the CPU, which widens,
+//! Op cases on operands of 16 bits, cast from f32 and back inside of the graph. Invariant: the CPU, which computes in f32,
 //! differs from the reference device, which computes in f64, by one rounding at most beside the case's tolerance.
 
 use crate::devices::{compare_codes, give, has_cuda, not_on_cpu, rows_of_codes};

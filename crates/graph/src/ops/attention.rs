@@ -1,6 +1,7 @@
 //! Multi-head attention over packed sequences (Vaswani et al. 2017), computed without an S x S buffer
 //! (Dao et al. 2022): keys and values are visited in blocks with a running maximum and sum.
 
+use super::terminal::f32_is;
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
@@ -14,7 +15,7 @@ use serde::{Deserialize, Serialize};
 /// al. 2022) on both sides, as MosaicBERT has them; under a causal mask they are those of the paper.
 ///
 /// Inputs: q: (T, H*d), k, v: (T, G*d), or one qkv: (T, (H + 2 G) * d); spans: (S, 2); with `rotary` cos and
-/// sin: (longest, d/2) each. Outputs: o (T, H*d), lse (T, H) in f32.
+/// sin: (longest, d/2) each, in f32 as [`RotaryTable`] makes them. Outputs: o (T, H*d), lse (T, H) in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attention {
     /// H.
@@ -130,8 +131,7 @@ impl OpRules for Attention {
         spans(ins[operands])?;
         for table in &ins[operands + 1..] {
             let half = u64::from(self.head_dim / 2);
-            float("a rotary table", table)?;
-            shape_is("a rotary table", table, &[Dim::Fixed(bounds.longest), Dim::Fixed(half)])?;
+            f32_is("a rotary table", table, &[Dim::Fixed(bounds.longest), Dim::Fixed(half)])?;
         }
         let rows = Dim::Tokens(1);
         Ok(vec![

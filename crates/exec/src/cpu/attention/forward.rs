@@ -1,16 +1,18 @@
 //! The forward pass, by key tiles with a running maximum (Milakov and Gimelshein, 2018; Dao et al., 2022).
 //!
 //! Invariant: each query row goes through the tiles in order on its own: maximum, sixteen interleaved sums in the
-//! fixed tree, one chain of `fma` over the keys. Query blocks, strips and tasks only share the packed keys.
+//! fixed tree, one chain of `fma` over the keys. Query blocks, strips and tasks only share the packed keys. All
+//! arithmetic is f32 whatever the elements of q, k, v and o are; o is rounded once.
 
 use super::super::Cpu;
+use super::super::element::Element;
 use super::super::isa::Kernel;
 use super::super::math::exp;
 use super::super::simd::{LANES, Simd};
 use super::super::tile::{Begin, PANEL, strip};
 use super::super::view::{Rows, RowsMut};
 use super::pack::{Head, gather, rotate, transpose};
-use super::{Attention, ROW, STRIP, View, keys_of, show};
+use super::{Attention, Block, ROW, STRIP, View, blocks, keys_of, show};
 use graph::Bytes;
 use plan::Workspace;
 
@@ -42,14 +44,14 @@ pub const fn workspace_bytes(head_dim: usize) -> usize {
 /// `workspace` holds `workspace_bytes(head_dim)` for each thread. No output may overlap an
 /// input. Panics on sizes that do not fit together, a span longer than the rope table included.
 #[allow(clippy::too_many_arguments)] // the op's inputs and outputs, each once
-pub fn attention(
+pub fn attention<E: Element>(
     cpu: &Cpu,
     config: Attention<'_>,
-    q: Rows<'_>,
-    k: Rows<'_>,
-    v: Rows<'_>,
+    q: Rows<'_, E>,
+    k: Rows<'_, E>,
+    v: Rows<'_, E>,
     spans: &[[u32; 2]],
-    o: RowsMut<'_>,
+    o: RowsMut<'_, E>,
     lse: Option<RowsMut<'_>>,
     workspace: &mut [f32],
 ) {
@@ -59,24 +61,10 @@ pub fn attention(
     assert!(workspace.len() >= each * threads, "workspace for {threads} threads");
     debug_assert!(parts.len <= each, "the parts fit");
     let scratch = workspace.as_mut_ptr() as usize;
-    let tokens = spans.last().map_or(0, |s| s[1] as usize);
     let job = Job { config, q, k, v, o: &o, lse: lse.as_ref() };
-    // A task is a head of a window of tokens: the query blocks that start in that window.
-    cpu.pool().run(tokens.div_ceil(QUERIES) * config.heads, &|task, worker| {
-        let (window, head) = (task / config.heads, task % config.heads);
-        let (from, to) = (window * QUERIES, (window + 1) * QUERIES);
-        let first = spans.partition_point(|s| s[1] as usize <= from);
+    blocks(cpu, spans, (config.heads, QUERIES), 1, &|places, worker| {
         let scratch = (scratch as *mut f32).wrapping_add(worker * each);
-        for &[start, end] in spans[first..].iter().take_while(|s| (s[0] as usize) < to) {
-            let (start, end) = (start as usize, end as usize);
-            let mut block = start + from.saturating_sub(start).next_multiple_of(QUERIES);
-            while block < end.min(to) {
-                let queries = (block - start, (block - start + QUERIES).min(end - start));
-                let place = Block { start, len: end - start, queries, head };
-                cpu.isa().run(Task { job, place, parts, scratch });
-                block += QUERIES;
-            }
-        }
+        places.for_each(|(place, _)| cpu.isa().run(Task { job: &job, place, parts, scratch }));
     });
 }
 
@@ -118,35 +106,25 @@ impl Parts {
     }
 }
 
-#[derive(Clone, Copy)]
-struct Job<'a> {
+struct Job<'a, E> {
     config: Attention<'a>,
-    q: Rows<'a>,
-    k: Rows<'a>,
-    v: Rows<'a>,
-    o: &'a RowsMut<'a>,
+    q: Rows<'a, E>,
+    k: Rows<'a, E>,
+    v: Rows<'a, E>,
+    o: &'a RowsMut<'a, E>,
     lse: Option<&'a RowsMut<'a>>,
-}
-
-/// Which queries: positions within the sequence that starts at row `start`.
-#[derive(Clone, Copy)]
-struct Block {
-    start: usize,
-    len: usize,
-    queries: (usize, usize),
-    head: usize,
 }
 
 /// One block of queries of one head against all keys of its sequence. `scratch` is `workspace_bytes`
 /// of f32 of this worker's own.
-struct Task<'a> {
-    job: Job<'a>,
+struct Task<'a, E> {
+    job: &'a Job<'a, E>,
     place: Block,
     parts: Parts,
     scratch: *mut f32,
 }
 
-impl Kernel for Task<'_> {
+impl<E: Element> Kernel for Task<'_, E> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let ((first, last), hd) = (self.place.queries, self.job.config.head_dim);
@@ -159,7 +137,7 @@ impl Kernel for Task<'_> {
                 let to = self.part(self.parts.queries).add((i - first) * ROW);
                 rotate(s, q, rope, i, scale, to);
                 let o = self.job.o.row(self.place.start + i).wrapping_add(self.place.head * hd);
-                (0..hd).step_by(LANES).for_each(|j| s.prefetch_far(o.wrapping_add(j)));
+                (0..hd).step_by(LANES).for_each(|j| s.prefetch_far(o.wrapping_add(j).cast()));
             }
             // The tile's padding rows are computed too: keep them finite.
             let padding = (last - first).next_multiple_of(STRIP) - (last - first);
@@ -186,7 +164,7 @@ impl Kernel for Task<'_> {
     }
 }
 
-impl Task<'_> {
+impl<E: Element> Task<'_, E> {
     #[inline(always)]
     fn part(&self, offset: usize) -> *mut f32 {
         self.scratch.wrapping_add(offset)
@@ -194,14 +172,14 @@ impl Task<'_> {
 
     /// A head of this sequence of q, k or v.
     #[inline(always)]
-    fn head<'b>(&self, x: Rows<'b>, head: usize) -> Head<'b> {
+    fn head<'b>(&self, x: Rows<'b, E>, head: usize) -> Head<'b, E> {
         let dim = self.job.config.head_dim;
         Head { x, start: self.place.start, column: head * dim, dim }
     }
 
     /// The head of k or v that this one shares.
     #[inline(always)]
-    fn shared<'b>(&self, x: Rows<'b>) -> Head<'b> {
+    fn shared<'b>(&self, x: Rows<'b, E>) -> Head<'b, E> {
         self.head(x, self.place.head / self.job.config.group())
     }
 
@@ -241,10 +219,10 @@ impl Task<'_> {
             let n = LANES.min(hd - j);
             let to = self.part(self.parts.values).wrapping_add(j / PANEL * PANEL * KEYS + j % PANEL);
             for key in 0..keys {
-                s.prefetch(values.row(tile + key + AHEAD).wrapping_add(j));
+                s.prefetch(values.row(tile + key + AHEAD).wrapping_add(j).cast());
                 let from = values.row(tile + key).wrapping_add(j);
                 // SAFETY: n columns of the key's row; a vector of its panel.
-                unsafe { s.store(to.add(key * PANEL), s.load_n(from, n)) };
+                unsafe { s.store(to.add(key * PANEL), E::load_n(s, from, n)) };
             }
         }
     }
@@ -391,7 +369,7 @@ impl Task<'_> {
             let inverse = s.splat(1.0 / sum);
             for j in (0..hd).step_by(LANES) {
                 let v = s.mul(s.load(from.add(j)), inverse);
-                s.store_n(self.job.o.row(t).add(head * hd + j), v, LANES.min(hd - j));
+                E::store_n(s, self.job.o.row(t).add(head * hd + j), v, LANES.min(hd - j));
             }
             if let Some(lse) = self.job.lse {
                 lse.row(t).add(head).write(top + sum.ln());

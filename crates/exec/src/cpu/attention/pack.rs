@@ -2,6 +2,7 @@
 //!
 //! Invariant: whatever the layout, an element is that of `rotate`: its bits do not depend on where it is put.
 
+use super::super::element::Element;
 use super::super::simd::{LANES, Simd};
 use super::super::tile::PANEL;
 use super::super::view::Rows;
@@ -11,9 +12,8 @@ use super::{ROW, Rope};
 const AHEAD: usize = 16;
 
 /// One head of one sequence: row i is position i.
-#[derive(Clone, Copy)]
-pub(super) struct Head<'a> {
-    pub(super) x: Rows<'a>,
+pub(super) struct Head<'a, E = f32> {
+    pub(super) x: Rows<'a, E>,
     /// The sequence's first row.
     pub(super) start: usize,
     /// The head's first column.
@@ -22,10 +22,19 @@ pub(super) struct Head<'a> {
     pub(super) dim: usize,
 }
 
-impl Head<'_> {
+// Derived, it would ask the same of the element.
+impl<E> Clone for Head<'_, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E> Copy for Head<'_, E> {}
+
+impl<E: Element> Head<'_, E> {
     /// Row `i`, to be read only inside the sequence.
     #[inline(always)]
-    pub(super) fn row(&self, i: usize) -> *const f32 {
+    pub(super) fn row(&self, i: usize) -> *const E {
         self.x.row(self.start + i).wrapping_add(self.column)
     }
 
@@ -33,7 +42,7 @@ impl Head<'_> {
     #[inline(always)]
     pub(super) fn prefetch<S: Simd>(&self, s: S, i: usize) {
         for j in (0..self.dim).step_by(LANES) {
-            s.prefetch(self.row(i + AHEAD).wrapping_add(j));
+            s.prefetch(self.row(i + AHEAD).wrapping_add(j).cast());
         }
     }
 }
@@ -43,9 +52,9 @@ impl Head<'_> {
 /// # Safety
 /// Position i lies in the sequence and in the tables; `to` holds ROW f32.
 #[inline(always)]
-pub(super) unsafe fn rotate<S: Simd>(
+pub(super) unsafe fn rotate<S: Simd, E: Element>(
     s: S,
-    head: Head<'_>,
+    head: Head<'_, E>,
     rope: Option<Rope<'_>>,
     i: usize,
     scale: f32,
@@ -59,7 +68,7 @@ pub(super) unsafe fn rotate<S: Simd>(
         let Some(rope) = rope else {
             for j in (0..hd).step_by(LANES) {
                 let n = LANES.min(hd - j);
-                s.store(to.add(j), s.mul(s.load_n(x.add(j), n), scale));
+                s.store(to.add(j), s.mul(E::load_n(s, x.add(j), n), scale));
             }
             return;
         };
@@ -69,8 +78,8 @@ pub(super) unsafe fn rotate<S: Simd>(
             let n = LANES.min(half - j);
             let cos = s.load_n(rope.cos.as_ptr().add(i * half + j), n);
             let sin = s.load_n(rope.sin.as_ptr().add(i * half + j), n);
-            let a = s.mul(s.load_n(x.add(j), n), scale);
-            let b = s.mul(s.load_n(x.add(half + j), n), scale);
+            let a = s.mul(E::load_n(s, x.add(j), n), scale);
+            let b = s.mul(E::load_n(s, x.add(half + j), n), scale);
             let (low, high) = (s.sub(s.mul(a, cos), s.mul(b, sin)), s.add(s.mul(b, cos), s.mul(a, sin)));
             if j == 0 {
                 s.store(to, low);
@@ -126,9 +135,9 @@ pub(super) unsafe fn turn_back<S: Simd>(
 /// # Safety
 /// As `rotate`; `to` holds `LANES` rows.
 #[inline(always)]
-pub(super) unsafe fn gather<S: Simd>(
+pub(super) unsafe fn gather<S: Simd, E: Element>(
     s: S,
-    head: Head<'_>,
+    head: Head<'_, E>,
     rope: Option<Rope<'_>>,
     (first, count): (usize, usize),
     scale: f32,

@@ -2,7 +2,7 @@
 
 use super::super::attention::{self, Given, Gradients, Rope};
 use super::super::operands::Operands;
-use super::super::{Cpu, Rows};
+use super::super::{Bf16, Cpu, Element, Rows};
 use crate::device::DeviceError;
 use graph::ops::{Attention, AttentionGrad, Bias, Qkv, alibi_slopes};
 
@@ -10,13 +10,26 @@ use graph::ops::{Attention, AttentionGrad, Bias, Qkv, alibi_slopes};
 const MAX_HEADS: usize = 128;
 
 pub(in super::super) fn attention(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
-    let [q, k, v] = qkv(l, op, 0)?;
-    let spans = l.spans(op.operands(), q.rows())?;
+    let lse = l.launch.outs[1].as_ref().map(|_| l.output(1)).transpose()?;
     let mut slopes = [0.0; MAX_HEADS];
     let config = config(l, op, 0, &mut slopes)?;
-    let lse = l.launch.outs[1].as_ref().map(|_| l.output(1)).transpose()?;
-    attention::attention(cpu, config, q, k, v, spans, l.output(0)?, lse, l.workspace()?);
+    if l.in_bf16() {
+        let ([q, k, v], spans) = given::<Bf16>(l, op)?;
+        attention::attention_bf16(cpu, config, q, k, v, spans, l.output(0)?, lse, l.workspace()?);
+    } else {
+        let ([q, k, v], spans) = given::<f32>(l, op)?;
+        attention::attention(cpu, config, q, k, v, spans, l.output(0)?, lse, l.workspace()?);
+    }
     Ok(())
+}
+
+/// q, k, v and the spans of the forward pass.
+fn given<'a, E: Element>(
+    l: &Operands<'a>,
+    op: &Attention,
+) -> Result<([Rows<'a, E>; 3], &'a [[u32; 2]]), DeviceError> {
+    let [q, k, v] = qkv::<E>(l, op, 0)?;
+    Ok(([q, k, v], l.spans(op.operands(), q.rows())?))
 }
 
 pub(in super::super) fn attention_grad(
@@ -47,7 +60,11 @@ pub(in super::super) fn attention_grad(
 }
 
 /// q, k and v, which begin at input `first`.
-fn qkv<'a>(l: &Operands<'a>, op: &Attention, first: usize) -> Result<[Rows<'a>; 3], DeviceError> {
+fn qkv<'a, E: Element>(
+    l: &Operands<'a>,
+    op: &Attention,
+    first: usize,
+) -> Result<[Rows<'a, E>; 3], DeviceError> {
     let [q, k, v] = match op.qkv {
         Qkv::Separate => [l.input(first)?, l.input(first + 1)?, l.input(first + 2)?],
         Qkv::Fused => [l.input(first)?; 3],

@@ -1,8 +1,14 @@
 //! `attention` against f64 and against itself.
 
+#[cfg(target_arch = "x86_64")]
+mod registers;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
+
 use super::{close, machines, numbers, same_bits, workspace};
 use crate::cpu::attention::*;
-use crate::cpu::{Cpu, Rows, RowsMut, rope};
+use crate::cpu::cast::{bf16_to_f32, f32_to_bf16};
+use crate::cpu::{Bf16, Cpu, Element, Rows, RowsMut, rope};
 use graph::ops::Mask;
 
 struct Case {
@@ -158,6 +164,49 @@ fn attention_is_softmax_of_scores_times_values() {
             close(&lse, &want_lse, 2.0 * tolerance, &format!("{what} lse"));
         }
     }
+}
+
+/// Elements of bf16 are widened exactly and o is rounded once: every form has the bits of f32, rounded.
+#[test]
+fn in_bf16_it_is_that_of_f32_rounded() {
+    let spans = [[2, 17], [17, 18], [18, 290]];
+    let sparse = Mask::BlockSparse { block: 20, local: 2, global: 3 };
+    let forms =
+        [(Mask::Full, 16, true), (Mask::Causal, 40, false), (Mask::Window(30), 24, true), (sparse, 17, false)];
+    for (mask, hd, rope) in forms {
+        let (heads, kv_heads, t) = (4, 2, 291);
+        let case = Case { mask, ..Case::new(heads, hd, t, rope, !rope) };
+        let config = Attention { kv_heads, ..case.config() };
+        let columns = [(0, heads * hd), (heads * hd, kv_heads * hd), ((heads + kv_heads) * hd, kv_heads * hd)];
+        let ld = 3 * heads * hd;
+        let narrow: Vec<Bf16> = case.qkv.iter().map(|&x| Bf16(f32_to_bf16(x))).collect();
+        let wide: Vec<f32> = narrow.iter().map(|x| bf16_to_f32(x.0)).collect();
+        for cpu in machines() {
+            let (o, lse) = fused(&cpu, config, columns, Rows::new(&narrow, t, ld, ld), &spans, Bf16(0x40a0));
+            let (want, want_lse) = fused(&cpu, config, columns, Rows::new(&wide, t, ld, ld), &spans, 5.0);
+            let want: Vec<Bf16> = want.iter().map(|&x| Bf16(f32_to_bf16(x))).collect();
+            assert!(o == want, "{mask:?} {hd} on {}", cpu.isa().name());
+            same_bits(&lse, &want_lse, "lse");
+        }
+    }
+}
+
+/// o and lse of columns of one matrix; rows outside of the spans keep `before`, which is 5.
+fn fused<E: Element>(
+    cpu: &Cpu,
+    config: Attention<'_>,
+    columns: [(usize, usize); 3],
+    x: Rows<'_, E>,
+    spans: &[[u32; 2]],
+    before: E,
+) -> (Vec<E>, Vec<f32>) {
+    let (t, h, d) = (x.rows(), config.heads, config.heads * config.head_dim);
+    let (mut o, mut lse) = (vec![before; t * d], vec![5.0; t * h]);
+    let [q, k, v] = columns.map(|(at, n)| x.columns(at, n));
+    let mut scratch = workspace(cpu, workspace_bytes(config.head_dim));
+    let (out, sums) = (RowsMut::new(&mut o, t, d, d), RowsMut::new(&mut lse, t, h, h));
+    attention(cpu, config, q, k, v, spans, out, Some(sums), &mut scratch);
+    (o, lse)
 }
 
 #[test]

@@ -2,9 +2,12 @@
 
 mod attention;
 mod cast;
+#[cfg(target_arch = "x86_64")]
+mod double;
 mod experts;
 mod gemm;
 mod gemm_amx;
+mod gemm_bf16;
 mod math;
 mod optimizer;
 mod peer;

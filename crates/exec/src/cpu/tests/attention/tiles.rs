@@ -1,0 +1,168 @@
+//! Attention of bf16 on tiles, by their double: everything but the products themselves runs here, where there are none.
+
+use super::registers::Double;
+use super::{Case, same_bits, workspace};
+use crate::cpu::attention::tiles::{attention_on, has_lanes};
+use crate::cpu::attention::*;
+use crate::cpu::cast::{bf16_to_f32, f32_to_bf16};
+use crate::cpu::{Bf16, Cpu, Isa, Rows, RowsMut};
+
+/// On one thread and on three.
+fn cpus() -> Vec<Cpu> {
+    if !has_lanes() {
+        println!("skipped: no AVX-512 with VBMI and BF16 here");
+        return vec![];
+    }
+    println!("AMX to compare with: {}", Isa::detect().has_tiles());
+    [1, 3].map(Cpu::new).into()
+}
+
+/// A case whose numbers are of bf16.
+fn rounded(mut case: Case) -> Case {
+    case.qkv.iter_mut().for_each(|x| *x = bf16_to_f32(f32_to_bf16(*x)));
+    case
+}
+
+/// o over the fused (T, (H + 2 G) hd) rows `tokens` of the case's data; rows outside of `spans` stay 5.
+fn run(
+    case: &Case,
+    cpu: &Cpu,
+    kv_heads: usize,
+    (from, tokens): (usize, usize),
+    spans: &[[u32; 2]],
+) -> Vec<f32> {
+    let (d, kv) = (case.heads * case.hd, kv_heads * case.hd);
+    let x: Vec<Bf16> = case.qkv.iter().map(|&x| Bf16(f32_to_bf16(x))).collect();
+    let ld = d + 2 * kv;
+    let x = Rows::new(&x[from * ld..], tokens, ld, ld);
+    let qkv = [x.columns(0, d), x.columns(d, kv), x.columns(d + kv, kv)];
+    let config = Attention { kv_heads, ..case.config() };
+    let mut scratch = workspace(cpu, workspace_bytes(case.hd));
+    let mut o = vec![Bf16(f32_to_bf16(5.0)); tokens * d];
+    let mut out = RowsMut::new(&mut o, tokens, d, d);
+    attention_on(cpu, config, qkv, spans, &out, &mut scratch, &Double::new);
+    let double = o.iter().map(|x| bf16_to_f32(x.0)).collect();
+    if cpu.isa().has_tiles() {
+        let mut real = vec![Bf16(f32_to_bf16(5.0)); tokens * d];
+        out = RowsMut::new(&mut real, tokens, d, d);
+        let [q, k, v] = qkv;
+        attention_bf16(cpu, config, q, k, v, spans, out, None, &mut scratch);
+        // Not finite is NaN everywhere; a NaN's bits are nobody's.
+        let same = |(a, b): (&Bf16, &Bf16)| a == b || bf16_to_f32(a.0).is_nan() && bf16_to_f32(b.0).is_nan();
+        assert!(real.iter().zip(&o).all(same), "AMX does what its double does");
+    }
+    double
+}
+
+fn distance(found: &[f32], wanted: &[f64]) -> f64 {
+    let off: f64 = found.iter().zip(wanted).map(|(&f, &w)| (f64::from(f) - w).powi(2)).sum();
+    (off / wanted.iter().map(|w| w * w).sum::<f64>()).sqrt()
+}
+
+/// Lengths about a tile (16), a step (32) and a block (256); head dims of one step and more, of whole tiles and not.
+#[test]
+fn it_is_softmax_of_scores_times_values() {
+    let spans = [[0, 1], [1, 16], [18, 34], [34, 51], [51, 83], [83, 116], [116, 371], [371, 627], [627, 884]];
+    let forms = [
+        (8, true, false),
+        (16, true, false),
+        (24, true, false),
+        (32, true, true),
+        (17, false, false),
+        (40, true, false),
+        (64, false, true),
+        (100, false, false),
+        (128, true, true),
+    ];
+    for cpu in cpus() {
+        for (hd, rope, alibi) in forms {
+            let case = rounded(Case::new(2, hd, 890, rope, alibi));
+            let found = run(&case, &cpu, 2, (0, 890), &spans);
+            let (want, _) = case.reference(0, 890, &spans);
+            let off = distance(&found, &want);
+            println!("head dim {hd}, {} threads: {off:.2e}", cpu.threads());
+            assert!(off < 5e-3, "head dim {hd}: relative L2 {off:e}");
+            for row in [16, 17, 884, 889] {
+                assert!(found[row * 2 * hd..][..2 * hd].iter().all(|&x| x == 5.0), "row {row} is nobody's");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sequence_has_the_same_bits_in_any_company() {
+    let spans = [[3, 60], [60, 250], [250, 251], [251, 810], [811, 850]];
+    for (hd, rope, alibi) in [(24, true, false), (64, false, true)] {
+        let case = rounded(Case::new(3, hd, 851, rope, alibi));
+        let mut first: Option<Vec<f32>> = None;
+        for cpu in cpus() {
+            let all = run(&case, &cpu, 3, (0, 851), &spans);
+            same_bits(first.get_or_insert_with(|| all.clone()), &all, "threads");
+            for [start, end] in spans.map(|s| s.map(|row| row as usize)) {
+                let alone = run(&case, &cpu, 3, (start, end - start), &[[0, (end - start) as u32]]);
+                same_bits(&alone, &all[start * 3 * hd..end * 3 * hd], "alone");
+            }
+        }
+    }
+}
+
+/// Heads that share keys and values have the bits of heads whose own are the same.
+#[test]
+fn shared_heads_are_repeated_ones() {
+    let (heads, kv, hd, t) = (4, 2, 32, 70);
+    let shared = rounded(Case::new(heads, hd, t, true, false));
+    let width = (heads + 2 * kv) * hd;
+    let fused: Vec<f32> = shared.qkv[..t * width].to_vec();
+    let repeated = fused.chunks(width).flat_map(|row| {
+        let (q, kvs) = row.split_at(heads * hd);
+        let twice = kvs.chunks(hd).flat_map(|head| [head, head].concat());
+        q.iter().copied().chain(twice).collect::<Vec<f32>>()
+    });
+    let own = Case { qkv: repeated.collect(), ..rounded(Case::new(heads, hd, t, true, false)) };
+    let shared = Case { qkv: fused, ..shared };
+    for cpu in cpus() {
+        let [a, b] =
+            [(&shared, kv), (&own, heads)].map(|(case, kv)| run(case, &cpu, kv, (0, t), &[[0, t as u32]]));
+        same_bits(&a, &b, "shared");
+    }
+}
+
+/// Scores far apart: the largest alone counts, and exponentials that are too small are zero.
+#[test]
+fn peaked_rows_are_those_of_one_key() {
+    let (hd, t) = (16, 300);
+    let mut case = rounded(Case::new(1, hd, t, false, false));
+    case.scale = 400.0;
+    for cpu in cpus() {
+        let found = run(&case, &cpu, 1, (0, t), &[[0, t as u32]]);
+        let (want, _) = case.reference(0, t, &[[0, t as u32]]);
+        let near = (0..t).filter(|i| {
+            let row = i * hd..(i + 1) * hd;
+            distance(&found[row.clone()], &want[row]) < 0.01
+        });
+        // Where two keys nearly tie, the rounded q decides between them.
+        assert!(near.count() > t * 9 / 10);
+    }
+}
+
+#[test]
+fn what_is_not_finite_shows() {
+    let (hd, t) = (24, 340);
+    let spans = [[0, 15], [15, 335]];
+    for cpu in cpus() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            // A query spoils its row, a key and a value those of their sequence; all of their head only.
+            for (which, row) in [(0, 20), (1, 20), (1, 334), (2, 333)] {
+                let mut case = rounded(Case::new(2, hd, t, which < 2, false));
+                case.qkv[(row * 3 + which) * 2 * hd + hd + 5] = bad;
+                let found = run(&case, &cpu, 2, (0, t), &spans);
+                for (at, x) in found.iter().enumerate().filter(|(at, _)| at / (2 * hd) < 335) {
+                    let (i, head, column) = (at / (2 * hd), at / hd % 2, at % hd);
+                    let spoilt = head == 1 && if which == 0 { i == row } else { i >= 15 };
+                    let spoilt = spoilt && (which < 2 || column == 5);
+                    assert!(x.is_finite() != spoilt, "{bad} in {which} of row {row}: row {i} has {x}");
+                }
+            }
+        }
+    }
+}
