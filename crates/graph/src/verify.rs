@@ -159,8 +159,9 @@ fn malformed(spec: &TensorSpec) -> Option<&'static str> {
         Layout::Panels { width } => {
             let packed = matches!(spec.shape[..], [Dim::Fixed(_), Dim::Fixed(_)])
                 && matches!(spec.role, Role::Param(_))
+                && spec.dtype == DType::F32
                 && width > 0;
-            (!packed).then_some("panels hold parameters that are matrices")
+            (!packed).then_some("panels hold parameters that are matrices of f32")
         }
         Layout::Tiles => {
             let packed = matches!(spec.shape[..], [Dim::Fixed(_), Dim::Fixed(_)])

@@ -97,7 +97,7 @@ fn storage() -> f64 {
 pub struct KernelRow {
     /// The op's name.
     pub op: String,
-    /// Element types of its first floating-point input.
+    /// Element types of its floating-point inputs.
     pub dtypes: Vec<DType>,
     /// The kernel's name.
     pub kernel: String,
@@ -126,6 +126,15 @@ pub struct Workspace {
     pub per_column: Bytes,
     /// Bytes for each item.
     pub per_item: Bytes,
+}
+
+impl KernelRow {
+    /// Whether it is for a node's op and takes all its floating-point inputs; there is one at least.
+    fn takes(&self, graph: &Graph, node: &Node) -> bool {
+        let mut dtypes =
+            node.inputs.iter().map(|&v| graph.spec(v).dtype).filter(|dtype| dtype.is_float()).peekable();
+        self.op == node.op.name() && dtypes.peek().is_some() && dtypes.all(|dtype| self.dtypes.contains(&dtype))
+    }
 }
 
 impl Workspace {
@@ -323,22 +332,25 @@ impl Target {
         self
     }
 
-    /// The kernels of an op, the preferred one first: they differ in how they want their weights.
-    pub fn kernels_for(&self, op: &Op, dtype: DType) -> impl Iterator<Item = &KernelRow> {
-        let name = op.name();
-        self.kernels.iter().filter(move |k| k.op == name && k.dtypes.contains(&dtype))
+    /// The kernels that take the element types of a node's inputs, the preferred one first: they differ in how they want
+    /// their weights.
+    pub fn kernels_for<'a>(&'a self, graph: &'a Graph, node: &'a Node) -> impl Iterator<Item = &'a KernelRow> {
+        self.kernels.iter().filter(|row| row.takes(graph, node))
     }
 
-    /// The kernel of a node: by its op, the element type of its first floating-point input and, for a linear, the
-    /// layout of its weight.
+    /// The kernel of a node: by its op, the element types of its inputs and, for a linear, the layout of its weight.
     pub fn kernel_of(&self, graph: &Graph, node: &Node) -> Result<&KernelRow, PlanError> {
-        let dtypes = node.inputs.iter().map(|&v| graph.spec(v).dtype);
-        let dtype = dtypes.clone().find(|&d| d.is_float()).unwrap_or(DType::I32);
         let layout =
             if let Op::Linear(_) = node.op { graph.spec(node.inputs[1]).layout } else { Layout::RowMajor };
-        let row = self.kernels_for(&node.op, dtype).find(|row| row.weights == layout);
-        let row = row.filter(|row| dtypes.clone().all(|d| !d.is_float() || row.dtypes.contains(&d)));
-        row.ok_or_else(|| PlanError::Unsupported { op: node.op.name(), dtype, target: self.name.clone() })
+        let row = self.kernels.iter().find(|row| row.weights == layout && row.takes(graph, node));
+        row.ok_or_else(|| self.unsupported(graph, node))
+    }
+
+    /// The error of a node that no kernel takes.
+    pub(crate) fn unsupported(&self, graph: &Graph, node: &Node) -> PlanError {
+        let mut dtypes = node.inputs.iter().map(|&v| graph.spec(v).dtype);
+        let dtype = dtypes.find(|d| d.is_float()).unwrap_or(DType::I32);
+        PlanError::Unsupported { op: node.op.name(), dtype, target: self.name.clone() }
     }
 
     /// The scratch of a node.

@@ -4,7 +4,8 @@
 use crate::hub::{CONFIG, Need, lacks};
 use crate::list::cached_ids;
 use crate::machine::{self, Memory};
-use crate::{RunError, Settings};
+use crate::session::on_cpu;
+use crate::{Precision, RunError, Settings};
 use data::weights::{FOLDER_FILES, HubEnv, find_in_hub};
 use exec::Device as _;
 use exec::cpu::{CpuDevice, Isa};
@@ -25,7 +26,9 @@ pub struct Doctor {
     pub features: Vec<(&'static str, bool)>,
     /// The instruction set that kernels use.
     pub isa: &'static str,
-    /// The kernel of each op.
+    /// What `--precision auto` takes here, of [`Isa::CHAIN`], and which precision that is.
+    pub best: (&'static str, Precision),
+    /// The kernels of each op.
     pub kernels: Vec<KernelRow>,
     /// Cores that this process may use: the default number of threads.
     pub cores: usize,
@@ -50,6 +53,7 @@ pub fn report() -> Result<Doctor, RunError> {
         cpu: cpu_model(&read("/proc/cpuinfo")),
         features: features(&read("/proc/cpuinfo")),
         isa: Isa::detect().name(),
+        best: (Isa::detect().best(), on_cpu(None)?),
         kernels: CpuDevice::new(1).kernels(),
         cores,
         memory,
@@ -68,8 +72,11 @@ impl Doctor {
     pub fn to_json(&self) -> Value {
         let features: serde_json::Map<String, Value> =
             self.features.iter().map(|(name, has)| ((*name).to_owned(), json!(has))).collect();
+        let of_op = |op: &str| -> Vec<&str> {
+            self.kernels.iter().filter(|k| k.op == op).map(|k| k.kernel.as_str()).collect()
+        };
         let kernels: serde_json::Map<String, Value> =
-            self.kernels.iter().map(|k| (k.op.clone(), json!(k.kernel))).collect();
+            self.kernels.iter().map(|k| (k.op.clone(), json!(of_op(&k.op)))).collect();
         let models: serde_json::Map<String, Value> =
             self.models.iter().map(|(id, what)| (id.clone(), json!(what))).collect();
         json!({
@@ -79,6 +86,8 @@ impl Doctor {
             "cpu": self.cpu,
             "features": features,
             "instruction_set": self.isa,
+            "best": self.best.0,
+            "precision": self.best.1.name(),
             "kernels": kernels,
             "cores": self.cores,
             "default_threads": self.cores,
@@ -113,6 +122,9 @@ impl fmt::Display for Doctor {
         writeln!(f, "  free             {}", self.memory.free)?;
         writeln!(f, "  default line     {} (80 % of what is free)", self.budget)?;
         writeln!(f, "\nkernels, compiled for {}", self.isa)?;
+        let (best, precision) = (self.best.0, self.best.1.name());
+        writeln!(f, "  the first that is here of {}: {best}", Isa::CHAIN.join(" -> "))?;
+        writeln!(f, "  --precision auto is {precision}")?;
         for k in &self.kernels {
             let types: Vec<&str> = k.dtypes.iter().map(|d| d.name()).collect();
             writeln!(f, "  {:<15}  {} ({})", k.op, k.kernel, types.join(", "))?;
@@ -211,6 +223,7 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert_eq!(json["cores"], doctor.cores);
-        assert!(json["kernels"]["linear"].is_string());
+        assert!(json["kernels"]["linear"].as_array().is_some_and(|rows| rows.len() > 1), "{json}");
+        assert!(Isa::CHAIN.contains(&doctor.best.0) && text.contains(&format!("portable: {}", doctor.best.0)));
     }
 }

@@ -1,8 +1,9 @@
 //! What a model would take: the plan of `plimsoll plan`, from the configuration alone.
 
 use crate::hub::{self, Need};
+use crate::lanes::HOST;
 use crate::model::read_config;
-use crate::session::bounds;
+use crate::session::{bounds, on_cpu};
 use crate::{RunError, Settings, Silent, machine};
 use data::bounded;
 use data::printable::Place;
@@ -32,18 +33,15 @@ pub struct Request {
 }
 
 impl Request {
-    /// The element type of weights and activations: bf16 on GPUs, f32 elsewhere, which is all that a run has there.
+    /// The element type of weights and activations, as a run on the target would choose it.
     fn precision(&self) -> Result<Precision, RunError> {
-        let gpu = self.target.space == "device";
-        let best = if gpu { Precision::Bf16 } else { Precision::F32 };
-        match self.precision.unwrap_or(best) {
-            Precision::F32 => Ok(Precision::F32),
-            narrow if gpu => Ok(narrow),
-            narrow => Err(RunError::Refused(format!(
-                "--precision {}: on {} models compute in f32",
-                narrow.name(),
-                self.target.name
-            ))),
+        let Target { name, space, rates, .. } = &self.target;
+        match self.precision {
+            asked if space != HOST => Ok(asked.unwrap_or(Precision::Bf16)),
+            // Another CPU than this one: where it has tiles, its rates show it.
+            None if name != CPU && rates.bf16 < TILES * rates.f32 => Ok(Precision::F32),
+            None if name != CPU => Ok(Precision::Bf16),
+            asked => on_cpu(asked),
         }
     }
 }
@@ -57,6 +55,12 @@ pub fn parse_budget(text: &str, target: &Target) -> Result<Bytes, RunError> {
     };
     machine::parse_budget(text, whole)
 }
+
+/// The target of the CPU in place.
+const CPU: &str = "cpu";
+
+/// How much faster products of bf16 are than those of f32 at least where they run on tiles.
+const TILES: f64 = 2.0;
 
 /// Tokens of the longest sequence of an ESM-2 batch: 1022 residues, BOS and EOS.
 const LONGEST: u64 = 1024;

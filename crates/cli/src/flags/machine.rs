@@ -15,7 +15,8 @@ pub struct Machine {
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = DeviceName::parse)]
     device: DeviceName,
 
-    /// Number format of the models: auto takes what the device does best, bf16 on a GPU and f32 on the CPU
+    /// Number format of the models: auto takes what the device does best, bf16 on a GPU and on a CPU with AMX, f32 on other
+    /// CPUs; a CPU has these two
     #[arg(long, value_enum, default_value_t = Precision::Auto)]
     precision: Precision,
 

@@ -48,7 +48,7 @@ pub struct Plan {
     #[arg(long, default_value = "cpu", value_name = "NAME|FILE.toml|device", value_parser = TargetParser)]
     target: String,
 
-    /// Number format of the model: auto is bf16 on GPUs and f32 elsewhere
+    /// Number format of the model: auto is what a run there takes, bf16 on GPUs and CPUs with AMX, f32 on other CPUs
     #[arg(long, value_enum, default_value_t = Precision::Auto, conflicts_with = "train")]
     precision: Precision,
 

@@ -63,7 +63,7 @@ fn a_model_is_timed() {
     // Two layers in two steps.
     assert_eq!((&dense["op"], &dense["launches"]), (&"linear".into(), &4.into()));
 
-    let words = ["bench", "--model", &config, "--batch", "2x20", "--repeats", "1"];
+    let words = ["bench", "--model", &config, "--batch", "2x20", "--repeats", "1", "--precision", "f32"];
     let text = folder.run(&words).ended(0).stdout();
     for part in ["2 x 20 tokens", "tokens per second", "utilisation", "planned peak", "linear encoder.layer.*"]
     {
@@ -122,8 +122,8 @@ fn a_calibration_is_a_target() {
     let words = ["bench", "--calibrate", "this machine.toml", "--repeats", "1", "--threads", "2"];
     let said = folder.run(&words).ended(0).stdout();
     assert!(said.contains("wrote this machine.toml"), "{said}");
-    let words =
-        ["plan", "--model", "esm2_t6_8M_UR50D", "--tokens", "1024", "--budget", "1TB", "--format", "json"];
+    let words = ["plan", "--model", "esm2_t6_8M_UR50D", "--tokens", "1024", "--budget", "1TB", "--json"];
+    let words = [&words[..], &["--precision", "f32"]].concat();
     let plan = |target| -> Value {
         let ran = folder.run(&[&words[..], &["--target", target]].concat());
         serde_json::from_str(&ran.ended(0).stdout()).expect("JSON")

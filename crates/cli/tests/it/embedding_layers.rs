@@ -118,7 +118,9 @@ fn first_block(folder: &Folder, model: &str, input: &str) -> Weights {
     folder.model(model, "config.json", |text| {
         text.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1")
     });
-    folder.run(&["embed", "--model", model, input, "-o", "one.safetensors", "--pool", "tokens"]).ended(0);
+    let words =
+        ["embed", "--precision", "f32", "--model", model, input, "-o", "one.safetensors", "--pool", "tokens"];
+    folder.run(&words).ended(0);
     open(folder.path("one.safetensors"))
 }
 

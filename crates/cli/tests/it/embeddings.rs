@@ -10,8 +10,10 @@ const TOLERANCE: f32 = 1e-5;
 pub const PROTEINS: &str = "esm2/proteins.faa";
 pub const READS: &str = "dnabert_s/reads.fa";
 
+/// In f32, as the goldens are, on every machine.
 pub fn embed(folder: &Folder, model: &str, words: &[&str]) {
-    folder.run(&[&["embed", "--no-progress", "--model", &golden(model)], words].concat()).ended(0);
+    let (model, command) = (golden(model), ["embed", "--no-progress", "--precision", "f32", "--model"]);
+    folder.run(&[&command[..], &[&model], words].concat()).ended(0);
 }
 
 /// The rows of an .npy with its ids, as numpy's format description says; layers one after the other.
@@ -149,7 +151,7 @@ fn the_same_bits_however_it_is_run() {
         embed(&folder, "esm2", &[&["many.faa", "-o", "e.npy", "--force"], *words].concat());
         assert!(folder.read("e.npy") == wanted, "{words:?}");
     }
-    let words = ["embed", "--model", &golden("esm2"), "-", "-o", "e.npy", "--force"];
+    let words = ["embed", "--precision", "f32", "--model", &golden("esm2"), "-", "-o", "e.npy", "--force"];
     folder.run_with(&words, many().as_bytes()).ended(0);
     assert!(folder.read("e.npy") == wanted, "standard input");
 }
@@ -189,7 +191,7 @@ fn dna_does_not_depend_on_tokens_either() {
 fn what_is_skipped_is_said() {
     let folder = Folder::new("skipped");
     folder.write("p.faa", ">a\nMKV\n>empty\n>a\nAAAA\n>stop\n*\n>b\nMKVLAT*\n");
-    let words = ["embed", "--model", &golden("esm2"), "p.faa", "-o", "e.npy", "--json"];
+    let words = ["embed", "--precision", "f32", "--model", &golden("esm2"), "p.faa", "-o", "e.npy", "--json"];
     let ran = folder.run(&words);
     let summary: serde_json::Value = serde_json::from_str(&ran.ended(0).stdout()).expect("JSON");
     assert_eq!(summary["skipped"], serde_json::json!({"empty": 2, "duplicate_id": 1}));

@@ -106,6 +106,7 @@ fn something_that_is_no_model() {
 fn a_budget_that_is_too_small() {
     let bundle = golden("");
     let words = ["predict", "reads.fa", "--weights", &bundle, "--memory-budget", "1MB", "--threads", "1"];
+    let words = [&words[..], &["--precision", "f32"]].concat();
     let folder = check("budget", |f| f.write("reads.fa", READS), &words, 4);
     assert!(!folder.path("reads_plimsoll/run.json").exists());
 }
@@ -114,7 +115,7 @@ fn a_budget_that_is_too_small() {
 fn a_budget_that_is_too_small_for_the_tokens() {
     let esm = golden("esm2");
     let words = ["embed", "--model", &esm, "p.faa", "-o", "e.npy", "--tokens", "4096", "--threads", "1"];
-    let words = [&words[..], &["--memory-budget", "3MB"]].concat();
+    let words = [&words[..], &["--memory-budget", "3MB", "--precision", "f32"]].concat();
     check("budget_for_tokens", |f| f.write("p.faa", ">a\nMKV\n"), &words, 4);
 }
 
@@ -152,7 +153,17 @@ fn a_pass_that_does_not_exist() {
     check(
         "bad_pass",
         |_| {},
-        &["plan", "--model", "esm2_t6_8M_UR50D", "--tokens", "64", "--dump-after", "loop"],
+        &[
+            "plan",
+            "--model",
+            "esm2_t6_8M_UR50D",
+            "--precision",
+            "f32",
+            "--tokens",
+            "64",
+            "--dump-after",
+            "loop",
+        ],
         1,
     );
 }

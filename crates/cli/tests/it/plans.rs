@@ -72,8 +72,8 @@ fn a_plan_as_text() {
 #[test]
 fn the_budget_changes_the_plan() {
     let folder = Folder::new("budget_changes");
-    let model = ["--model", "esm2_t12_35M_UR50D"];
-    let tokens = |words: &[&str]| plan(&folder, &[&model, words].concat())["bounds"]["tokens"].as_u64();
+    let model = ["--model", "esm2_t12_35M_UR50D", "--precision", "f32"];
+    let tokens = |words: &[&str]| plan(&folder, &[&model[..], words].concat())["bounds"]["tokens"].as_u64();
     assert!(tokens(&["--budget", "150MB"]) < tokens(&["--budget", "1GB"]));
     folder.run(&["plan", model[0], model[1], "--budget", "10MB"]).ended(4);
 }

@@ -15,7 +15,7 @@ fn the_goldens() {
     let folder = Folder::new("goldens");
     for length in ["300", "500"] {
         let words = ["predict", &golden(READS), "--weights", &golden(""), "--length", length, "-o", length];
-        let ran = folder.run(&[&words[..], &["--keep-intermediate", "-q"]].concat());
+        let ran = folder.run(&[&words[..], &["--precision", "f32", "--keep-intermediate", "-q"]].concat());
         assert!(ran.ended(0).stdout().is_empty(), "{}", ran.stdout());
         for file in ["chunked.fa", "nucleotide.fa", "protein.faa", "prediction_results_highestscore.csv"] {
             let wanted = fs::read(golden(&format!("pipeline/expected_{length}/{file}"))).expect("golden");

@@ -74,8 +74,8 @@ fn embeddings_in_less_memory_than_the_weights() {
 }
 
 fn plan(folder: &Folder, words: &[&str]) -> Value {
-    let model = ["plan", "--model", "facebook/esm2_t36_3B_UR50D", "--format", "json"];
-    serde_json::from_str(&folder.run(&[&model, words].concat()).ended(0).stdout()).expect("JSON")
+    let model = ["plan", "--model", "facebook/esm2_t36_3B_UR50D", "--precision", "f32", "--format", "json"];
+    serde_json::from_str(&folder.run(&[&model[..], words].concat()).ended(0).stdout()).expect("JSON")
 }
 
 #[test]

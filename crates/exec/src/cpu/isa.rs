@@ -57,6 +57,22 @@ impl Isa {
         }
     }
 
+    /// What `--precision auto` takes of a CPU, best first: [`Isa::best`] is one of them.
+    pub const CHAIN: [&str; 4] = ["AMX bf16", "AVX-512 f32", "AVX2+FMA f32", "portable"];
+
+    /// Which of [`Isa::CHAIN`] this is.
+    pub fn best(self) -> &'static str {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Amx => "AMX bf16",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => "AVX-512 f32",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => "AVX2+FMA f32",
+            Kind::Portable => "portable",
+        }
+    }
+
     /// Whether products with weights run on the tiles of AMX, each in six bf16 products: to f32 accuracy, but
     /// with bits of their own.
     pub fn has_tiles(self) -> bool {

@@ -8,15 +8,19 @@ use plan::{KernelRow, Workspace};
 
 use Takes::{Native, Widened, WidenedF16};
 
-/// Which element types the first floating-point input of a kernel may have, and how those of 16 bits are read.
+/// Which element types the floating-point inputs of a kernel may have, and how those of 16 bits are read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Takes {
     /// All, those of 16 bits through f32 copies of every operand.
     Widened,
     /// The same but for bf16, for which the op has a further row.
     WidenedF16,
+    /// f32 alone, as weights in panels are.
+    F32,
     /// All as they lie. What ends a step reads gradients so: an f32 copy of all of them would cost what they save.
     Native,
+    /// bf16 as it lies, and nothing else.
+    Bf16Alone,
     /// bf16 as it lies, beside parameters of norms, tables and statistics, which stay f32.
     Bf16,
 }
@@ -62,8 +66,8 @@ const KERNELS: &[(&str, &str, Takes)] = &[
     ("layer_norm", "layer_norm_f32", WidenedF16),
     ("layer_norm", "layer_norm_bf16", Takes::Bf16),
     ("layer_norm_grad", "layer_norm_grad_f32", Widened),
-    ("linear", "gemm_f32", WidenedF16),
-    ("linear", "gemm_bf16", Takes::Bf16),
+    ("linear", "gemm_f32", Takes::F32),
+    ("linear", "gemm_bf16", Takes::Bf16Alone),
     ("linear", "product_f32", Widened),
     ("linear_cross_entropy", "linear_cross_entropy_f32", Widened),
     ("linear_cross_entropy_grad", "linear_cross_entropy_grad_f32", Widened),
@@ -98,6 +102,8 @@ impl Takes {
         match self {
             Widened | Native => &[DType::F32, DType::Bf16, DType::F16],
             WidenedF16 => &[DType::F32, DType::F16],
+            Self::F32 => &[DType::F32],
+            Self::Bf16Alone => &[DType::Bf16],
             Self::Bf16 => &[DType::Bf16, DType::F32],
         }
     }
@@ -105,7 +111,7 @@ impl Takes {
     fn widens(self) -> bool {
         match self {
             Widened | WidenedF16 => true,
-            Native | Self::Bf16 => false,
+            Native | Self::F32 | Self::Bf16Alone | Self::Bf16 => false,
         }
     }
 }
@@ -152,11 +158,11 @@ fn needs(kernel: &str) -> (Layout, Workspace) {
 
 /// Whether the kernel of a launch works on f32 copies of operands of 16 bits: the row is the one that the plan chose.
 pub(super) fn widens(launch: &Launch<'_>) -> bool {
-    let first = launch.ins.iter().map(|o| o.spec.dtype).find(|dtype| dtype.is_float());
+    let dtypes = launch.ins.iter().map(|o| o.spec.dtype).filter(|dtype| dtype.is_float());
     let layout = if let Op::Linear(_) = launch.op { launch.ins[1].spec.layout } else { Layout::RowMajor };
     let runs = |&&(op, kernel, takes): &&(&str, &str, Takes)| {
         op == launch.op.name()
-            && first.is_some_and(|dtype| takes.dtypes().contains(&dtype))
+            && dtypes.clone().all(|dtype| takes.dtypes().contains(&dtype))
             && needs(kernel).0 == layout
     };
     KERNELS.iter().find(runs).is_some_and(|(.., takes)| takes.widens())

@@ -85,6 +85,7 @@ fn a_step_allocates_nothing() {
         return;
     }
     let cpu = On::Cpu(Isa::detect(), 2);
+    let bf16 = On::CpuBf16(Isa::detect(), 2);
     let gpu = On::cuda(Precision::Bf16);
     for (on, model, how, weights) in [
         (Some(cpu), "esm2", How::Run, Resident),
@@ -94,6 +95,9 @@ fn a_step_allocates_nothing() {
         (Some(cpu), "esm2", How::Run, Streamed),
         (Some(cpu), "esm2", How::Timed, Streamed),
         (Some(cpu), "dnabert_s", How::Run, Streamed),
+        (Some(bf16), "esm2", How::Run, Resident),
+        (Some(bf16), "dnabert_s", How::Run, Resident),
+        (Some(bf16), "esm2", How::Run, Streamed),
         (gpu, "esm2", How::Run, Resident),
         (gpu, "esm2", How::Timed, Resident),
         (gpu, "esm2", How::Submitted, Resident),
@@ -198,11 +202,13 @@ fn a_parameter_that_cannot_be_read_is_named() {
 
 #[test]
 fn the_arena_is_what_was_planned() {
-    for (id, _) in models::KNOWN.iter().take(2) {
+    let precisions = [Precision::F32, Precision::Bf16];
+    for ((id, _), precision) in models::KNOWN.iter().take(2).flat_map(|k| precisions.map(|p| (k, p))) {
         let encoder = known(id).expect("known");
         let graph = encoder.graph(BOUNDS, &[Output::Mean]).expect("verified");
         let target = Target::named("cpu").expect("a target").with_units(2);
-        let plan = compile(&graph, &Policy::default(), &target).expect("planned");
+        let policy = Policy { precision, ..Policy::default() };
+        let plan = compile(&graph, &policy, &target).expect("planned");
         let program = Program::new(target, vec![("encoder".to_owned(), plan)], vec![]);
         let (arena, ledger) = (program.arena_bytes(), program.ledger().total());
         let region = Region::new(ALLOCATOR);

@@ -7,6 +7,7 @@ use graph::{Bounds, Counts, Param};
 use models::{Encoder, Output, candidates};
 use plan::Precision;
 use plimsoll_exec::Executor;
+use plimsoll_exec::cpu::Isa;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -218,6 +219,38 @@ fn narrow(on: On, limit: f64) {
 }
 
 #[test]
+fn both_models_on_the_cpu_in_bf16() {
+    for on in On::every_cpu_in_bf16() {
+        narrow(on, 1e-2);
+    }
+}
+
+/// Steps of so many rows, and of one sequence or as many as rows: whole tiles, one row more and one less.
+#[test]
+fn bf16_gives_a_sequence_the_same_bits_in_steps_of_any_number_of_rows() {
+    let (golden, sequences) = esm2();
+    let bounds = Bounds { tokens: 600, sequences: 70, longest: 600 };
+    let letters: Vec<i32> = sequences.iter().flat_map(|(_, ids)| ids).copied().collect();
+    let of = |ids: &[i32]| (String::new(), ids.to_vec());
+    for isa in Isa::available() {
+        let mut one = golden.executor(On::CpuBf16(isa, 1), bounds, &[Output::Hidden, Output::Mean], true);
+        let mut many = golden.executor(On::CpuBf16(isa, 3), bounds, &[Output::Hidden, Output::Mean], true);
+        for rows in [1, 2, 31, 32, 33] {
+            let whole = of(&letters[..rows]);
+            let alone = encode(&mut one, 40, std::slice::from_ref(&whole));
+            // Behind another, so that it starts at a row of no tile.
+            let together = encode(&mut many, 40, &[of(&letters[rows..rows + 5]), whole]);
+            assert!(together[1] == alone[0], "{} rows on {}", rows, isa.name());
+            let single: Vec<Sequence> = letters[..rows].iter().map(|&id| of(&[id])).collect();
+            for (sequence, found) in single.iter().zip(encode(&mut many, 40, &single)) {
+                let alone = encode(&mut one, 40, std::slice::from_ref(sequence));
+                assert!(found == alone[0], "one row of {rows} on {}", isa.name());
+            }
+        }
+    }
+}
+
+#[test]
 fn both_models_on_the_reference_in_16_and_8_bits() {
     for (precision, limit) in NARROW {
         narrow(On::Narrow(precision), limit);
@@ -281,10 +314,16 @@ fn bits_do_not_depend_on_threads_or_fused_instructions() {
         let mut executor = golden.executor(on, bounds, &[Output::Hidden, Output::Mean], true);
         encode(&mut executor, 40, &sequences)
     };
-    let isa = plimsoll_exec::cpu::Isa::detect();
-    let one = bits(On::Cpu(isa, 1));
-    for threads in [2, 3, 8] {
-        assert!(one == bits(On::Cpu(isa, threads)), "{threads} threads change bits");
+    for on in [On::Cpu, On::CpuBf16] {
+        let one = bits(on(Isa::detect(), 1));
+        for threads in [2, 3, 8] {
+            assert!(one == bits(on(Isa::detect(), threads)), "{threads} threads change bits");
+        }
+        let fused = |isa: &Isa| isa.has_fma() && !isa.has_tiles();
+        let sets: Vec<_> = Isa::available().filter(fused).map(|isa| (isa, bits(on(isa, 2)))).collect();
+        for pair in sets.windows(2) {
+            assert!(pair[0].1 == pair[1].1, "{} and {} differ", pair[0].0.name(), pair[1].0.name());
+        }
     }
 }
 
@@ -294,7 +333,8 @@ fn streamed_weights_give_the_bits_of_resident_ones() {
     for (golden, sequences) in [esm2(), dnabert_s()] {
         let bounds = Bounds { tokens: 2500, sequences: 20, longest: 1200 };
         let d = golden.encoder.hidden_size() as usize;
-        for (on, fuse) in On::every_cpu().into_iter().map(|on| (on, true)).chain([(On::Reference, false)]) {
+        let cpus = On::every_cpu().into_iter().chain(On::every_cpu_in_bf16());
+        for (on, fuse) in cpus.map(|on| (on, true)).chain([(On::Reference, false)]) {
             let outputs = [Output::Hidden, Output::Mean];
             let mut resident = golden.executor(on, bounds, &outputs, fuse);
             let mut streamed = golden.streaming(on, bounds, &outputs, fuse);

@@ -19,6 +19,8 @@ pub enum On {
     Narrow(Precision),
     /// The CPU's kernels, target `cpu`.
     Cpu(Isa, usize),
+    /// The same on plans in bf16.
+    CpuBf16(Isa, usize),
     /// The first GPU's kernels, in this element type.
     Cuda(Precision),
 }
@@ -27,6 +29,11 @@ impl On {
     /// Every instruction set of this machine, on one and on three threads.
     pub fn every_cpu() -> Vec<Self> {
         Isa::available().flat_map(|isa| [Self::Cpu(isa, 1), Self::Cpu(isa, 3)]).collect()
+    }
+
+    /// The same in bf16.
+    pub fn every_cpu_in_bf16() -> Vec<Self> {
+        Isa::available().flat_map(|isa| [Self::CpuBf16(isa, 1), Self::CpuBf16(isa, 3)]).collect()
     }
 
     /// The first GPU; where there is none, the test says so and has nothing to do.
@@ -50,6 +57,7 @@ impl On {
             Self::Reference => "reference".to_owned(),
             Self::Narrow(precision) => format!("reference in {}", precision.name()),
             Self::Cpu(isa, threads) => format!("{} x {threads}", isa.name()),
+            Self::CpuBf16(isa, threads) => format!("{} x {threads} in bf16", isa.name()),
             Self::Cuda(precision) => format!("cuda in {}", precision.name()),
         }
     }
@@ -58,7 +66,9 @@ impl On {
     pub fn target(self) -> Result<Target, PlanError> {
         match self {
             Self::Reference | Self::Narrow(_) => Target::named("null"),
-            Self::Cpu(_, threads) => Ok(Target::named("cpu")?.with_units(threads as u64)),
+            Self::Cpu(_, threads) | Self::CpuBf16(_, threads) => {
+                Ok(Target::named("cpu")?.with_units(threads as u64))
+            }
             Self::Cuda(_) => Target::named("cuda"),
         }
     }
@@ -68,6 +78,7 @@ impl On {
         let target = self.target()?;
         let precision = match self {
             Self::Reference | Self::Cpu(..) => Precision::F32,
+            Self::CpuBf16(..) => Precision::Bf16,
             Self::Narrow(precision) | Self::Cuda(precision) => precision,
         };
         let policy = Policy { precision, fuse, weights, ..Policy::default() };
@@ -79,7 +90,9 @@ impl On {
     pub fn executor(self, program: Program) -> Executor {
         let device: Box<dyn Device> = match self {
             Self::Reference | Self::Narrow(_) => Box::new(ReferenceDevice::new()),
-            Self::Cpu(isa, threads) => Box::new(CpuDevice::with_isa(threads, isa)),
+            Self::Cpu(isa, threads) | Self::CpuBf16(isa, threads) => {
+                Box::new(CpuDevice::with_isa(threads, isa))
+            }
             Self::Cuda(_) => Box::new(CudaDevice::new(0).unwrap_or_else(|e| panic!("{e}"))),
         };
         Executor::new(device, program).unwrap_or_else(|e| panic!("{}: {e}", self.name()))

@@ -15,15 +15,15 @@ pub fn layout(graph: &Graph, target: &Target) -> Result<Graph, PlanError> {
     for i in 0..g.nodes.len() {
         let Op::Linear(_) = g.nodes[i].op else { continue };
         let weight = g.nodes[i].inputs[1];
-        let (dtype, found) = (g.spec(weight).dtype, g.spec(weight).layout);
-        let preferred = target.kernels_for(&g.nodes[i].op, dtype).next();
-        let unsupported = |op| PlanError::Unsupported { op, dtype, target: target.name.clone() };
-        let wanted = preferred.ok_or_else(|| unsupported(g.nodes[i].op.name()))?.weights;
+        let found = g.spec(weight).layout;
+        let preferred = target.kernels_for(&g, &g.nodes[i]).next();
+        let wanted = preferred.ok_or_else(|| target.unsupported(&g, &g.nodes[i]))?.weights;
         if found == wanted {
             continue;
         }
         if !matches!(g.spec(weight).role, Role::Param(_)) || updated[weight.index()] {
-            return Err(unsupported("linear with a weight that is computed or updated"));
+            let (op, dtype) = ("linear with a weight that is computed or updated", g.spec(weight).dtype);
+            return Err(PlanError::Unsupported { op, dtype, target: target.name.clone() });
         }
         if by_others[weight.index()] {
             let copy = packed_copy(&mut g, weight, wanted);

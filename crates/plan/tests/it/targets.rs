@@ -1,8 +1,8 @@
 //! Targets: each one plans or says what it lacks.
 
 use crate::cases::{MEAN, bounds, encoder, mlp, state, with_updates};
-use graph::{Builder, Bytes, DType, Dim};
-use plimsoll_plan::{PlanError, Policy, Target, compile};
+use graph::{Builder, Bytes, DType, Dim, Layout};
+use plimsoll_plan::{PlanError, Policy, Precision, Target, Weights, compile};
 
 #[test]
 fn every_target_plans_or_refuses() {
@@ -86,6 +86,28 @@ fn weights_that_change_cannot_be_packed() {
     let plan = compile(&g.finish().expect("verified"), &Policy::default(), &cpu).expect("planned");
     assert_eq!(plan.graph.param_values().count(), 2, "{}", plan.graph);
     compile(&with_updates(), &Policy::default(), &cpu).expect("constant weights are fine beside states");
+}
+
+/// Weights of f32 are in panels then; one that an embedding reads too has its packed copy.
+#[test]
+fn bf16_linears_have_tiles_where_their_kernel_wants_them() {
+    let cpu = Target::named("cpu").expect("read");
+    let outputs = [models::Output::Mean, models::Output::Logits];
+    let graph = encoder("facebook/esm2_t6_8M_UR50D").graph(bounds(64), &outputs).expect("verified");
+    for (precision, dtype) in [(Precision::Bf16, DType::Bf16), (Precision::F32, DType::F32)] {
+        for weights in [Weights::Resident, Weights::Streamed] {
+            let policy = Policy { precision, weights, ..Policy::default() };
+            let plan = compile(&graph, &policy, &cpu).expect("planned");
+            let linears = plan.graph.nodes.iter().filter(|node| matches!(node.op, graph::Op::Linear(_)));
+            for spec in linears.map(|node| plan.graph.spec(node.inputs[1])) {
+                let (n, k) = (spec.rows(plan.graph.bounds.full()), spec.row_elements());
+                let tiles = Bytes(n.div_ceil(32) * k.div_ceil(32) * 2048);
+                assert_eq!(spec.dtype, dtype);
+                assert_eq!(spec.layout == Layout::Tiles, dtype == DType::Bf16);
+                assert!(dtype == DType::F32 || spec.bytes(&plan.graph.bounds) == tiles, "{spec}");
+            }
+        }
+    }
 }
 
 /// The peak falls at an instruction even where an input that nobody reads is the largest thing.

@@ -12,6 +12,7 @@ use data::sequence::Input;
 use graph::Bytes;
 use plan::Program;
 use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The digests of all files of the models. Reads everything once.
 pub(crate) fn digests(dna: &EncoderModel, protein: &EncoderModel, head: &HeadModel) -> Result<Value, RunError> {
@@ -135,10 +136,12 @@ impl Story<'_> {
     }
 }
 
-/// The kernel of each op that the program runs.
+/// The kernels of each op that the program runs: more than one where its models are of different element types.
 fn kernels(program: &Program) -> Value {
-    let ops: Vec<&str> =
-        program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().map(|n| n.op.name())).collect();
-    let rows = program.target().kernels.iter().filter(|k| ops.contains(&k.op.as_str()));
-    rows.map(|k| (k.op.clone(), Value::from(k.kernel.clone()))).collect()
+    let mut kernels: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (graph, node) in program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().map(|n| (&p.graph, n))) {
+        let row = program.target().kernel_of(graph, node).ok();
+        kernels.entry(node.op.name()).or_default().extend(row.map(|row| row.kernel.as_str()));
+    }
+    json!(kernels)
 }

@@ -8,7 +8,7 @@ use plimsoll_run::classify::{self, classify};
 use plimsoll_run::embed::{self, embed};
 use plimsoll_run::merge::{self, merge};
 use plimsoll_run::predict::predict;
-use plimsoll_run::{RunError, Settings, Silent};
+use plimsoll_run::{Precision, RunError, Settings, Silent};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -123,6 +123,11 @@ fn dna(folder: &Folder) -> PathBuf {
     train(&folder.path("dna"), ESM, &flags).checkpoint
 }
 
+/// In f32, as what is computed here is.
+fn wide() -> Settings {
+    Settings { precision: Some(Precision::F32), ..Settings::default() }
+}
+
 /// The embeddings of a file of sequences.
 fn embedded(folder: &Folder, model: &Path, input: &str) -> Result<Vec<f32>, RunError> {
     let output = folder.path("out.safetensors");
@@ -138,7 +143,7 @@ fn embedded(folder: &Folder, model: &Path, input: &str) -> Result<Vec<f32>, RunE
             max_length: None,
             truncate: false,
             prefetch: 2,
-            settings: Settings::default(),
+            settings: wide(),
         },
         &mut Silent,
     )?;
@@ -207,19 +212,32 @@ fn a_classifier_classifies() {
     let folder = Folder::new("interop-classify");
     let flags = esm(&format!("optimizer.lr=1e-2 {}", labels(&folder)));
     let checkpoint = train(&folder.path("run"), ESM, &flags).checkpoint;
-    let table = classified(&folder, &checkpoint, Settings::default()).expect("a table");
+    let table = classified(&folder, &checkpoint, wide()).expect("a table");
     let rows = embedded(&folder, &checkpoint, PROTEINS).expect("embedded");
     check_scores(&table, &rows, &checkpoint);
+    let narrow = Settings { precision: Some(Precision::Bf16), ..wide() };
+    let narrow = classified(&folder, &checkpoint, narrow).expect("a table");
+    assert_ne!(narrow, table);
+    let scores = |table: &str| -> Vec<f32> {
+        table
+            .lines()
+            .skip(1)
+            .flat_map(|line| line.split('\t').skip(2))
+            .map(|s| s.parse().expect("a score"))
+            .collect()
+    };
+    let near = scores(&table).iter().zip(scores(&narrow)).all(|(wide, narrow)| (wide - narrow).abs() < 2e-2);
+    assert!(near, "{narrow}");
     // Names of classes are the configuration's; another classifier's stay.
     let config = fs::read_to_string(checkpoint.join("config.json")).expect("text");
     fs::write(checkpoint.join("config.json"), config.replace("\"1\": \"1\"", "\"1\": \"virus\""))
         .expect("written");
-    let named = classified(&folder, &checkpoint, Settings::default()).expect("a table");
+    let named = classified(&folder, &checkpoint, wide()).expect("a table");
     assert!(named.starts_with("id\tlabel\tscore.0\tscore.virus\tscore.2\n"), "{named}");
-    let small = Settings { budget: Some(graph::Bytes(50_000)), ..Settings::default() };
+    let small = Settings { budget: Some(graph::Bytes(50_000)), ..wide() };
     let error = classified(&folder, &checkpoint, small).expect_err("no room");
     assert_eq!(error.exit_code(), 4, "{error}");
-    let error = classified(&folder, &fixture("goldens/esm2"), Settings::default()).expect_err("no classifier");
+    let error = classified(&folder, &fixture("goldens/esm2"), wide()).expect_err("no classifier");
     assert!(error.to_string().contains("it is no classifier of sequences"), "{error}");
 }
 
@@ -279,7 +297,7 @@ fn an_adapted_classifier_classifies_once_it_is_merged() {
     let output = folder.path("merged");
     merged(&adapter, None, &output).expect("merged");
     assert!(shapes(&output).keys().all(|name| !name.starts_with("lm_head.")));
-    let table = classified(&folder, &output, Settings::default()).expect("a table");
+    let table = classified(&folder, &output, wide()).expect("a table");
     check_scores(&table, &embedded(&folder, &output, PROTEINS).expect("embedded"), &output);
 }
 

@@ -44,7 +44,7 @@ fn shared(steps: &[u64], count: usize) -> bool {
 }
 
 fn on_cpu() -> Settings {
-    Settings { tokens: Some(502), threads: 1, ..Settings::default() }
+    Settings { precision: Some(Precision::F32), tokens: Some(502), threads: 1, ..Settings::default() }
 }
 
 fn prediction(output: &Path, settings: Settings) -> predict::Options {

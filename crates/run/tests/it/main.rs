@@ -6,6 +6,7 @@ mod in_place;
 mod interop;
 mod lanes;
 mod memory;
+mod narrow;
 mod plot;
 mod predict;
 mod resume;

@@ -12,12 +12,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-fn reads() -> PathBuf {
+pub fn reads() -> PathBuf {
     fixture("goldens/pipeline/reads.fa")
 }
 
 /// Small steps that are committed at once, so that there is something to be broken.
-fn options(output: &Path) -> Options {
+pub fn options(output: &Path) -> Options {
     let mut options = Options {
         commit_every: Duration::ZERO,
         save_embeddings: Some(EmbeddingFormat::Npy),
@@ -28,7 +28,7 @@ fn options(output: &Path) -> Options {
 }
 
 /// Every result but run.json, which holds times.
-fn results(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+pub fn results(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let files = fs::read_dir(dir).expect("a folder").flatten();
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     files
@@ -37,7 +37,7 @@ fn results(dir: &Path) -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
-fn same(found: &Path, wanted: &BTreeMap<String, Vec<u8>>) {
+pub fn same(found: &Path, wanted: &BTreeMap<String, Vec<u8>>) {
     let found = results(found);
     assert_eq!(found.keys().collect::<Vec<_>>(), wanted.keys().collect::<Vec<_>>());
     for (name, bytes) in wanted {
@@ -46,9 +46,9 @@ fn same(found: &Path, wanted: &BTreeMap<String, Vec<u8>>) {
 }
 
 /// Asks for the end when it was asked so many times, and remembers what was said.
-struct Stopper {
+pub struct Stopper {
     left: Cell<usize>,
-    said: Vec<String>,
+    pub said: Vec<String>,
 }
 
 impl Stopper {
@@ -56,7 +56,7 @@ impl Stopper {
         Self { left: Cell::new(asked), said: vec![] }
     }
 
-    fn never() -> Self {
+    pub fn never() -> Self {
         Self::after(usize::MAX)
     }
 }
@@ -82,7 +82,7 @@ fn break_off(options: &Options, steps: usize) -> RunError {
 }
 
 /// Breaks a run, later and later, until it leaves results behind: waiting for a busy machine takes looks too.
-fn break_off_with_results(options: &Options) -> RunError {
+pub fn break_off_with_results(options: &Options) -> RunError {
     let journal = options.output_dir.join("progress.journal");
     for steps in (8..).step_by(2) {
         let error = break_off(options, steps);
@@ -93,7 +93,7 @@ fn break_off_with_results(options: &Options) -> RunError {
     unreachable!("the run ends before the numbers do");
 }
 
-fn kept(report: &Report) -> u64 {
+pub fn kept(report: &Report) -> u64 {
     report.run_record["windows_from_journal"].as_u64().expect("a count")
 }
 
@@ -356,7 +356,7 @@ fn shards_put_together_are_one_run() {
 }
 
 /// The budget under which both encoders do not fit together, but each of them does.
-fn tight(options: &Options) -> Options {
+pub fn tight(options: &Options) -> Options {
     let planned = |budget: u64| {
         let mut options = options.clone();
         options.settings.budget = Some(graph::Bytes(budget));
@@ -441,7 +441,7 @@ fn what_fails_in_the_first_of_two_stages_is_listed() {
 }
 
 /// The smallest budget under which a prediction of one short record runs, from `low`, which is too small.
-fn smallest(options: &Options) -> u64 {
+pub fn smallest(options: &Options) -> u64 {
     let fits = |budget: u64| {
         let mut options = options.clone();
         options.settings.budget = Some(graph::Bytes(budget));

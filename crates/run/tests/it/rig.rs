@@ -1,7 +1,7 @@
 //! Folders and requests for tests.
 
 use plimsoll_run::predict::{Models, Options, Report, predict};
-use plimsoll_run::{RunError, Settings, Silent};
+use plimsoll_run::{Precision, RunError, Settings, Silent};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)
 }
 
-/// A prediction of `input` into `output` with the golden models, at 500 bases.
+/// A prediction of `input` into `output` with the golden models, at 500 bases, in f32 as their answers are.
 pub fn golden(input: &Path, output: &Path) -> Options {
     let model = |name: &str| Some(fixture("goldens").join(name).display().to_string());
     Options {
@@ -52,7 +52,7 @@ pub fn golden(input: &Path, output: &Path) -> Options {
     }
 }
 
-/// A prediction with the built-in models.
+/// A prediction with the built-in models in f32.
 pub fn builtin(input: &Path, output: &Path) -> Options {
     Options {
         inputs: vec![input.to_owned()],
@@ -71,7 +71,7 @@ pub fn builtin(input: &Path, output: &Path) -> Options {
         merge: vec![],
         source: false,
         sort_by_length: true,
-        settings: Settings { threads: 2, ..Settings::default() },
+        settings: Settings { threads: 2, precision: Some(Precision::F32), ..Settings::default() },
     }
 }
 

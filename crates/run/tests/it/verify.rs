@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 fn options() -> Options {
-    let settings = Settings { threads: 2, ..Settings::default() };
+    let settings = Settings { threads: 2, precision: Some(Precision::F32), ..Settings::default() };
     Options { weights: None, models: vec![], reference: None, settings }
 }
 
@@ -101,6 +101,18 @@ fn the_goldens_pass() {
 }
 
 #[test]
+fn the_goldens_pass_in_bf16_as_well() {
+    let settings = Settings { precision: Some(Precision::Bf16), ..options().settings };
+    let options = Options { weights: Some(fixture("goldens")), settings, ..options() };
+    let report = verify(&options, &mut Silent).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(failed(&report), [""; 0], "{report}");
+    let passed = ended(&report, Outcome::Pass);
+    let about = |name: &str| passed.iter().filter(|(n, _)| *n == name).count();
+    // Hidden states of both encoders, and the head's labels; the company of both precisions.
+    assert_eq!((about("distance"), about("answers"), about("company")), (3, 7, 5), "{report}");
+}
+
+#[test]
 fn damaged_weights_fail() {
     let check = |tensor: &str, value: f32, wanted: &[&str]| {
         let f = Folder::new(&format!("verify-{tensor}"));
@@ -176,7 +188,7 @@ fn what_is_missing_is_a_failure_of_that_model() {
 
 #[test]
 fn the_cpu_refuses_what_it_does_not_compute_in() {
-    for (precision, name) in [(Precision::Bf16, "bf16"), (Precision::Fp8, "fp8")] {
+    for (precision, name) in [(Precision::Fp16, "fp16"), (Precision::Fp8, "fp8")] {
         let settings = Settings { precision: Some(precision), ..options().settings };
         let models = vec![fixture("goldens/esm2").display().to_string()];
         let error =
