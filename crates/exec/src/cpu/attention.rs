@@ -124,15 +124,18 @@ struct Block {
     head: usize,
 }
 
-/// Gives every block of at most `most` queries of every head to `work`, task by task, each with the one that comes after
-/// it in the task, and the worker's index. A task is some heads of a window of tokens: the blocks that start in that
-/// window, head after head. Heads that share cache lines come together, as far as that leaves tasks for all threads.
+/// The blocks of a task, each with the one after it.
+type Places<'a> = dyn Iterator<Item = (Block, Option<Block>)> + 'a;
+
+/// Gives every block of at most `most` queries of every head to `work`, task by task, and the worker's index. A task is
+/// some heads of a window of tokens: the blocks that start in that window, head after head. Heads that share cache lines
+/// come together, as far as that leaves tasks for all threads.
 fn blocks(
     cpu: &Cpu,
     spans: &[[u32; 2]],
     (heads, most): (usize, usize),
     together: usize,
-    work: &(dyn Fn(&mut dyn Iterator<Item = (Block, Option<Block>)>, usize) + Sync),
+    work: &(dyn Fn(&mut Places<'_>, usize) + Sync),
 ) {
     /// Tasks a thread, at least: they take as long as their sequences.
     const TASKS: usize = 8;

@@ -2,7 +2,7 @@
 
 use super::super::attention::{self, Given, Gradients, Rope};
 use super::super::operands::Operands;
-use super::super::{Bf16, Cpu, Element, Rows};
+use super::super::{Cpu, Element, Rows};
 use crate::device::DeviceError;
 use graph::ops::{Attention, AttentionGrad, Bias, Qkv, alibi_slopes};
 
@@ -14,22 +14,15 @@ pub(in super::super) fn attention(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -
     let mut slopes = [0.0; MAX_HEADS];
     let config = config(l, op, 0, &mut slopes)?;
     if l.in_bf16() {
-        let ([q, k, v], spans) = given::<Bf16>(l, op)?;
+        let [q, k, v] = qkv(l, op, 0)?;
+        let spans = l.spans(op.operands(), q.rows())?;
         attention::attention_bf16(cpu, config, q, k, v, spans, l.output(0)?, lse, l.workspace()?);
     } else {
-        let ([q, k, v], spans) = given::<f32>(l, op)?;
+        let [q, k, v] = qkv::<f32>(l, op, 0)?;
+        let spans = l.spans(op.operands(), q.rows())?;
         attention::attention(cpu, config, q, k, v, spans, l.output(0)?, lse, l.workspace()?);
     }
     Ok(())
-}
-
-/// q, k, v and the spans of the forward pass.
-fn given<'a, E: Element>(
-    l: &Operands<'a>,
-    op: &Attention,
-) -> Result<([Rows<'a, E>; 3], &'a [[u32; 2]]), DeviceError> {
-    let [q, k, v] = qkv::<E>(l, op, 0)?;
-    Ok(([q, k, v], l.spans(op.operands(), q.rows())?))
 }
 
 pub(in super::super) fn attention_grad(

@@ -158,7 +158,7 @@ pub(super) unsafe fn soften(row: *mut f32, keys: usize, scale: f32, offset: f32)
         for step in 0..steps {
             put(step, bits(y(step * STEP), y(step * STEP + SIDE), bend));
         }
-        if keys % STEP > 0 {
+        if !keys.is_multiple_of(STEP) {
             let at = steps * STEP;
             let some = |n: usize, at: usize| _mm512_maskz_mov_epi32(lanes(n), y(at));
             let [first, second] = [some(keys - at, at), some((keys - at).saturating_sub(SIDE), at + SIDE)];
