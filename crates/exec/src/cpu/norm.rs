@@ -132,43 +132,46 @@ impl<E: Element, P: Element> Kernel for LayerNorm<'_, E, P> {
 #[inline(always)]
 unsafe fn statistics<S: Simd, E: Element>(s: S, x: *const E, cols: usize, eps: f32) -> (f32, f32) {
     // SAFETY: as the caller promises.
-    let mean = unsafe { total(s, x, cols, |sum, v, _| s.add(sum, v)) } / cols as f32;
-    let (zero, middle) = (s.splat(0.0), s.splat(mean));
-    let square = |sum, v, n| {
-        let d = s.first(s.sub(v, middle), zero, n);
-        s.fma(d, d, sum)
-    };
-    // SAFETY: as the caller promises.
-    let var = unsafe { total(s, x, cols, square) } / cols as f32;
-    (mean, 1.0 / (var + eps).sqrt())
+    unsafe {
+        let mean = total::<S, E, false>(s, x, cols, s.splat(0.0)) / cols as f32;
+        let var = total::<S, E, true>(s, x, cols, s.splat(mean)) / cols as f32;
+        (mean, 1.0 / (var + eps).sqrt())
+    }
 }
 
-/// The sum of what `add` makes of a row, given a sum, a vector and how many of its lanes count; the others are zeros.
-/// Four sums at a time, so that none waits for the one before it; the rest of the row goes to the first.
+/// The sum of a row, or of the squares of its distances from `middle`. Four sums at a time, so that none waits for the
+/// one before it; the rest of the row goes to the first.
 ///
 /// # Safety
 /// `cols` elements must be readable at `x`.
 #[inline(always)]
-unsafe fn total<S: Simd, E: Element>(
-    s: S,
-    x: *const E,
-    cols: usize,
-    add: impl Fn(S::V, S::V, usize) -> S::V,
-) -> f32 {
+unsafe fn total<S: Simd, E: Element, const SQUARES: bool>(s: S, x: *const E, cols: usize, middle: S::V) -> f32 {
     let mut sums = [s.splat(0.0); SUMS];
     let whole = cols - cols % (SUMS * LANES);
     for j in (0..whole).step_by(SUMS * LANES) {
         for (k, sum) in sums.iter_mut().enumerate() {
             // SAFETY: inside the row.
-            *sum = add(*sum, unsafe { E::load(s, x.add(j + k * LANES)) }, LANES);
+            let v = unsafe { E::load(s, x.add(j + k * LANES)) };
+            *sum = add::<S, SQUARES>(s, *sum, v, middle, LANES);
         }
     }
     for j in (whole..cols).step_by(LANES) {
         let n = LANES.min(cols - j);
         // SAFETY: at most the rest of the row.
-        sums[0] = add(sums[0], unsafe { E::load_n(s, x.add(j), n) }, n);
+        let v = unsafe { E::load_n(s, x.add(j), n) };
+        sums[0] = add::<S, SQUARES>(s, sums[0], v, middle, n);
     }
     s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])))
+}
+
+/// A sum and one vector more, of which `n` lanes count and the others are zeros.
+#[inline(always)]
+fn add<S: Simd, const SQUARES: bool>(s: S, sum: S::V, v: S::V, middle: S::V, n: usize) -> S::V {
+    if !SQUARES {
+        return s.add(sum, v);
+    }
+    let d = s.first(s.sub(v, middle), s.splat(0.0), n);
+    s.fma(d, d, sum)
 }
 
 /// Vectors of sums of a row.
@@ -190,7 +193,7 @@ impl<E: Element, P: Element> Kernel for RmsNorm<'_, E, P> {
         for r in self.range.clone() {
             let x = self.x.row(r);
             // SAFETY: row r of x holds `cols` elements.
-            let sum = unsafe { total(s, x, cols, |sum, v, _| s.fma(v, v, sum)) };
+            let sum = unsafe { total::<S, E, true>(s, x, cols, s.splat(0.0)) };
             let rstd = 1.0 / (sum / cols as f32 + self.eps).sqrt();
             if let Some(y) = self.y {
                 for j in (0..cols).step_by(LANES) {
