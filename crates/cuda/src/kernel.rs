@@ -22,6 +22,8 @@ pub enum File {
     AttentionHopper,
     /// `attention_narrow.cu`
     AttentionNarrow,
+    /// `attention_stay.cu`: for compute capability 9.0 only.
+    AttentionStay,
     /// `elementwise.cu`
     Elementwise,
     /// `matmul.cu`
@@ -44,6 +46,7 @@ impl File {
             Self::AttentionF32 => "attention_f32.cu",
             Self::AttentionHopper => "attention_hopper.cu",
             Self::AttentionNarrow => "attention_narrow.cu",
+            Self::AttentionStay => "attention_stay.cu",
             Self::Elementwise => "elementwise.cu",
             Self::Matmul => "matmul.cu",
             Self::Norm => "norm.cu",
@@ -69,6 +72,13 @@ impl File {
             Self::AttentionNarrow => {
                 concat!(include_str!("kernels/attention.cuh"), include_str!("kernels/attention_narrow.cu"))
             }
+            Self::AttentionStay => concat!(
+                include_str!("kernels/attention.cuh"),
+                include_str!("kernels/warpgroup.cuh"),
+                include_str!("kernels/copies.cuh"),
+                include_str!("kernels/attention_ring.cuh"),
+                include_str!("kernels/attention_stay.cu")
+            ),
             Self::Elementwise => {
                 concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/elementwise.cu"))
             }
@@ -80,7 +90,11 @@ impl File {
                 include_str!("kernels/quantize.cu")
             ),
             Self::Sequence => include_str!("kernels/sequence.cu"),
-            Self::Wgmma => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/wgmma.cu")),
+            Self::Wgmma => concat!(
+                include_str!("kernels/activation.cuh"),
+                include_str!("kernels/copies.cuh"),
+                include_str!("kernels/wgmma.cu")
+            ),
         }
     }
 }
@@ -121,7 +135,7 @@ impl Kernel {
     pub fn runs_on(&self, capability: (u32, u32)) -> bool {
         let codes = self.constants().any(|(name, _)| name == "CODES");
         match self.file {
-            File::AttentionHopper | File::Wgmma => capability == HOPPER,
+            File::AttentionHopper | File::AttentionStay | File::Wgmma => capability == HOPPER,
             File::Attention
             | File::AttentionF32
             | File::AttentionNarrow

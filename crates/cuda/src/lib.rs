@@ -19,6 +19,7 @@ mod library;
 mod machine;
 pub mod nvml;
 mod staging;
+mod tensor_map;
 mod trace;
 
 pub use compile::{Compiler, Resources};

@@ -5,10 +5,9 @@ use super::{Form, Operands};
 use crate::CudaError;
 use crate::context::Context;
 use crate::kernel::{Arg, File, HOPPER, Kernel, Kernels, Shape};
-use cudarc::driver::sys as cu;
+use crate::tensor_map::tensor_map;
 use graph::DType;
 use graph::ops::Epilogue;
-use std::ptr;
 
 /// A form of the kernel: which part of y a block makes at a time, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,7 +131,7 @@ impl Tile {
         // What is not there is not read, but must be described.
         let r = if residual == 0 { y } else { residual };
         let matrix =
-            |address, rows, columns, height| describe(context, dtype, (address, rows, columns), height);
+            |address, rows, columns, height| tensor_map(context, dtype, (address, rows, columns), height);
         let maps = [
             matrix(x, rows, k, self.rows())?,
             matrix(w, form.outputs(), k, self.columns / self.cluster)?,
@@ -162,46 +161,6 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
         all.chain(residual).chain(gate).map(|form| tile.kernel(form)).collect::<Vec<_>>()
     };
     TILES.into_iter().flat_map(of).collect()
-}
-
-/// What the copy engine knows of a matrix: (address, rows, columns), row-major, of which it copies boxes of some rows that
-/// are 128 bytes wide.
-fn describe(
-    context: &Context,
-    dtype: DType,
-    (address, rows, columns): (u64, u64, u64),
-    height: u32,
-) -> Result<cu::CUtensorMap, CudaError> {
-    use cu::CUtensorMapDataType_enum as D;
-    let element = match dtype {
-        DType::F32 => D::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-        DType::Bf16 => D::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        DType::F16 => D::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        DType::I32 => D::CU_TENSOR_MAP_DATA_TYPE_INT32,
-        DType::F8 | DType::U8 => D::CU_TENSOR_MAP_DATA_TYPE_UINT8,
-    };
-    let mut map = cu::CUtensorMap { opaque: [0; 16] };
-    let width = 128 / dtype.size() as u32;
-    let (extents, stride, boxes, steps) = ([columns, rows], columns * dtype.size(), [width, height], [1, 1]);
-    // SAFETY: pointers are to locals of the sizes that the rank of two says; the address is the card's and not read here.
-    let code = unsafe {
-        (context.api.cuTensorMapEncodeTiled)(
-            &mut map,
-            element,
-            2,
-            ptr::without_provenance_mut(address as usize),
-            extents.as_ptr(),
-            &stride,
-            boxes.as_ptr(),
-            steps.as_ptr(),
-            cu::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            cu::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_128B,
-            cu::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            // What lies outside is read as zeros.
-            cu::CUtensorMapFloatOOBfill_enum::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
-    };
-    context.api.check("cuTensorMapEncodeTiled", code).map(|()| map)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 use super::{Call, Tensor};
 use crate::kernel::{Arg, File, HOPPER, Kernel, Shape, code};
+use crate::tensor_map::tensor_map;
 use exec::DeviceError;
 use graph::ops::{Attention, Bias, Mask, Qkv};
 use graph::{Counts, DType};
@@ -13,8 +14,10 @@ const MAX_HEAD_DIM: u32 = 128;
 const WARPS: [u32; 3] = [2, 4, 6];
 /// The forms of `attention_hopper.cu` for heads of 64 columns: warpgroups of a block, tiles of 64 queries of each, stages
 /// of 64 keys, blocks of a multiprocessor, heads of a block. A short sequence is one block's, whole, and with several heads
-/// the search for it is shared.
-const FORMS: [[u32; 5]; 4] = [[1, 1, 3, 4, 4], [1, 2, 3, 3, 2], [1, 3, 3, 3, 1], [2, 1, 4, 2, 1]];
+/// the search for it is shared. Longer ones are `attention_stay.cu`'s, which gives the same bits.
+const FORMS: [[u32; 5]; 2] = [[1, 1, 3, 4, 4], [1, 2, 3, 3, 2]];
+/// Warpgroups of `attention_stay.cu` that multiply, and that fetch and rotate; tiles of 64 rows in shared memory.
+const STAY: [u32; 3] = [3, 2, 25];
 /// The one for heads of 128.
 const FORMS_WIDE: [[u32; 5]; 1] = [[2, 1, 3, 1, 1]];
 /// The forms of `attention_narrow.cu`: warps of a block, rounds of 16 queries of each, keys in shared memory, blocks of a
@@ -30,8 +33,12 @@ pub(super) fn attention(call: &mut Call<'_>, op: &Attention) -> Result<(), Devic
     let mut call_form = |form: Form| {
         let blocks = (counts.tokens / form.rows + counts.sequences) * u64::from(op.heads.div_ceil(form.heads));
         let shape = Shape { shared: form.shared, ..Shape::of(blocks, form.threads) };
+        let kernel = form.kernel(op, q.dtype, table);
+        if form.file == File::AttentionStay {
+            return stay(call, op, [q, k, v], (&kernel, shape), args);
+        }
         args[17] = Arg::int(form.heads);
-        call.kernel(&form.kernel(op, q.dtype, table), shape, &args)
+        call.kernel(&kernel, shape, &args)
     };
     match q.dtype {
         // Prepared is what any step may call.
@@ -39,6 +46,25 @@ pub(super) fn attention(call: &mut Call<'_>, op: &Attention) -> Result<(), Devic
         DType::Bf16 | DType::F16 => call_form(Form::for_counts(op, counts, capability)),
         DType::F32 | DType::F8 | DType::I32 | DType::U8 => call_form(Form::f32(op)),
     }
+}
+
+/// Calls the kernel whose blocks stay, one on a multiprocessor, and whose operands come by the copy engine. `shape` has a
+/// block for every item, and `args` are those of the other kernels.
+fn stay(
+    call: &mut Call<'_>,
+    op: &Attention,
+    [q, k, v]: [Tensor; 3],
+    (kernel, shape): (&Kernel, Shape),
+    mut args: [Arg; 18],
+) -> Result<(), DeviceError> {
+    if q.rows == 0 {
+        return Ok(()); // what has no rows cannot be described
+    }
+    let map = |x: Tensor| tensor_map(call.context, x.dtype, (x.address, x.rows, x.columns), 64);
+    let maps = [map(q)?, map(k)?, map(v)?];
+    [args[3], args[4]] = columns(op).map(Arg::int);
+    let blocks = shape.blocks.0.min(call.context.card.multiprocessors);
+    call.kernel_on(kernel, Shape { blocks: (blocks, 1, 1), ..shape }, &maps, &args[3..17])
 }
 
 /// A kernel with what it takes.
@@ -90,6 +116,14 @@ impl Form {
         Self { file, constants, rows: u64::from(rows), heads, threads: groups * 128, shared }
     }
 
+    /// `attention_stay.cu`: tiles, each with three barriers and a note of 32 bytes, and what warpgroups write.
+    fn stay(op: &Attention, [groups, servers, slots]: [u32; 3]) -> Self {
+        let constants = vec![("GROUPS", groups), ("SERVERS", servers), ("SLOTS", slots)];
+        let shared = (slots + groups) * 64 * op.head_dim * 2 + slots.next_multiple_of(2) * (3 * 8 + 32);
+        let (rows, threads) = (u64::from(groups * 64), (groups + servers) * 128);
+        Self { file: File::AttentionStay, constants, rows, heads: 1, threads, shared }
+    }
+
     /// `attention_narrow.cu`: keys and values, rows of which are an odd number of 16-byte words.
     fn narrow(op: &Attention, [warps, rounds, tile, blocks]: [u32; 4]) -> Self {
         // Heads of more than 16 columns have registers for 20 warps.
@@ -119,7 +153,10 @@ impl Form {
     fn all(op: &Attention, capability: (u32, u32)) -> Vec<Self> {
         match Self::hoppers(op, capability) {
             _ if Self::is_narrow(op) => NARROW.map(|form| Self::narrow(op, form)).into(),
-            Some(forms) => forms.iter().map(|&form| Self::hopper(op, form)).collect(),
+            Some(forms) => {
+                let long = (op.head_dim == 64).then(|| Self::stay(op, STAY));
+                forms.iter().map(|&form| Self::hopper(op, form)).chain(long).collect()
+            }
             None => WARPS.map(|warps| Self::of_warps(op, warps)).into(),
         }
     }
@@ -188,13 +225,18 @@ fn check(call: &Call<'_>, op: &Attention) -> Result<[Tensor; 3], DeviceError> {
     Ok(qkv)
 }
 
+/// Where k and v begin in a row of the matrices that they are in.
+fn columns(op: &Attention) -> [u64; 2] {
+    match op.qkv {
+        Qkv::Separate => [0, 0],
+        Qkv::Fused => [op.width(), op.width() + op.kv_width()],
+    }
+}
+
 /// The arguments of every form; the last one, a block's heads, is for the form to say, and read by one kernel.
 fn arguments(call: &Call<'_>, op: &Attention, [q, k, v]: [Tensor; 3]) -> Result<[Arg; 18], DeviceError> {
     let size = if q.dtype == DType::F32 { 4 } else { 2 };
-    let (at_k, at_v) = match op.qkv {
-        Qkv::Separate => (0, 0),
-        Qkv::Fused => (op.width() * size, (op.width() + op.kv_width()) * size),
-    };
+    let [at_k, at_v] = columns(op).map(|column| column * size);
     let spans = call.input(op.operands())?;
     let none = Tensor { address: 0, rows: 0, columns: 0, dtype: DType::F32 };
     let (cosines, sines) = match op.rotary {
@@ -244,9 +286,12 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
             let forms = |dtype| NARROW.map(|form| Form::narrow(op, form).kernel(op, dtype, DType::F32));
             kernels.extend(both.flat_map(forms));
         }
-        for &form in Form::hoppers(op, HOPPER).unwrap_or_default() {
-            let both = [DType::Bf16, DType::F16];
-            kernels.extend(both.map(|dtype| Form::hopper(op, form).kernel(op, dtype, DType::F32)));
+        if Form::hoppers(op, HOPPER).is_some() {
+            let both = [DType::Bf16, DType::F16].into_iter();
+            let forms = Form::all(op, HOPPER);
+            kernels.extend(
+                both.flat_map(|dtype| forms.iter().map(move |form| form.kernel(op, dtype, DType::F32))),
+            );
         }
         kernels
     };

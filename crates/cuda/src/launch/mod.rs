@@ -12,6 +12,7 @@ use crate::context::Context;
 use crate::gemm::{self, Gemm};
 use crate::kernel::{Arg, Kernel, Kernels, Shape};
 use crate::machine::FP8;
+use cudarc::driver::sys::CUtensorMap;
 use exec::{DeviceError, Launch, Operand};
 use graph::{Bytes, DType, GRANULE, Layout, Op};
 pub(crate) use rows::gelu_in_place;
@@ -92,9 +93,21 @@ impl Call<'_> {
 
     /// Calls a kernel, or compiles it for later.
     pub(crate) fn kernel(&mut self, kernel: &Kernel, shape: Shape, args: &[Arg]) -> Result<(), DeviceError> {
+        self.kernel_on(kernel, shape, &[], args)
+    }
+
+    /// The same for a kernel whose first arguments describe matrices.
+    pub(crate) fn kernel_on(
+        &mut self,
+        kernel: &Kernel,
+        shape: Shape,
+        maps: &[CUtensorMap],
+        args: &[Arg],
+    ) -> Result<(), DeviceError> {
+        let name = || kernel.entry.to_owned();
         match self.preparing {
             true => Ok(self.kernels.prepare(self.context, kernel, shape.shared)?),
-            false => Ok(self.kernels.call(self.context, kernel, shape, args)?),
+            false => Ok(self.kernels.call_with(self.context, kernel, name, shape, maps, args)?),
         }
     }
 

@@ -1,0 +1,201 @@
+// How queries, keys and values come to the warpgroups of attention_stay.cu, whose constants these are too: the ring of
+// slots, the warp that fills it, and the helpers that turn what is in it.
+//
+// Invariant: slots are filled, turned, read and given back in the order of their numbers, by barriers alone; a slot's
+// rotation is a function of its rows and their positions.
+
+#define STEP 64
+#define PANELS (HEAD_DIM / 64) // tiles side by side
+#define ROWS (GROUPS * 64)
+#define HELPERS (SERVERS * 4 - 1)
+#define THREADS ((GROUPS + SERVERS) * 128)
+// Registers of a thread: 64 Ki are shared out.
+#define FEW (GROUPS == 3 ? 48 : 56)
+#define MOST (GROUPS == 3 ? 128 : 200)
+#define HALF (HEAD_DIM / 2)
+#define TILE (STEP * 128) // bytes of 64 columns of a step
+#define SLOT (PANELS * TILE)
+static_assert(HEAD_DIM % 64 == 0, "tiles have 64 columns");
+typedef Element<TABLE>::type Angle;
+
+__device__ __forceinline__ uint4 load_shared(u32 at) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_shared(u32 at, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
+// A head of queries `first` .. of the sequence that starts at row `start`; after the last item comes one of no length.
+struct Item {
+  int start, length, first, head;
+  __device__ __forceinline__ int tiles() const { return min(GROUPS, (length - first + 63) / 64); }
+  // Keys that some row of the item sees, in steps.
+  __device__ __forceinline__ int steps() const {
+    return ((CAUSAL ? min(length, first + ROWS) : length) + STEP - 1) / STEP;
+  }
+};
+
+// What a helper does with a slot: nothing, or the rows from `position` on are turned, or what is behind `rows` is cleared.
+enum Kind { PASS, TURN, CLEAR, END };
+struct Task {
+  int kind, position, rows;
+};
+
+// The ring: slots of (STEP, d), each with its task, the item that begins there, and three barriers: `full`, that it has
+// arrived; `ready`, that its helper has done with it; `empty`, that nobody reads it any more. An item is its queries' tiles,
+// then keys and values of every step by turns.
+struct Ring {
+  u32 base;
+  __device__ __forceinline__ u32 slot(int i) const { return base + i * SLOT; }
+  __device__ __forceinline__ u32 staging() const { return base + SLOTS * SLOT; }
+  __device__ __forceinline__ u32 full(int i) const { return base + (SLOTS + GROUPS) * SLOT + i * 8; }
+  __device__ __forceinline__ u32 ready(int i) const { return full(i) + SLOTS * 8; }
+  __device__ __forceinline__ u32 empty(int i) const { return full(i) + 2 * SLOTS * 8; }
+  __device__ __forceinline__ u32 note(int i) const { return full(0) + (3 * SLOTS + SLOTS % 2) * 8 + i * 32; }
+  __device__ __forceinline__ Item item(int i) const {
+    uint4 x = load_shared(note(i));
+    return {(int)x.x, (int)x.y, (int)x.z, (int)x.w};
+  }
+  __device__ __forceinline__ Task task(int i) const {
+    uint4 x = load_shared(note(i) + 16);
+    return {(int)x.x, (int)x.y, (int)x.z};
+  }
+  __device__ __forceinline__ void tell(int i, const Item &x) const {
+    store_shared(note(i), make_uint4(x.start, x.length, x.first, x.head));
+  }
+  __device__ __forceinline__ void tell(int i, const Task &x) const {
+    store_shared(note(i) + 16, make_uint4(x.kind, x.position, x.rows, 0));
+  }
+};
+// Where a warp is in the ring.
+struct Place {
+  int slot;
+  u32 parity;
+  __device__ __forceinline__ void skip(int slots) {
+    slot += slots;
+    if (slot >= SLOTS) slot -= SLOTS, parity ^= 1;
+  }
+  __device__ __forceinline__ void next() {
+    if (++slot == SLOTS) slot = 0, parity ^= 1;
+  }
+};
+
+// Half-split rotary embedding of 8 neighbouring pairs (Su et al. 2021): (a, b) -> (a cos - b sin, b cos + a sin).
+__device__ __forceinline__ void rotate_words(u32 low, u32 high, const float (&cosine)[8], const float (&sine)[8]) {
+  uint4 x = load_shared(low), y = load_shared(high);
+  u32 *a = (u32 *)&x, *b = (u32 *)&y;
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    float a0, a1, b0, b1, c0 = cosine[2 * j], c1 = cosine[2 * j + 1], s0 = sine[2 * j], s1 = sine[2 * j + 1];
+    unpack<TYPE>(a[j], a0, a1), unpack<TYPE>(b[j], b0, b1);
+    a[j] = pack<TYPE>(fmaf(a0, c0, -__fmul_rn(b0, s0)), fmaf(a1, c1, -__fmul_rn(b1, s1)));
+    b[j] = pack<TYPE>(fmaf(b0, c0, __fmul_rn(a0, s0)), fmaf(b1, c1, __fmul_rn(a1, s1)));
+  }
+  store_shared(low, x), store_shared(high, y);
+}
+
+// A lane has a pair of words of 16 bytes, half a head apart, of every row of its own: eight lanes' are in different banks.
+#define PAIRS (HALF / 8)   // of a row
+#define LINES (32 / PAIRS) // rows of a warp's words
+#define CYCLE (8 / LINES)  // passes until the swizzle comes again
+static_assert(PAIRS == 4 || PAIRS == 8, "the swizzle comes again");
+
+// Rotates LINES rows of a slot. `there`: the lane's row is one.
+__device__ __forceinline__ void rotate_rows(u32 low, const Angle *c, const Angle *s, bool there) {
+  if (!there) return;
+  float cosine[8], sine[8];
+  load_many<TABLE, 8>(c, cosine), load_many<TABLE, 8>(s, sine);
+  rotate_words(low, PAIRS == 4 ? low ^ 64 : low + TILE, cosine, sine);
+}
+
+__device__ __forceinline__ void rotate(u32 slot, const Angle *cosines, const Angle *sines, const Task &task) {
+  int lane = threadIdx.x % 32, line = lane / PAIRS, word = lane % PAIRS;
+  int row = PAIRS == 4 ? line % 2 * 4 + line / 2 : line, rows = min(task.rows, STEP), i = 0;
+  long long entry = (task.position + row) * HALF + word * 8;
+  const Angle *c = cosines + entry, *s = sines + entry;
+#pragma unroll 1
+  for (; i + CYCLE * LINES <= rows; i += CYCLE * LINES)
+#pragma unroll
+    for (int j = 0; j < CYCLE; j++)
+      rotate_rows(slot + i * 128 + tile_at(row + j * LINES, word), c + (i + j * LINES) * HALF, s + (i + j * LINES) * HALF, true);
+#pragma unroll 1
+  for (; i < rows; i += LINES)
+    rotate_rows(slot + tile_at(row + i, word), c + i * HALF, s + i * HALF, row + i < rows);
+}
+
+// What is behind a sequence's values becomes zeros: their weights are zero, but zero times a neighbour's infinity is none.
+__device__ __forceinline__ void clear(u32 slot, int rows) {
+  for (int at = threadIdx.x % 32; at < (STEP - rows) * PANELS * 8; at += 32) {
+    int r = rows + at / (PANELS * 8), word = at % (PANELS * 8);
+    store_shared(slot + word / 8 * TILE + tile_at(r, word % 8), make_uint4(0, 0, 0, 0));
+  }
+}
+
+// A helper warp: it has every slot whose number, counted through all rounds, leaves the rest `helper`.
+__device__ __forceinline__ void help(const Ring &ring, int helper, const Angle *cosines, const Angle *sines) {
+  Place place = {helper, 0};
+  while (true) {
+    wait(ring.full(place.slot), place.parity);
+    Task task = ring.task(place.slot);
+    u32 slot = ring.slot(place.slot);
+#if ROTARY
+    if (task.kind == TURN) rotate(slot, cosines, sines, task);
+#endif
+    if (task.kind == CLEAR) clear(slot, task.rows);
+    fence_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(ring.ready(place.slot));
+    if (task.kind == END) return;
+    place.skip(HELPERS);
+  }
+}
+
+// Where q, k and v are: matrices, and the columns of them that k and v begin at.
+struct Operands {
+  const Map &q, &k, &v;
+  int k_column, v_column, group;
+};
+
+// Fetches an item, by one thread. (STEP, d) for each slot
+__device__ __forceinline__ void fetch_item(const Ring &ring, Place &place, const Operands &operands, const Item &item) {
+  int tiles = item.tiles(), slots = tiles + 2 * item.steps();
+  for (int i = 0; i < slots; i++, place.next()) {
+    u32 to = ring.slot(place.slot), full = ring.full(place.slot);
+    bool queries = i < tiles, values = !queries && (i - tiles) % 2;
+    int at = queries ? item.first + i * 64 : (i - tiles) / 2 * STEP, left = item.length - at;
+    wait(ring.empty(place.slot), place.parity ^ 1);
+    if (i == 0) ring.tell(place.slot, item);
+    ring.tell(place.slot, Task{values ? (left < STEP ? CLEAR : PASS) : ROTARY ? TURN : PASS, at, left});
+    expect(full, SLOT);
+    const Map &map = queries ? operands.q : values ? operands.v : operands.k;
+    int column = queries ? 0 : values ? operands.v_column : operands.k_column;
+    column += (queries ? item.head : item.head / operands.group) * HEAD_DIM;
+#pragma unroll
+    for (int c = 0; c < PANELS; c++) fetch(to + c * TILE, map, full, column + c * 64, item.start + at);
+  }
+}
+
+// Fetches the items of this block, by one warp, and tells everybody when there are no more.
+__device__ __forceinline__ void feed(const Ring &ring, const Operands &operands, const int *spans, int sequences, int tokens,
+                                     int longest, int heads, u32 *status) {
+  Place place = {0, 0};
+  int lane = threadIdx.x % 32, items = (tokens / ROWS + sequences) * heads;
+  for (int i = blockIdx.x; i < items; i += gridDim.x) {
+    int number = i / heads, head = i % heads;
+    if (head == 0 && lane == 0) check_span(spans, sequences, tokens, ROTARY ? longest : tokens, number, status);
+    Block block = block_of<ROWS>(spans, sequences, number);
+    Item item = {block.start, block.end - block.start, block.first, head};
+    if (item.first >= item.length || item.first < 0 || item.start < 0 || block.end > tokens) continue;
+    if (ROTARY && item.length > longest) continue;
+    if (lane == 0) fetch_item(ring, place, operands, item);
+    __syncwarp();
+  }
+  for (int i = 0; i < HELPERS && lane == 0; i++, place.next()) { // one for each helper
+    wait(ring.empty(place.slot), place.parity ^ 1);
+    ring.tell(place.slot, Item{0, 0, 0, 0});
+    ring.tell(place.slot, Task{END, 0, 0});
+    arrive(ring.full(place.slot));
+  }
+}

@@ -1,0 +1,337 @@
+// Packed attention of 16-bit elements on compute capability 9.0 for sequences that are not short: the arithmetic of
+// attention_hopper.cu, to the bit. The scores of a step are asked for together with the values of the one before, whose
+// products run while the scores are weighed (FlashAttention-3, Shah et al. 2024).
+//
+// A block stays on its multiprocessor and takes item after item: a head of up to ROWS queries of one sequence. One warp
+// fetches what items need, in their order, through one ring of slots (TMA); helper warps turn queries and keys where they
+// lie; GROUPS warpgroups have 64 queries each. So what comes next is on its way while this is computed, whatever the
+// lengths, and nobody waits for all.
+//
+// Invariant: a row of o is a function of its own sequence: keys are visited in steps of STEP from the sequence's start, in
+// order, every row keeps a maximum of its own, and what is masked adds zeros. Only rows of sequences are written.
+//
+// Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin), ALIBI, CAUSAL; for speed alone GROUPS, SERVERS
+// (warpgroups of the warp that fetches and of helpers) and SLOTS.
+
+#define LOG2E 1.4426950408889634f
+__device__ __forceinline__ float exp2_fast(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
+
+__device__ __forceinline__ void ldmatrix(u32 (&r)[4], u32 at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+}
+
+// What a warp holds of its 16 queries. A thread has rows lane / 4 and that + 8.
+struct Rows {
+  u32 q[HEAD_DIM / 16][4];
+  float o[PANELS][32];    // sums of exp2(score - top) v
+  float top[2], sum[2];   // as in attention.cu; the sum is of this thread's keys
+  float limit[2], slack;  // the score, as products give it, that moves the top: one that is 8 above it
+  float shrink[2];        // what o must be multiplied by then
+};
+
+// What products know of the tiles of a slot: tile_of, of which one half changes.
+struct Tile {
+  u32 low;
+  __device__ __forceinline__ u64 at(int bytes) const {
+    u64 r;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(r) : "r"(low + bytes / 16), "r"(64u | 1u << 30));
+    return r;
+  }
+};
+
+// Asks for q k^T of the warpgroup's rows and the keys of a step. (64, d) (STEP, d) -> (64, STEP)
+__device__ __forceinline__ void scores(float (&s)[32], const Rows &rows, u32 k) {
+  Tile tile = {k >> 4 | 64u << 16};
+  products_begin();
+#pragma unroll
+  for (int c = 0; c < HEAD_DIM / 16; c++) product<0>(s, rows.q[c], tile.at(c / 4 * TILE + c % 4 * 32), c > 0);
+  products_commit();
+}
+
+// Asks for the weighted values of the first 16 N keys of a step. (64, STEP) (STEP, d) -> (64, d)
+template <int N> __device__ __forceinline__ void values(Rows &rows, const u32 (&p)[STEP / 16][4], u32 v) {
+  Tile tile = {v >> 4 | 64u << 16};
+  products_begin();
+#pragma unroll
+  for (int n = 0; n < N; n++)
+#pragma unroll
+    for (int c = 0; c < PANELS; c++) product<1>(rows.o[c], p[n], tile.at(c * TILE + n * 2048), 1);
+  products_commit();
+}
+
+// Scores of keys that a row does not see, of which `left` are there from the thread's first one on, `before` of them
+// not behind its first row.
+__device__ __forceinline__ void mask(float (&s)[32], int left, int before) {
+#pragma unroll
+  for (int n = 0; n < STEP / 8; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      int j = n * 8 + e % 2;
+      if (j >= left || (CAUSAL && j > before + e / 2 * 8)) s[n * 4 + e] = -INFINITY;
+    }
+}
+
+// Scores to exp2(score - top), with the maxima of attention.cu; true where o must be multiplied for some row of the warp.
+// `row` and `key` are this thread's first ones, `factor` and `slope` in units of log2.
+__device__ __forceinline__ bool softmax(float (&s)[32], Rows &rows, int row, int key, float factor, float slope) {
+  float most[2];
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+#pragma unroll
+    for (int n = 0; n < STEP / 8; n++) {
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        float &x = s[n * 4 + h * 2 + e];
+#if ALIBI
+        x = fmaf(x, factor, __fmul_rn(fabsf((float)(row + h * 8 - key) - (float)(n * 8 + e)), -slope));
+#endif
+        most[h] = n + e ? fmaxf(most[h], x) : x;
+      }
+    }
+    most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 1));
+    most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 2));
+  }
+  bool grown = __any_sync(~0u, most[0] > rows.limit[0] || most[1] > rows.limit[1]);
+  if (grown) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      bool up = most[h] > rows.limit[h];
+      float top = up ? (ALIBI ? most[h] : __fmul_rn(most[h], factor)) : rows.top[h];
+      rows.shrink[h] = up ? exp2_fast(rows.top[h] - top) : 1.0f;
+      rows.top[h] = top;
+      rows.limit[h] = up ? most[h] + rows.slack : rows.limit[h];
+      rows.sum[h] = __fmul_rn(rows.sum[h], rows.shrink[h]);
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < STEP / 8; n++) {
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      float &x = s[n * 4 + e];
+#if ALIBI
+      x = exp2_fast(x - rows.top[e / 2]);
+#else
+      x = exp2_fast(fmaf(x, factor, -rows.top[e / 2]));
+#endif
+      rows.sum[e / 2] += x;
+    }
+  }
+  return grown;
+}
+
+__device__ __forceinline__ void rescale(Rows &rows) {
+#pragma unroll
+  for (int c = 0; c < PANELS; c++)
+#pragma unroll
+    for (int i = 0; i < 32; i++) rows.o[c][i] = __fmul_rn(rows.o[c][i], rows.shrink[i / 2 % 2]);
+}
+
+// The weights as the products' a.
+__device__ __forceinline__ void weights(u32 (&p)[STEP / 16][4], const float (&s)[32]) {
+#pragma unroll
+  for (int n = 0; n < STEP / 16; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) p[n][e] = pack<TYPE>(s[n * 8 + e * 2], s[n * 8 + e * 2 + 1]);
+}
+
+// o / sum to `to`, by way of the warp's own rows in shared memory, and the logarithms of the sums. `to` and `lse` point to
+// the warp's first row, of the `rows` that are there.
+__device__ __forceinline__ void finish(const Rows &w, u32 mine, u16 *to, float *lse, int heads, int rows) {
+  int lane = threadIdx.x % 32;
+  float inverse[2];
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    int r = h * 8 + lane / 4;
+    float sum = w.sum[h];
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    inverse[h] = 1.0f / sum;
+    if (lse && lane % 4 == 0 && r < rows) lse[(long long)r * heads] = (w.top[h] + log2f(sum)) * 0.6931471805599453f;
+  }
+  __syncwarp(); // what was there is no longer read
+#pragma unroll
+  for (int n = 0; n < HEAD_DIM / 16; n++) { // 16 columns, as ldmatrix reads them
+    u32 r[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      const float *x = w.o[n / 4] + n % 4 * 8 + e * 2;
+      r[e] = pack<TYPE>(__fmul_rn(x[0], inverse[e % 2]), __fmul_rn(x[1], inverse[e % 2]));
+    }
+    u32 at = mine + n / 4 * 2048 + tile_at(lane % 16, n % 4 * 2 + lane / 16);
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(at), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+  }
+  __syncwarp();
+  constexpr int per = PANELS * 8;
+#pragma unroll
+  for (int i = 0; i < 16 * per / 32; i++) {
+    int at = lane + i * 32, r = at / per, word = at % per;
+    if (r < rows)
+      *(uint4 *)(to + (long long)r * heads * HEAD_DIM + word * 8) = load_shared(mine + word / 8 * 2048 + tile_at(r, word % 8));
+  }
+}
+
+// This warp reads a slot no more.
+__device__ __forceinline__ void release(const Ring &ring, Place &place) {
+  if (threadIdx.x % 32 == 0) arrive(ring.empty(place.slot));
+}
+__device__ __forceinline__ void await(const Ring &ring, const Place &place) { wait(ring.ready(place.slot), place.parity); }
+// Lets slots pass.
+__device__ __forceinline__ void pass(const Ring &ring, Place &place, int slots) {
+  for (int i = 0; i < slots; i++, place.next()) {
+    await(ring, place);
+    __syncwarp();
+    release(ring, place);
+  }
+}
+
+// A tile of queries on its way through its keys.
+struct Walk {
+  const Ring &ring;
+  Place place;
+  Rows rows;
+  u32 p[STEP / 16][4];
+  int row, many;
+  float factor, slope;
+
+  // Weighs the scores of step t; LAST: some of its keys are seen by no row, or not by all. (64, STEP)
+  template <bool LAST> __device__ __forceinline__ bool weigh(float (&s)[32], int t) {
+    int key = t * STEP + threadIdx.x % 4 * 2;
+    if (LAST) mask(s, many - key, row - key);
+    return softmax(s, rows, row, key, factor, slope);
+  }
+
+  template <bool LAST> __device__ __forceinline__ void first() {
+    float s[32];
+    await(ring, place);
+    scores(s, rows, ring.slot(place.slot));
+    products_wait<0>();
+    settle(s);
+    release(ring, place);
+    place.next();
+    weigh<LAST>(s, 0);
+    weights(p, s);
+  }
+
+  // Scores of step t, and the values of the one before. Nothing branches while products run.
+  template <bool LAST> __device__ __forceinline__ void step(int t) {
+    float s[32];
+    Place before = place; // of the values
+    place.next();
+    await(ring, before);
+    await(ring, place);
+    scores(s, rows, ring.slot(place.slot));
+    values<STEP / 16>(rows, p, ring.slot(before.slot));
+    products_wait<1>();
+    settle(s);
+    bool grown = weigh<LAST>(s, t);
+    // By its condition this comes behind the exponentials, and by its nature before the wait, which the assembler would
+    // otherwise put first.
+    if (!(rows.sum[0] + rows.sum[1] < 0.0f)) release(ring, place);
+    products_wait<0>();
+#pragma unroll
+    for (int c = 0; c < PANELS; c++) settle(rows.o[c]);
+    release(ring, before);
+    place.next();
+    if (grown) rescale(rows);
+    weights(p, s);
+  }
+
+  __device__ __forceinline__ void last(int left) {
+    await(ring, place);
+    u32 v = ring.slot(place.slot);
+    if (left > 48) values<4>(rows, p, v);
+    else if (left > 32) values<3>(rows, p, v);
+    else if (left > 16) values<2>(rows, p, v);
+    else values<1>(rows, p, v);
+    products_wait<0>();
+#pragma unroll
+    for (int c = 0; c < PANELS; c++) settle(rows.o[c]);
+    release(ring, place);
+    place.next();
+  }
+};
+
+// The rows of o of the item's tile m, whose queries come next in the ring.
+__device__ __forceinline__ void attend(const Ring &ring, Place &place, const Item &item, int m, int tiles, int steps, u16 *o,
+                                       float *lse, int heads, float factor, float slope) {
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, first = item.first + m * 64;
+  int mine = CAUSAL ? min(steps, first / STEP + 1) : steps; // steps that some row sees
+  int many = CAUSAL ? min(item.length, mine * STEP) : item.length;
+  pass(ring, place, m);
+  Walk walk = {ring, place};
+  Rows &rows = walk.rows;
+  walk.row = first + warp * 16 + lane / 4, walk.many = many, walk.factor = factor, walk.slope = slope;
+  await(ring, walk.place);
+#pragma unroll
+  for (int c = 0; c < HEAD_DIM / 16; c++)
+    ldmatrix(rows.q[c], ring.slot(walk.place.slot) + warp * 2048 + c / 4 * TILE + tile_at(lane % 16, c % 4 * 2 + lane / 16));
+  fence_async();
+  __syncwarp();
+  release(ring, walk.place);
+  walk.place.next();
+  pass(ring, walk.place, tiles - m - 1);
+#pragma unroll
+  for (int c = 0; c < PANELS; c++)
+#pragma unroll
+    for (int i = 0; i < 32; i++) rows.o[c][i] = 0.0f;
+  rows.top[0] = rows.top[1] = rows.limit[0] = rows.limit[1] = -INFINITY;
+  rows.slack = ALIBI ? 8.0f : 8.0f / factor;
+  rows.sum[0] = rows.sum[1] = 0.0f;
+  if (mine == 1) walk.first<true>();
+  else walk.first<false>();
+#pragma unroll 1
+  for (int t = 1; t < mine - 1; t++) walk.step<false>(t);
+  if (mine > 1) walk.step<true>(mine - 1);
+  walk.last(many - (mine - 1) * STEP);
+  place = walk.place;
+  pass(ring, place, 2 * (steps - mine));
+
+  int at = first + warp * 16, here = item.length - at;
+  if (here <= 0) return;
+  long long to = (long long)(item.start + at) * heads + item.head;
+  finish(rows, ring.staging() + (threadIdx.x / 32 - SERVERS * 4) * (2048 * PANELS), o + to * HEAD_DIM, lse ? lse + to : lse, heads, here);
+}
+
+// q: (T, H d), k, v: (T, G d) from columns of their matrices on; spans: (S, 2); cos, sin: (longest, d/2); o: (T, H d);
+// lse: (T, H).
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+attention(const __grid_constant__ Map q, const __grid_constant__ Map k, const __grid_constant__ Map v, int k_column,
+          int v_column, const int *spans, int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest,
+          u16 *o, float *lse, int heads, int group, float scale, u32 *status) {
+  extern __shared__ __align__(1024) u16 memory[];
+  Ring ring = {shared_address(memory)};
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < SLOTS; i++) init(ring.full(i), 1), init(ring.ready(i), 1), init(ring.empty(i), GROUPS * 4);
+    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
+  }
+  __syncthreads();
+  if (threadIdx.x < SERVERS * 128) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FEW));
+    int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    Operands operands = {q, k, v, k_column, v_column, group};
+    if (warp == 0) feed(ring, operands, spans, sequences, tokens, longest, heads, status);
+    else help(ring, warp - 1, cosines, sines);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MOST));
+    float factor = __fmul_rn(scale, LOG2E);
+    int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0) - SERVERS, turn = 0;
+    Place place = {0, 0};
+    while (true) {
+      await(ring, place);
+      Item item = ring.item(place.slot);
+      if (item.length <= 0) break;
+      int tiles = item.tiles(), steps = item.steps(), m = warpgroup - turn;
+      if (m < 0) m += GROUPS;
+      turn += tiles;
+      if (turn >= GROUPS) turn -= GROUPS;
+      if (m >= tiles) {
+        pass(ring, place, tiles + 2 * steps);
+        continue;
+      }
+      float slope = ALIBI ? __fmul_rn(alibi_slope(item.head, heads), LOG2E) : 0.0f;
+      attend(ring, place, item, m, tiles, steps, o, lse, heads, factor, slope);
+    }
+  }
+}

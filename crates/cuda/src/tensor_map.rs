@@ -1,0 +1,47 @@
+//! What Hopper's copy engine knows of a matrix. Invariant: a box is 128 bytes wide, as wide as shared memory is swizzled.
+
+use crate::CudaError;
+use crate::context::Context;
+use cudarc::driver::sys as cu;
+use graph::DType;
+use std::ptr;
+
+/// Of a matrix: (address, rows, columns), row-major, of which it copies boxes of some rows that
+/// are 128 bytes wide.
+pub(crate) fn tensor_map(
+    context: &Context,
+    dtype: DType,
+    (address, rows, columns): (u64, u64, u64),
+    height: u32,
+) -> Result<cu::CUtensorMap, CudaError> {
+    use cu::CUtensorMapDataType_enum as D;
+    let element = match dtype {
+        DType::F32 => D::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        DType::Bf16 => D::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        DType::F16 => D::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        DType::I32 => D::CU_TENSOR_MAP_DATA_TYPE_INT32,
+        DType::F8 | DType::U8 => D::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+    };
+    let mut map = cu::CUtensorMap { opaque: [0; 16] };
+    let width = 128 / dtype.size() as u32;
+    let (extents, stride, boxes, steps) = ([columns, rows], columns * dtype.size(), [width, height], [1, 1]);
+    // SAFETY: pointers are to locals of the sizes that the rank of two says; the address is the card's and not read here.
+    let code = unsafe {
+        (context.api.cuTensorMapEncodeTiled)(
+            &mut map,
+            element,
+            2,
+            ptr::without_provenance_mut(address as usize),
+            extents.as_ptr(),
+            &stride,
+            boxes.as_ptr(),
+            steps.as_ptr(),
+            cu::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            cu::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_128B,
+            cu::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            // What lies outside is read as zeros.
+            cu::CUtensorMapFloatOOBfill_enum::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    context.api.check("cuTensorMapEncodeTiled", code).map(|()| map)
+}
