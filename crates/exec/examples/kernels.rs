@@ -7,7 +7,7 @@
 use graph::ops::Mask;
 use plimsoll_exec::cpu::attention::{self, Attention, Rope, attention};
 use plimsoll_exec::cpu::gemm::{self, Act, Epilogue};
-use plimsoll_exec::cpu::{Bf16, Cpu, Isa, Rows, RowsMut, elementwise, gemm_bf16, norm, peak, rope};
+use plimsoll_exec::cpu::{Bf16, Cpu, Element, Isa, Rows, RowsMut, elementwise, gemm_bf16, norm, peak, rope};
 use plimsoll_exec::tiles;
 use std::time::Instant;
 
@@ -210,16 +210,32 @@ fn attend(cpu: &Cpu, heads: usize, hd: usize, len: usize, sequences: usize, alib
 
 /// Bytes per second of the streaming kernels on (2048, 1920).
 fn stream(cpu: &Cpu) {
-    let (m, n) = (2048, 1920);
-    let (x, g) = (numbers(m * n), numbers(n));
-    let (mut y, mut z) = (vec![0.0; m * n], vec![0.0; m * n]);
-    let [norm_s, gelu_s] = by_turns([
+    for n in [320, 640, 1280, 1920] {
+        let (m, g) = (2048, numbers(n));
+        let x = numbers(m * n);
+        let [norm_s, gelu_s] = rows(cpu, &x, &g);
+        let halves: Vec<Bf16> = x.iter().map(|x| Bf16((x.to_bits() >> 16) as u16)).collect();
+        let [norm_16, gelu_16] = rows(cpu, &halves, &g);
+        let rate = |bytes: usize, s: f64| (2 * bytes * m * n) as f64 / s / 1e9;
+        println!(
+            "{m} x {n}, read + written: layer_norm {:.1} GB/s, bf16 {:.1}; gelu {:.1} GB/s, bf16 {:.1}",
+            rate(4, norm_s),
+            rate(2, norm_16),
+            rate(4, gelu_s),
+            rate(2, gelu_16)
+        );
+    }
+}
+
+/// Seconds of a layer norm and a GELU of rows as wide as `g`.
+fn rows<E: Element>(cpu: &Cpu, x: &[E], g: &[f32]) -> [f64; 2] {
+    let (m, n) = (x.len() / g.len(), g.len());
+    let (mut y, mut z) = (x.to_vec(), x.to_vec());
+    by_turns([
         &mut || {
-            let (x, y) = (Rows::new(&x, m, n, n), RowsMut::new(&mut y, m, n, n));
-            norm::layer_norm(cpu, x, &g, &g, 1e-5, Some(y), None, None);
+            let (x, y) = (Rows::new(x, m, n, n), RowsMut::new(&mut y, m, n, n));
+            norm::layer_norm(cpu, x, g, g, 1e-5, Some(y), None, None);
         },
-        &mut || elementwise::gelu(cpu, Rows::new(&x, m, n, n), RowsMut::new(&mut z, m, n, n)),
-    ]);
-    let rate = |s: f64| 8e-9 * (m * n) as f64 / s;
-    println!("layer_norm {:.1} GB/s, gelu {:.1} GB/s (read + write)", rate(norm_s), rate(gelu_s));
+        &mut || elementwise::gelu(cpu, Rows::new(x, m, n, n), RowsMut::new(&mut z, m, n, n)),
+    ])
 }

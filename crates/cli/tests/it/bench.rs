@@ -98,12 +98,14 @@ fn a_trace_has_every_launch_and_copy() {
 #[test]
 fn a_product_is_timed() {
     let folder = Folder::new("bench_shape");
-    let report = bench(&folder, &["--shape", "33x70x50"]);
-    check(&report, &["shape"]);
-    assert_eq!(report["shape"], serde_json::json!([33, 70, 50]));
-    // A multiply-add for each element and k, and the bias.
-    assert_eq!(report["flops"].as_f64(), Some(33.0 * 70.0 * (2.0 * 50.0 + 1.0)));
-    assert_eq!(report["kernels"].as_array().map(Vec::len), Some(1));
+    for precision in ["f32", "bf16"] {
+        let report = bench(&folder, &["--shape", "33x70x50", "--device", "cpu", "--precision", precision]);
+        check(&report, &["shape"]);
+        assert_eq!((&report["shape"], &report["dtype"]), (&serde_json::json!([33, 70, 50]), &precision.into()));
+        // A multiply-add for each element and k, and the bias.
+        assert_eq!(report["flops"].as_f64(), Some(33.0 * 70.0 * (2.0 * 50.0 + 1.0)));
+        assert_eq!(report["kernels"].as_array().map(Vec::len), Some(1));
+    }
 }
 
 #[test]

@@ -85,7 +85,7 @@ impl Element for Bf16 {
         let mut whole = [0_u16; LANES];
         // SAFETY: the caller promises n <= 16 elements; `whole` holds sixteen.
         unsafe {
-            core::ptr::copy_nonoverlapping(p.cast(), whole.as_mut_ptr(), n);
+            copy(p.cast(), whole.as_mut_ptr(), n);
             s.widen(whole.as_ptr())
         }
     }
@@ -104,7 +104,17 @@ impl Element for Bf16 {
         // SAFETY: `whole` holds sixteen; the caller promises n <= 16 elements.
         unsafe {
             s.narrow(whole.as_mut_ptr(), v);
-            core::ptr::copy_nonoverlapping(whole.as_ptr(), p.cast(), n);
+            copy(whole.as_ptr(), p.cast(), n);
         }
     }
+}
+
+/// The end of a ragged row, apart from the kernels that are to be small.
+///
+/// # Safety
+/// `n` numbers must be readable at `from` and writable at `to`, apart from each other.
+#[inline(never)]
+unsafe fn copy(from: *const u16, to: *mut u16, n: usize) {
+    // SAFETY: as the caller promises.
+    unsafe { core::ptr::copy_nonoverlapping(from, to, n) };
 }

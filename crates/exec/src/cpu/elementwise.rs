@@ -118,25 +118,34 @@ impl<E: Element> Kernel for Each<'_, E> {
         for r in self.range.clone() {
             for j in (0..cols).step_by(LANES) {
                 let n = LANES.min(cols - j);
-                // SAFETY: columns j..j + n of row r, inside each view.
-                let a = || unsafe { E::load_n(s, self.a.row(r).add(j), n) };
-                // SAFETY: as above.
-                let b = || unsafe { E::load_n(s, self.b.row(r).add(j), n) };
-                let v = match self.op {
-                    Op::Add => s.add(a(), b()),
-                    Op::Gelu => math::gelu(s, a()),
-                    Op::GeluGrad => s.mul(a(), math::gelu_slope(s, b())),
-                    Op::Relu => s.max(s.splat(0.0), a()),
-                    Op::ReluGrad => s.zero_below(a(), b(), s.splat(LEAST)),
-                    Op::Scale(factor) => s.mul(a(), s.splat(factor)),
-                    Op::Glu(Gate::Gelu) => s.mul(math::gelu(s, a()), b()),
-                    Op::Glu(Gate::Silu) => s.mul(math::silu(s, a()), b()),
-                    Op::Copy => a(),
-                    Op::Fill(value) => s.splat(value),
-                };
-                // SAFETY: as above; this task alone writes row r.
-                unsafe { E::store_n(s, self.y.row(r).add(j), v, n) };
+                let (a, b) = (self.a.row(r).wrapping_add(j), self.b.row(r).wrapping_add(j));
+                // SAFETY: columns j..j + n of row r, inside each view; this task alone writes row r of y.
+                unsafe { E::store_n(s, self.y.row(r).add(j), value(s, self.op, a, b, n), n) };
             }
+        }
+    }
+}
+
+/// What an op makes of the `n` elements at `a` and, where it takes two, at `b`. A function and no closure: those are
+/// compiled inside of the instruction set only where the compiler sees fit.
+///
+/// # Safety
+/// `n` elements, at most 16, must be readable at each place that the op reads.
+#[inline(always)]
+unsafe fn value<S: Simd, E: Element>(s: S, op: Op, a: *const E, b: *const E, n: usize) -> S::V {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match op {
+            Op::Add => s.add(E::load_n(s, a, n), E::load_n(s, b, n)),
+            Op::Gelu => math::gelu(s, E::load_n(s, a, n)),
+            Op::GeluGrad => s.mul(E::load_n(s, a, n), math::gelu_slope(s, E::load_n(s, b, n))),
+            Op::Relu => s.max(s.splat(0.0), E::load_n(s, a, n)),
+            Op::ReluGrad => s.zero_below(E::load_n(s, a, n), E::load_n(s, b, n), s.splat(LEAST)),
+            Op::Scale(factor) => s.mul(E::load_n(s, a, n), s.splat(factor)),
+            Op::Glu(Gate::Gelu) => s.mul(math::gelu(s, E::load_n(s, a, n)), E::load_n(s, b, n)),
+            Op::Glu(Gate::Silu) => s.mul(math::silu(s, E::load_n(s, a, n)), E::load_n(s, b, n)),
+            Op::Copy => E::load_n(s, a, n),
+            Op::Fill(value) => s.splat(value),
         }
     }
 }

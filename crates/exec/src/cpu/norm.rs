@@ -1,6 +1,6 @@
 //! Layer norm, RMS norm and batch norm (running statistics), row by row.
 //!
-//! Invariant: a row's mean and variance are two passes of sixteen interleaved f32 sums, added
+//! Invariant: a row's mean and variance are two passes of sixty-four interleaved f32 sums, added
 //! up in the fixed tree: the row's length fixes the order.
 
 use super::Cpu;
@@ -131,23 +131,51 @@ impl<E: Element, P: Element> Kernel for LayerNorm<'_, E, P> {
 /// `cols` elements must be readable at `x`.
 #[inline(always)]
 unsafe fn statistics<S: Simd, E: Element>(s: S, x: *const E, cols: usize, eps: f32) -> (f32, f32) {
-    let zero = s.splat(0.0);
-    let mut sum = zero;
-    for j in (0..cols).step_by(LANES) {
-        // SAFETY: at most the rest of the row.
-        sum = s.add(sum, unsafe { E::load_n(s, x.add(j), LANES.min(cols - j)) });
+    // SAFETY: as the caller promises.
+    unsafe {
+        let mean = total::<S, E, false>(s, x, cols, s.splat(0.0)) / cols as f32;
+        let var = total::<S, E, true>(s, x, cols, s.splat(mean)) / cols as f32;
+        (mean, 1.0 / (var + eps).sqrt())
     }
-    let mean = s.sum(sum) / cols as f32;
-    let mut sum = zero;
-    for j in (0..cols).step_by(LANES) {
+}
+
+/// The sum of a row, or of the squares of its distances from `middle`. Four sums at a time, so that none waits for the
+/// one before it; the rest of the row goes to the first.
+///
+/// # Safety
+/// `cols` elements must be readable at `x`.
+#[inline(always)]
+unsafe fn total<S: Simd, E: Element, const SQUARES: bool>(s: S, x: *const E, cols: usize, middle: S::V) -> f32 {
+    let mut sums = [s.splat(0.0); SUMS];
+    let whole = cols - cols % (SUMS * LANES);
+    for j in (0..whole).step_by(SUMS * LANES) {
+        for (k, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: inside the row.
+            let v = unsafe { E::load(s, x.add(j + k * LANES)) };
+            *sum = add::<S, SQUARES>(s, *sum, v, middle, LANES);
+        }
+    }
+    for j in (whole..cols).step_by(LANES) {
         let n = LANES.min(cols - j);
         // SAFETY: at most the rest of the row.
-        let d = s.sub(unsafe { E::load_n(s, x.add(j), n) }, s.splat(mean));
-        let d = s.first(d, zero, n);
-        sum = s.fma(d, d, sum);
+        let v = unsafe { E::load_n(s, x.add(j), n) };
+        sums[0] = add::<S, SQUARES>(s, sums[0], v, middle, n);
     }
-    (mean, 1.0 / (s.sum(sum) / cols as f32 + eps).sqrt())
+    s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])))
 }
+
+/// A sum and one vector more, of which `n` lanes count and the others are zeros.
+#[inline(always)]
+fn add<S: Simd, const SQUARES: bool>(s: S, sum: S::V, v: S::V, middle: S::V, n: usize) -> S::V {
+    if !SQUARES {
+        return s.add(sum, v);
+    }
+    let d = s.first(s.sub(v, middle), s.splat(0.0), n);
+    s.fma(d, d, sum)
+}
+
+/// Vectors of sums of a row.
+const SUMS: usize = 4;
 
 struct RmsNorm<'a, E, P> {
     x: Rows<'a, E>,
@@ -164,13 +192,9 @@ impl<E: Element, P: Element> Kernel for RmsNorm<'_, E, P> {
         let cols = self.x.cols();
         for r in self.range.clone() {
             let x = self.x.row(r);
-            let mut sum = s.splat(0.0);
-            for j in (0..cols).step_by(LANES) {
-                // SAFETY: at most the rest of the row.
-                let v = unsafe { E::load_n(s, x.add(j), LANES.min(cols - j)) };
-                sum = s.fma(v, v, sum);
-            }
-            let rstd = 1.0 / (s.sum(sum) / cols as f32 + self.eps).sqrt();
+            // SAFETY: row r of x holds `cols` elements.
+            let sum = unsafe { total::<S, E, true>(s, x, cols, s.splat(0.0)) };
+            let rstd = 1.0 / (sum / cols as f32 + self.eps).sqrt();
             if let Some(y) = self.y {
                 for j in (0..cols).step_by(LANES) {
                     let n = LANES.min(cols - j);

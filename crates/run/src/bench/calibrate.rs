@@ -67,14 +67,14 @@ pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Cal
 }
 
 fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Rates, RunError> {
+    let with = |precision| Settings { precision: Some(precision), ..settings.clone() };
     let (f32, bf16, fp8) = match settings.device {
         Device::Cpu => {
-            let f32 = products_rate(settings, repeats)?;
-            // There are no bf16 kernels yet, so a bf16 product is the f32 one.
-            (f32, f32, None)
+            let of = |precision| products_rate(&with(precision), repeats);
+            (of(Precision::F32)?, of(Precision::Bf16)?, None)
         }
         Device::Machines(_) => {
-            let of = |precision| raw_products(&Settings { precision: Some(precision), ..settings.clone() });
+            let of = |precision| raw_products(&with(precision));
             // Cards before sm_89 have no e4m3.
             (of(Precision::F32)?, of(Precision::Bf16)?, of(Precision::Fp8).ok())
         }
@@ -89,7 +89,7 @@ fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Ra
     })
 }
 
-/// Operations per second of the CPU's products.
+/// Operations per second of the CPU's products, in the precision of the settings.
 fn products_rate(settings: &Settings, repeats: usize) -> Result<f64, RunError> {
     let (mut flops, mut seconds) = (0.0, 0.0);
     for (rows, n, k) in PRODUCTS {
@@ -197,15 +197,11 @@ fn text(path: &Path, settings: &Settings, rates: Rates, storage_is_measured: boo
         true => "Of the disk that this file was written to, past the cache.",
         false => "Not measured: of a SATA III SSD; where weights lie is not the target's to know.",
     };
-    let of_bf16 = match settings.device {
-        Device::Cpu => " There are no bf16 kernels yet: their rate is that of f32.",
-        Device::Machines(_) => "",
-    };
     Ok(format!(
         "# Written by `plimsoll bench --calibrate`; `plimsoll plan --target` reads it.\n\
          name = {name}\nabout = {about}\nspace = {space}\nmemory = {memory}\nalignment = {alignment}\n\
          units = {units}\nsaturation = {saturation}\ngates = {gates}\nkernels_of = {kernels_of}\n\n{reserved}\
-         # Operations, bytes and seconds.{of_bf16}\n\
+         # Operations, bytes and seconds.\n\
          [rates]\nf32 = {f32:.3e}\nbf16 = {bf16:.3e}\n{fp8}memory = {bandwidth:.3e}\nlaunch = {launch:.3e}\n\
          # {of_storage}\nstorage = {storage:.3e}\n"
     ))

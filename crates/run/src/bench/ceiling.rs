@@ -53,7 +53,11 @@ fn raw_loop(cpu: &Cpu, dtype: DType, seconds: f64) -> Option<(&'static str, f64)
             Some(rate) => ("amx/6", rate / 6.0),
             None => ("fma", peak::fma_gflops(cpu, seconds)),
         }),
-        DType::Bf16 => peak::amx_gflops(cpu, seconds).map(|rate| ("amx", rate)),
+        // Without tiles a bf16 product is one of f32 on widened numbers.
+        DType::Bf16 => Some(match peak::amx_gflops(cpu, seconds) {
+            Some(rate) => ("amx", rate),
+            None => ("fma", peak::fma_gflops(cpu, seconds)),
+        }),
         DType::F16 | DType::F8 | DType::I32 | DType::U8 => None,
     }
 }

@@ -9,7 +9,7 @@ use exec::{Data, Executor, Span, Submitted};
 use graph::ops::{Embed, SegmentMean};
 use graph::{Bounds, Builder, Bytes, Counts, DType, Dim, Graph, Op, VerifyError};
 use models::{Encoder, Output};
-use plan::{Instr, Plan, PlanError, Policy, Program, Target, compile};
+use plan::{Instr, Plan, PlanError, Policy, Precision, Program, Target, compile};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -88,13 +88,20 @@ impl Subject {
                 Self::model(settings, &price::encoder(model)?, &lengths)
             }
             Work::Linear { rows, n, k } => {
-                let mut g = Builder::new(one_sequence(rows));
-                let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(k)], DType::F32);
-                let y = g.linear(x, "product", n, true);
-                g.output("y", y);
-                let mut subject = Self::single(settings, rows, g.finish())?;
-                let x: Vec<f32> = numbers(1).take((rows * k) as usize).collect();
-                subject.executor.input_f32(0, "x", &x)?;
+                let dtype = element(settings.precision()?)?;
+                let graph = product(rows, n, k, dtype);
+                let mut subject = Self::single(settings, rows, graph)?;
+                let numbers = numbers(1).take((rows * k) as usize);
+                match dtype {
+                    DType::F32 => subject.executor.input_f32(0, "x", &numbers.collect::<Vec<f32>>())?,
+                    // Their upper halves: the same numbers in bf16, others in binary16, but not zeros, which are quicker.
+                    DType::Bf16 | DType::F16 => {
+                        let halves: Vec<u8> =
+                            numbers.flat_map(|x| x.to_le_bytes().into_iter().skip(2)).collect();
+                        subject.executor.input_u8(0, "x", &halves)?;
+                    }
+                    DType::F8 | DType::I32 | DType::U8 => {}
+                }
                 Ok(subject)
             }
         }
@@ -327,6 +334,27 @@ impl Subject {
     pub(super) fn seconds(&mut self, repeats: usize) -> Result<f64, RunError> {
         Ok(median(&self.time(repeats, &mut |_, _| Ok(None))?.seconds))
     }
+}
+
+/// The type of a single product in a precision.
+fn element(precision: Precision) -> Result<DType, RunError> {
+    match precision {
+        Precision::F32 | Precision::Bf16 | Precision::Fp16 => Ok(precision.dtype()),
+        Precision::Fp8 => Err(RunError::Refused(
+            "--precision fp8: only products of a model's layers; give --model".to_owned(),
+        )),
+    }
+}
+
+/// One linear, all of whose operands are of one type.
+fn product(rows: u64, n: u64, k: u64, dtype: DType) -> Result<Graph, VerifyError> {
+    let mut g = Builder::new(one_sequence(rows));
+    let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(k)], DType::F32);
+    let y = g.linear(x, "product", n, true);
+    g.output("y", y);
+    let mut graph = g.finish()?;
+    graph.values.iter_mut().for_each(|value| value.spec.dtype = dtype);
+    Ok(graph)
 }
 
 /// Bounds of one sequence.

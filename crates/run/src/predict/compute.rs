@@ -16,6 +16,7 @@ use exec::Executor;
 use graph::Counts;
 use plan::{Program, step_seconds};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Rows that are worth a step of the head. Not many: what waits for the head is lost in a kill.
 const SCORED_AT: usize = 16;
@@ -369,7 +370,10 @@ impl Compute {
 
     /// Waits for a step; false where none is on its way.
     fn wait(&mut self, sink: &mut Sink<'_>) -> Result<bool, RunError> {
-        let Some(done) = self.lanes.wait(sink.stop)? else { return Ok(false) };
+        let start = Instant::now();
+        let done = self.lanes.wait(sink.stop);
+        sink.totals.seconds.devices += start.elapsed().as_secs_f64();
+        let Some(done) = done? else { return Ok(false) };
         self.settle_step(done, sink);
         Ok(true)
     }

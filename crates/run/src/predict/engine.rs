@@ -22,13 +22,25 @@ const MOST_WAITING: usize = 1 << 16;
 /// Bytes of sequences and texts that may wait so, for each device: 2^16 windows of 100 000 bases would be 6 GB.
 const MOST_BYTES_WAITING: usize = 32 << 20;
 
-/// Seconds by stage; those of encoders and head are of all devices together.
+/// Seconds by stage; those of encoders and head are of all devices together, the others of the thread that leads.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seconds {
+    /// From the first record to the last result.
+    pub(crate) streaming: f64,
+    /// For the front end, which reads and tokenizes.
     pub(crate) waiting: f64,
+    /// For devices.
+    pub(crate) devices: f64,
     pub(crate) encoders: [f64; 2],
     pub(crate) head: f64,
     pub(crate) writing: f64,
+}
+
+impl Seconds {
+    /// What is left of the leading thread's time between input, devices and results: packing and slots.
+    pub(crate) fn between(&self) -> f64 {
+        (self.streaming - self.waiting - self.devices - self.writing).max(0.0)
+    }
 }
 
 /// What was done.
@@ -50,7 +62,9 @@ impl Totals {
             self.tokens[encoder] += earlier.tokens[encoder];
             self.seconds.encoders[encoder] += earlier.seconds.encoders[encoder];
         }
+        self.seconds.streaming += earlier.seconds.streaming;
         self.seconds.waiting += earlier.seconds.waiting;
+        self.seconds.devices += earlier.seconds.devices;
         self.seconds.writing += earlier.seconds.writing;
     }
 }

@@ -110,7 +110,10 @@ impl Story<'_> {
             "sequences": {"orfs": t.orfs, "failed": t.failed, "records": t.records},
             "seconds": {
                 "total": self.seconds,
+                "starting": self.seconds - s.streaming,
                 "waiting_for_input": s.waiting,
+                "waiting_for_devices": s.devices,
+                "between": s.between(),
                 "nucleotide_encoder": s.encoders[0],
                 "protein_encoder": s.encoders[1],
                 "head": s.head,

@@ -259,7 +259,10 @@ impl Run<'_> {
     fn stream(&self, parts: Parts, observer: &mut dyn Observer) -> Result<Done, RunError> {
         let front = self.front(&parts);
         let mut engine = Engine::new(parts);
-        match self.pour(front, &mut engine, observer) {
+        let start = Instant::now();
+        let poured = self.pour(front, &mut engine, observer);
+        engine.totals.seconds.streaming = start.elapsed().as_secs_f64();
+        match poured {
             Ok(inputs) => {
                 let fill = engine.fill();
                 let (parts, totals) = engine.into_parts();

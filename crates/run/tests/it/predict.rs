@@ -309,6 +309,10 @@ fn the_run_record_adds_up() {
         assert!(!record[key].is_null(), "{key} is missing");
     }
     assert_eq!(record["identity"]["inputs"][0]["sha256"].as_str().map(str::len), Some(64));
+    let seconds = |key: &str| record["seconds"][key].as_f64().unwrap_or_else(|| panic!("{key} is missing"));
+    let parts = ["starting", "waiting_for_input", "waiting_for_devices", "between", "writing"];
+    let sum: f64 = parts.into_iter().map(seconds).sum();
+    assert!((sum - seconds("total")).abs() < 1e-6, "{}", record["seconds"]);
 }
 
 #[test]
