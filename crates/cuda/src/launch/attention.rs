@@ -42,7 +42,7 @@ pub(super) fn attention(call: &mut Call<'_>, op: &Attention) -> Result<(), Devic
     };
     match q.dtype {
         // Prepared is what any step may call.
-        DType::Bf16 | DType::F16 if preparing => Form::all(op, capability).into_iter().try_for_each(call_form),
+        DType::Bf16 | DType::F16 if preparing => Form::all(op, capability).try_for_each(call_form),
         DType::Bf16 | DType::F16 => call_form(Form::for_counts(op, counts, capability)),
         DType::F32 | DType::F8 | DType::I32 | DType::U8 => call_form(Form::f32(op)),
     }
@@ -70,8 +70,8 @@ fn stay(
 /// A kernel with what it takes.
 struct Form {
     file: File,
-    /// What says the form; the kernel of f32 has none.
-    constants: Vec<(&'static str, u32)>,
+    /// What says the form; the kernel of f32 has none. Nothing here is on the heap: a step allocates nothing.
+    constants: [Option<(&'static str, u32)>; 4],
     /// Queries of a block.
     rows: u64,
     /// Heads of a block.
@@ -85,7 +85,7 @@ impl Form {
     fn f32(op: &Attention) -> Self {
         let words = op.head_dim.div_ceil(4) | 1; // of 16 bytes, of a row
         let shared = 2 * 64 * words * 16 + 64 * 68 * 4;
-        Self { file: File::AttentionF32, constants: vec![], rows: 64, heads: 1, threads: 256, shared }
+        Self { file: File::AttentionF32, constants: [None; 4], rows: 64, heads: 1, threads: 256, shared }
     }
 
     /// `attention.cu`: queries, and the stages of keys and values. Small tiles leave shared
@@ -101,7 +101,7 @@ impl Form {
         };
         let rows = warps * m_tiles * 16;
         let shared = (rows + stages * 2 * tile) * (columns + 8) * 2;
-        let constants = vec![("WARPS", warps), ("MT", m_tiles), ("TILE", tile), ("STAGES", stages)];
+        let constants = [("WARPS", warps), ("MT", m_tiles), ("TILE", tile), ("STAGES", stages)].map(Some);
         Self { file: File::Attention, constants, rows: u64::from(rows), heads: 1, threads: warps * 32, shared }
     }
 
@@ -109,7 +109,7 @@ impl Form {
     /// for ALiBi.
     fn hopper(op: &Attention, [groups, m_tiles, stages, blocks, heads]: [u32; 5]) -> Self {
         let blocks = if op.bias == Bias::Alibi { blocks.min(3) } else { blocks };
-        let constants = vec![("GROUPS", groups), ("MT", m_tiles), ("STAGES", stages), ("BLOCKS", blocks)];
+        let constants = [("GROUPS", groups), ("MT", m_tiles), ("STAGES", stages), ("BLOCKS", blocks)].map(Some);
         let rows = groups * m_tiles * 64;
         let shared = (rows + stages * 2 * 64) * op.head_dim * 2;
         let file = File::AttentionHopper;
@@ -118,7 +118,7 @@ impl Form {
 
     /// `attention_stay.cu`: tiles, each with three barriers and a note of 32 bytes, and what warpgroups write.
     fn stay(op: &Attention, [groups, servers, slots]: [u32; 3]) -> Self {
-        let constants = vec![("GROUPS", groups), ("SERVERS", servers), ("SLOTS", slots)];
+        let constants = [Some(("GROUPS", groups)), Some(("SERVERS", servers)), Some(("SLOTS", slots)), None];
         let shared = (slots + groups) * 64 * op.head_dim * 2 + slots.next_multiple_of(2) * (3 * 8 + 32);
         let (rows, threads) = (u64::from(groups * 64), (groups + servers) * 128);
         Self { file: File::AttentionStay, constants, rows, heads: 1, threads, shared }
@@ -128,7 +128,7 @@ impl Form {
     fn narrow(op: &Attention, [warps, rounds, tile, blocks]: [u32; 4]) -> Self {
         // Heads of more than 16 columns have registers for 20 warps.
         let blocks = if op.head_dim > 16 { blocks.min(20 / warps) } else { blocks };
-        let constants = vec![("WARPS", warps), ("ROUNDS", rounds), ("TILE", tile), ("BLOCKS", blocks)];
+        let constants = [("WARPS", warps), ("ROUNDS", rounds), ("TILE", tile), ("BLOCKS", blocks)].map(Some);
         let shared = 2 * tile * (op.head_dim.next_multiple_of(16) + 8) * 2;
         let (rows, threads) = (u64::from(16 * warps * rounds), 32 * warps);
         Self { file: File::AttentionNarrow, constants, rows, heads: 1, threads, shared }
@@ -149,16 +149,15 @@ impl Form {
         }
     }
 
-    /// All of 16 bits, of one kernel.
-    fn all(op: &Attention, capability: (u32, u32)) -> Vec<Self> {
-        match Self::hoppers(op, capability) {
-            _ if Self::is_narrow(op) => NARROW.map(|form| Self::narrow(op, form)).into(),
-            Some(forms) => {
-                let long = (op.head_dim == 64).then(|| Self::stay(op, STAY));
-                forms.iter().map(|&form| Self::hopper(op, form)).chain(long).collect()
-            }
-            None => WARPS.map(|warps| Self::of_warps(op, warps)).into(),
-        }
+    /// All of 16 bits, of one kernel; the last one is for sequences that are no block's alone.
+    fn all(op: &Attention, capability: (u32, u32)) -> impl Iterator<Item = Self> {
+        let hoppers = Self::hoppers(op, capability).filter(|_| !Self::is_narrow(op));
+        let long = (op.head_dim == 64 && hoppers.is_some()).then(|| Self::stay(op, STAY));
+        let narrow = if Self::is_narrow(op) { &NARROW[..] } else { &[] };
+        let warps = if hoppers.is_none() && narrow.is_empty() { &WARPS[..] } else { &[] };
+        let hoppers = hoppers.into_iter().flatten().map(|&form| Self::hopper(op, form)).chain(long);
+        let narrow = narrow.iter().map(|&form| Self::narrow(op, form));
+        narrow.chain(hoppers).chain(warps.iter().map(|&warps| Self::of_warps(op, warps)))
     }
 
     /// The smallest block that takes an average sequence whole, or else the one that is fastest on long ones. Six warps
@@ -166,9 +165,11 @@ impl Form {
     fn for_counts(op: &Attention, counts: Counts, capability: (u32, u32)) -> Self {
         let average = counts.tokens / counts.sequences.max(1);
         if Self::is_narrow(op) || Self::hoppers(op, capability).is_some() {
-            let mut forms = Self::all(op, capability);
-            let whole = forms[..forms.len() - 1].iter().position(|form| average <= form.rows);
-            return forms.swap_remove(whole.unwrap_or(forms.len() - 1));
+            let last = Self::all(op, capability).count() - 1;
+            let mut forms = Self::all(op, capability).enumerate();
+            if let Some((_, form)) = forms.find(|(i, form)| *i == last || average <= form.rows) {
+                return form;
+            }
         }
         let wide = op.head_dim > 64;
         let six = wide || (op.head_dim > 48 && op.bias == Bias::None);
@@ -188,7 +189,8 @@ impl Form {
                 .with("ALIBI", i64::from(op.bias == Bias::Alibi))
                 .with("CAUSAL", i64::from(op.mask == Mask::Causal)),
         };
-        self.constants.iter().fold(kernel, |kernel, &(name, value)| kernel.with(name, i64::from(value)))
+        let constants = self.constants.iter().flatten();
+        constants.fold(kernel, |kernel, &(name, value)| kernel.with(name, i64::from(value)))
     }
 }
 
@@ -281,17 +283,10 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
         let f32 = Form::f32(op).kernel(op, DType::F32, DType::F32);
         let mut kernels = vec![f32, sixteen(op, WARPS[1], DType::F16)];
         kernels.extend(WARPS.map(|warps| sixteen(op, warps, DType::Bf16)));
-        if Form::is_narrow(op) {
-            let both = [DType::Bf16, DType::F16].into_iter();
-            let forms = |dtype| NARROW.map(|form| Form::narrow(op, form).kernel(op, dtype, DType::F32));
-            kernels.extend(both.flat_map(forms));
-        }
-        if Form::hoppers(op, HOPPER).is_some() {
-            let both = [DType::Bf16, DType::F16].into_iter();
-            let forms = Form::all(op, HOPPER);
-            kernels.extend(
-                both.flat_map(|dtype| forms.iter().map(move |form| form.kernel(op, dtype, DType::F32))),
-            );
+        if Form::is_narrow(op) || Form::hoppers(op, HOPPER).is_some() {
+            for dtype in [DType::Bf16, DType::F16] {
+                kernels.extend(Form::all(op, HOPPER).map(|form| form.kernel(op, dtype, DType::F32)));
+            }
         }
         kernels
     };
