@@ -5,19 +5,15 @@ additive mask. All reads have the same number of tokens, so nothing is padded. O
 cpu_esm2.py's; `--compile` puts torch.compile around the model.
 """
 
-import argparse
-import json
-import statistics
 import sys
-import time
 from pathlib import Path
 
 import torch
 
+from cpu_timing import DTYPES, options, say, timed
+
 sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 from dnabert_s import SLOPES, VOCABULARY, Masked, Model  # noqa: E402
-
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
 def build(dtype, length, compiled):
@@ -30,23 +26,11 @@ def build(dtype, length, compiled):
 
 def measure(model, bias, ids, warmup, repeats):
     """Seconds of each repeated forward pass, after the warm-up ones."""
-    seconds = []
-    with torch.inference_mode():
-        for _ in range(warmup + repeats):
-            start = time.perf_counter()
-            model(ids, bias)
-            seconds.append(time.perf_counter() - start)
-    return seconds[warmup:]
+    return timed(lambda: model(ids, bias), warmup, repeats)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dtype", action="append", choices=sorted(DTYPES), help="repeatable; f32 by default")
-    parser.add_argument("--batch", type=int, default=64, help="reads")
-    parser.add_argument("--length", type=int, default=105, help="tokens of each, with [CLS] and [SEP]")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--warmup", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser = options(__doc__, 64, 105)
     parser.add_argument("--compile", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -54,18 +38,7 @@ def main():
     for dtype in args.dtype or ["f32"]:
         ids = torch.randint(5, VOCABULARY, (args.batch, args.length))
         seconds = measure(*build(dtype, args.length, args.compile), ids, args.warmup, args.repeats)
-        line = {
-            "side": "torch.compile" if args.compile else "torch",
-            "model": "zhihan1996/DNABERT-S",
-            "dtype": dtype,
-            "batch": args.batch,
-            "length": args.length,
-            "threads": args.threads,
-            "tokens_per_s": args.batch * args.length / statistics.median(seconds),
-            "seconds": seconds,
-            "torch": torch.__version__,
-        }
-        print(json.dumps(line), flush=True)
+        say("torch.compile" if args.compile else "torch", "zhihan1996/DNABERT-S", dtype, args, seconds)
 
 
 if __name__ == "__main__":

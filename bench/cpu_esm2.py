@@ -6,14 +6,11 @@ side, model, dtype, batch, length, threads, tokens_per_s (from the median), seco
 them), torch and transformers versions. Set-up: README.md beside this file.
 """
 
-import argparse
-import json
-import statistics
-import time
-
 import torch
 import transformers
 from transformers import EsmConfig, EsmModel
+
+from cpu_timing import DTYPES, options, say, timed
 
 # name: (layers, hidden size, heads), as in the hub's config.json
 SHAPES = {
@@ -22,7 +19,6 @@ SHAPES = {
     "facebook/esm2_t30_150M_UR50D": (30, 640, 20),
     "facebook/esm2_t33_650M_UR50D": (33, 1280, 20),
 }
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
 def build(model, dtype):
@@ -61,24 +57,12 @@ def tokens(batch, length):
 def measure(encoder, ids, warmup, repeats):
     """Seconds of each repeated forward pass, after the warm-up ones."""
     mask = torch.ones_like(ids)
-    seconds = []
-    with torch.inference_mode():
-        for _ in range(warmup + repeats):
-            start = time.perf_counter()
-            encoder(input_ids=ids, attention_mask=mask)
-            seconds.append(time.perf_counter() - start)
-    return seconds[warmup:]
+    return timed(lambda: encoder(input_ids=ids, attention_mask=mask), warmup, repeats)
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__, 64, 168)
     parser.add_argument("--model", action="append", choices=sorted(SHAPES), help="repeatable; all by default")
-    parser.add_argument("--dtype", action="append", choices=sorted(DTYPES), help="repeatable; f32 by default")
-    parser.add_argument("--batch", type=int, default=64, help="sequences")
-    parser.add_argument("--length", type=int, default=168, help="tokens of each, with <cls> and <eos>")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--warmup", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=5)
     return parser.parse_args()
 
 
@@ -90,19 +74,7 @@ def main():
         for dtype in args.dtype or ["f32"]:
             ids = tokens(args.batch, args.length)
             seconds = measure(build(model, dtype), ids, args.warmup, args.repeats)
-            line = {
-                "side": "transformers",
-                "model": model,
-                "dtype": dtype,
-                "batch": args.batch,
-                "length": args.length,
-                "threads": args.threads,
-                "tokens_per_s": args.batch * args.length / statistics.median(seconds),
-                "seconds": seconds,
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-            }
-            print(json.dumps(line), flush=True)
+            say("transformers", model, dtype, args, seconds, transformers=transformers.__version__)
 
 
 if __name__ == "__main__":
