@@ -76,6 +76,9 @@ pub struct Rates {
     /// e4m3 operations per second in matrix products; none where there are no such products.
     #[serde(default)]
     pub fp8: Option<f64>,
+    /// Operations per second in matrix products of integers of 8 bits; none where there are no such products.
+    #[serde(default)]
+    pub int8: Option<f64>,
     /// Bytes per second to and from the arena's memory.
     pub memory: f64,
     /// Seconds that a launch costs by itself.
@@ -273,10 +276,10 @@ impl Target {
 
     /// What the planner takes for granted of a target.
     fn check(&self) -> Result<(), String> {
-        let Rates { f32, bf16, fp8, memory, launch, storage } = self.rates;
-        let fp8 = fp8.unwrap_or(bf16);
+        let Rates { f32, bf16, fp8, int8, memory, launch, storage } = self.rates;
+        let [fp8, int8] = [fp8, int8].map(|codes| codes.unwrap_or(bf16));
         for (key, rate) in
-            [("f32", f32), ("bf16", bf16), ("fp8", fp8), ("memory", memory), ("storage", storage)]
+            [("f32", f32), ("bf16", bf16), ("fp8", fp8), ("int8", int8), ("memory", memory), ("storage", storage)]
         {
             if !(1.0..=1e24).contains(&rate) {
                 return Err(format!("rates.{key} = {rate} is no rate between 1 and 1e24"));

@@ -36,7 +36,7 @@ impl<'a> Operands<'a> {
         }
         match o.spec.dtype {
             DType::Bf16 if !self.widened => self.address(o),
-            DType::F32 | DType::Bf16 | DType::F16 | DType::F8 | DType::I32 | DType::U8 => {
+            DType::F32 | DType::Bf16 | DType::F16 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => {
                 Err(self.refuse(format!("no bf16 kernel for {}", o.spec)))
             }
         }
@@ -47,7 +47,7 @@ impl<'a> Operands<'a> {
         match o.spec.dtype {
             DType::F32 | DType::I32 => self.address(o),
             DType::Bf16 | DType::F16 => Ok(self.copy_of(o)?.as_mut_ptr()),
-            DType::F8 | DType::U8 => Err(self.refuse(format!("no kernel for {}", o.spec))),
+            DType::F8 | DType::I8 | DType::U8 => Err(self.refuse(format!("no kernel for {}", o.spec))),
         }
     }
 
@@ -219,7 +219,7 @@ impl<'a> Operands<'a> {
                 let (x, w, e) = (self.input(0)?, self.vector(1)?, self.epilogue(op)?);
                 gemm_bf16::linear(cpu, x, w, e, self.output(0)?, self.workspace()?);
             }
-            Layout::Scaled => return Err(self.refuse("the CPU has no products of e4m3".to_owned())),
+            Layout::Scaled | Layout::ScaledTiles => return Err(self.refuse("the CPU has no products of e4m3".to_owned())),
         }
         Ok(())
     }

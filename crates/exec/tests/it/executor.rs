@@ -85,7 +85,7 @@ fn a_step_allocates_nothing() {
         return;
     }
     let cpu = On::Cpu(Isa::detect(), 2);
-    let bf16 = On::CpuBf16(Isa::detect(), 2);
+    let bf16 = On::CpuNarrow(Isa::detect(), 2, Precision::Bf16);
     let gpu = On::cuda(Precision::Bf16);
     for (on, model, how, weights) in [
         (Some(cpu), "esm2", How::Run, Resident),

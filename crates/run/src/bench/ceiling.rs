@@ -58,7 +58,7 @@ fn raw_loop(cpu: &Cpu, dtype: DType, seconds: f64) -> Option<(&'static str, f64)
             Some(rate) => ("amx", rate),
             None => ("fma", peak::fma_gflops(cpu, seconds)),
         }),
-        DType::F16 | DType::F8 | DType::I32 | DType::U8 => None,
+        DType::F16 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => None,
     }
 }
 

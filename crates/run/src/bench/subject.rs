@@ -100,7 +100,7 @@ impl Subject {
                             numbers.flat_map(|x| x.to_le_bytes().into_iter().skip(2)).collect();
                         subject.executor.input_u8(0, "x", &halves)?;
                     }
-                    DType::F8 | DType::I32 | DType::U8 => {}
+                    DType::F8 | DType::I8 | DType::I32 | DType::U8 => {}
                 }
                 Ok(subject)
             }
