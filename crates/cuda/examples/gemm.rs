@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 4 => Epilogue::Gelu,
                 _ => Epilogue::None,
             };
-            let product = Product::new(rows, k, n, dtype, Linear { bias: true, epilogue });
+            let product = Product::new(rows, k, n, dtype, Linear::new(true, epilogue));
             let (first, _, _) = product.measure(CudaDevice::without_timing(0)?)?;
             let (library, _, _) = product.measure(CudaDevice::with_product(0, "cuBLASLt")?)?;
             let mut line = String::new();

@@ -104,6 +104,9 @@ pub(crate) fn compile_checked(
     if policy.fuse && halves && target.gates && policy.autodiff.is_none() {
         graph = verified("gates", passes::gates(&graph))?;
     }
+    if policy.fuse && halves && target.norms > 0 && policy.autodiff.is_none() {
+        graph = verified("norms", passes::norms(&graph, target.norms))?;
+    }
     graph = verified("dce", passes::dce(&graph))?;
     if policy.precision.codes().is_some() {
         has_codes(policy, target)?;

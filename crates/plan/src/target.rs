@@ -25,6 +25,9 @@ pub struct Target {
     /// Whether products of 16 bits compute the gate behind them.
     #[serde(default)]
     pub gates: bool,
+    /// The widest rows that products of 16 bits take through a layer norm in front of them; 0 where they take none.
+    #[serde(default)]
+    pub norms: u64,
     /// Tokens of a step beyond which more brings no speed.
     pub saturation: u64,
     /// Bytes that the process holds there outside of the arena.

@@ -282,7 +282,7 @@ fn every_form_is_the_sum_in_f64() {
                 ];
                 let codes = |epilogue| dtype == DType::F8 && epilogue == Epilogue::Gate;
                 for (epilogue, in_place) in forms.into_iter().filter(|&(epilogue, _)| !codes(epilogue)) {
-                    let linear = Linear { bias, epilogue };
+                    let linear = Linear::new(bias, epilogue);
                     Case::new(n, k, dtype, linear, in_place).check(linear);
                 }
             }
@@ -295,7 +295,7 @@ fn rows_have_the_same_bits_in_any_batch() {
     if !found() {
         return;
     }
-    let linear = Linear { bias: true, epilogue: Epilogue::None };
+    let linear = Linear::new(true, Epilogue::None);
     for dtype in dtypes() {
         for (n, k) in [(1920, 640), (640, 2560), (512, 1152), (2, 512), (33, 2), (33, 1), (1, 33), (65, 130)] {
             let mut case = Case::new(n, k, dtype, linear, false);
@@ -319,7 +319,7 @@ fn our_own_kernel_on_hopper_is_the_sum_in_f64() {
                 let forms = [Epilogue::None, Epilogue::Gelu, Epilogue::Residual, Epilogue::Gate];
                 for epilogue in forms {
                     let in_place = epilogue == Epilogue::Residual;
-                    let linear = Linear { bias: n != 320 && epilogue != Epilogue::Gate, epilogue };
+                    let linear = Linear::new(n != 320 && epilogue != Epilogue::Gate, epilogue);
                     let device = CudaDevice::with_product(0, name).expect("a card");
                     let mut case = Case::on(device, (n, k), dtype, linear, in_place);
                     let chosen = case.device.products();
@@ -343,7 +343,7 @@ fn what_is_chosen_is_told_and_has_a_digest() {
     if !found() {
         return;
     }
-    let linear = Linear { bias: true, epilogue: Epilogue::None };
+    let linear = Linear::new(true, Epilogue::None);
     let [one, same, other] = [640, 640, 320].map(|n| Case::new(n, 320, DType::Bf16, linear, false).device);
     assert!(one.products()[0].starts_with("640 320 bf16 bias -: "), "{:?}", one.products());
     assert_eq!((one.products(), one.calibration()), (same.products(), same.calibration()));
@@ -355,7 +355,7 @@ fn mixed_types_are_refused() {
     if !found() {
         return;
     }
-    let mut case = Case::new(64, 64, DType::F32, Linear { bias: false, epilogue: Epilogue::None }, false);
+    let mut case = Case::new(64, 64, DType::F32, Linear::new(false, Epilogue::None), false);
     case.ins[1].spec.dtype = DType::Bf16;
     let (op, ins, outs) = (&case.op, &case.ins[..], [Some(case.out.clone())]);
     let launch = Launch { op, ins, outs: &outs, workspace: Some(case.workspace), counts: full() };

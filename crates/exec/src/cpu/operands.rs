@@ -7,7 +7,7 @@ use super::{Cpu, Element, Rows, RowsMut, embed, launch, widening};
 use crate::arena::Arena;
 use crate::device::{DeviceError, Launch, Operand};
 use bytemuck::Pod;
-use graph::ops::{Embed, Epilogue, Linear};
+use graph::ops::{Embed, Epilogue, Linear, Prologue};
 use graph::{Bytes, DType, Layout};
 
 /// The operands of a launch as the kernels take them.
@@ -209,6 +209,9 @@ impl<'a> Operands<'a> {
     }
 
     pub(super) fn linear(&self, cpu: &Cpu, op: &Linear) -> Result<(), DeviceError> {
+        if op.prologue != Prologue::None {
+            return Err(self.refuse("the CPU has no norms in front of products".to_owned()));
+        }
         match self.launch.ins[1].spec.layout {
             Layout::RowMajor => launch::product::linear(self, cpu, self.epilogue(op)?)?,
             Layout::Panels { .. } => {

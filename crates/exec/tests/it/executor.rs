@@ -299,7 +299,7 @@ fn tied_weights_get_a_packed_copy() {
     let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);
     let table = g.param("table", &[40, 8]);
     let x = g.one(Op::Embed(graph::ops::Embed { token_dropout: None, row: false }), &[ids, table]);
-    let y = g.one(Op::Linear(Linear { bias: false, epilogue: Epilogue::None }), &[x, table]);
+    let y = g.one(Op::Linear(Linear::new(false, Epilogue::None)), &[x, table]);
     g.output("y", y);
     let graph = g.finish().expect("verified");
     let read = |_: &graph::Param, range: std::ops::Range<u64>, out: &mut [f32]| {

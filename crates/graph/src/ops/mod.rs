@@ -51,7 +51,7 @@ pub use glu::{Activation, Glu, GluGrad};
 pub use grouped_linear::{GroupedLinear, GroupedLinearInputGrad, GroupedLinearWeightGrad};
 pub use layer_norm::LayerNorm;
 pub use layer_norm_grad::LayerNormGrad;
-pub use linear::{Epilogue, Linear};
+pub use linear::{Epilogue, Linear, Prologue};
 pub use linear_grad::{LinearInputGrad, LinearWeightGrad};
 pub use optimizer::{Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, GradScale, Sgd};
 pub use quantize::{Quantize, Quantized};

@@ -33,7 +33,7 @@ fn in_place() -> Vec<(Op, Vec<TensorSpec>)> {
     let adamw = AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.0 };
     let codes = spec(&[Fixed(8), Fixed(8)], DType::U8);
     let tail = |n| [vector(2), vector(n)];
-    let linear = |bias| Op::Linear(Linear { bias, epilogue: Epilogue::Residual });
+    let linear = |bias| Op::Linear(Linear::new(bias, Epilogue::Residual));
     let norm = [x(F32), vector(8)];
     vec![
         (Op::Add(Add {}), vec![x(F32), x(F32)]),
@@ -120,7 +120,7 @@ fn what_meets_element_by_element_has_one_element_type() {
 
 #[test]
 fn products_of_codes_give_bf16() {
-    let linear = Op::Linear(Linear { bias: false, epilogue: Epilogue::None });
+    let linear = Op::Linear(Linear::new(false, Epilogue::None));
     for (to, other) in [(DType::F8, DType::I8), (DType::I8, DType::F8)] {
         let w = |dtype| spec(&[Fixed(4), Fixed(8)], dtype);
         let quantised = infer(Op::Quantize(Quantize { of: Quantized::Rows, to }), &[x(Bf16)]).expect("rows");

@@ -65,9 +65,9 @@ impl Pass {
             (Quantized::Gelu(op), node.inputs)
         } else if let Op::Glu(op) = node.op {
             (Quantized::Glu(op), node.inputs)
-        } else if let Op::Linear(Linear { bias, epilogue: Epilogue::Gelu }) = node.op {
+        } else if let Op::Linear(Linear { bias, epilogue: Epilogue::Gelu, .. }) = node.op {
             let sum = self.value(self.g.spec(v).clone());
-            let op = Op::Linear(Linear { bias, epilogue: Epilogue::None });
+            let op = Op::Linear(Linear::new(bias, Epilogue::None));
             push_node(&mut self.g, Node { op, outputs: vec![Some(sum)], ..node });
             (Quantized::Gelu(Gelu {}), vec![sum])
         } else {

@@ -15,7 +15,7 @@ pub use autodiff::autodiff;
 pub(crate) use autodiff::differentiate;
 pub use codes::codes;
 pub use dce::dce;
-pub use fuse::{fuse, gates};
+pub use fuse::{fuse, gates, norms};
 pub use layout::layout;
 pub use precision::{Precision, inference, precision};
 pub use remat::{Remat, remat};

@@ -186,7 +186,7 @@ fn text(path: &Path, settings: &Settings, rates: Rates, storage_is_measured: boo
     };
     let about = format!("{machine}; rates measured by plimsoll {}", env!("CARGO_PKG_VERSION"));
     let (name, about) = (quoted(&name), quoted(&about));
-    let Target { space, memory, alignment, units, saturation, gates, reserved, .. } = &target;
+    let Target { space, memory, alignment, units, saturation, gates, norms, reserved, .. } = &target;
     let reserved = reserved
         .iter()
         .map(|row| format!("[[reserved]]\nlabel = {}\nbytes = {}\n\n", quoted(&row.label), row.bytes.0));
@@ -200,7 +200,7 @@ fn text(path: &Path, settings: &Settings, rates: Rates, storage_is_measured: boo
     Ok(format!(
         "# Written by `plimsoll bench --calibrate`; `plimsoll plan --target` reads it.\n\
          name = {name}\nabout = {about}\nspace = {space}\nmemory = {memory}\nalignment = {alignment}\n\
-         units = {units}\nsaturation = {saturation}\ngates = {gates}\nkernels_of = {kernels_of}\n\n{reserved}\
+         units = {units}\nsaturation = {saturation}\ngates = {gates}\nnorms = {norms}\nkernels_of = {kernels_of}\n\n{reserved}\
          # Operations, bytes and seconds.\n\
          [rates]\nf32 = {f32:.3e}\nbf16 = {bf16:.3e}\n{fp8}memory = {bandwidth:.3e}\nlaunch = {launch:.3e}\n\
          # {of_storage}\nstorage = {storage:.3e}\n"
