@@ -281,9 +281,14 @@ impl Target {
     fn check(&self) -> Result<(), String> {
         let Rates { f32, bf16, fp8, int8, memory, launch, storage } = self.rates;
         let [fp8, int8] = [fp8, int8].map(|codes| codes.unwrap_or(bf16));
-        for (key, rate) in
-            [("f32", f32), ("bf16", bf16), ("fp8", fp8), ("int8", int8), ("memory", memory), ("storage", storage)]
-        {
+        for (key, rate) in [
+            ("f32", f32),
+            ("bf16", bf16),
+            ("fp8", fp8),
+            ("int8", int8),
+            ("memory", memory),
+            ("storage", storage),
+        ] {
             if !(1.0..=1e24).contains(&rate) {
                 return Err(format!("rates.{key} = {rate} is no rate between 1 and 1e24"));
             }
@@ -378,7 +383,7 @@ impl Target {
 /// f32 copies of the operands of 16 bits, each on a cache line of its own.
 fn widened(graph: &Graph, node: &Node) -> Bytes {
     let operands = node.inputs.iter().chain(node.outputs.iter().flatten()).map(|&v| graph.spec(v));
-    let narrow = operands.filter(|spec| spec.dtype.is_float() && spec.dtype.size() < DType::F32.size());
+    let narrow = operands.filter(|spec| matches!(spec.dtype, DType::Bf16 | DType::F16));
     narrow.map(|spec| Bytes(spec.elements_at(graph.bounds.full()) * DType::F32.size()).align_up(64)).sum()
 }
 

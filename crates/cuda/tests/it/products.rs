@@ -1,6 +1,7 @@
 //! Linear maps on a card against plain loops in f64: every form, odd shapes, and the same bits for a row in any batch.
 
-use exec::{Device, Launch, Operand, scaled};
+use exec::scaled::Codes;
+use exec::{Device, Launch, Operand};
 use graph::ops::{Epilogue, Linear};
 use graph::{Bytes, Counts, DType, Dim, GRANULE, Op, TensorSpec};
 use plimsoll_cuda::{CudaDevice, cards};

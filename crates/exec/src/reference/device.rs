@@ -60,10 +60,7 @@ fn bytes_of(tensor: &Tensor, dtype: DType) -> Option<Vec<u8>> {
         (Data::I32(data), DType::I32) => data.iter().flat_map(|x| x.to_le_bytes()).collect(),
         (Data::U8(data), DType::U8) => data.clone(),
         (Data::Float(_), DType::I32 | DType::U8)
-        | (
-            Data::I32(_) | Data::U8(_),
-            DType::F32 | DType::Bf16 | DType::F16 | DType::F8 | DType::I8,
-        )
+        | (Data::I32(_) | Data::U8(_), DType::F32 | DType::Bf16 | DType::F16 | DType::F8 | DType::I8)
         | (Data::I32(_), DType::U8)
         | (Data::U8(_), DType::I32) => return None,
     })

@@ -226,8 +226,16 @@ fn both_models_on_the_cpu_in_bf16() {
 }
 
 #[test]
+fn both_models_on_the_cpu_in_int8() {
+    for on in On::every_cpu_in(Precision::Int8) {
+        narrow(on, 2e-2);
+    }
+}
+
+#[test]
 fn a_sequence_has_the_same_bits_in_steps_of_any_number_of_rows() {
     any_number_of_rows(Precision::Bf16);
+    any_number_of_rows(Precision::Int8);
 }
 
 /// Steps of so many rows, and of one sequence or as many as rows: whole tiles, one row more and one less.
@@ -320,7 +328,12 @@ fn bits_do_not_depend_on_threads_or_fused_instructions() {
         let mut executor = golden.executor(on, bounds, &[Output::Hidden, Output::Mean], true);
         encode(&mut executor, 40, &sequences)
     };
-    for on in [On::Cpu, |isa, threads| On::CpuNarrow(isa, threads, Precision::Bf16)] {
+    let ways: [fn(Isa, usize) -> On; 3] = [
+        On::Cpu,
+        |isa, threads| On::CpuNarrow(isa, threads, Precision::Bf16),
+        |isa, threads| On::CpuNarrow(isa, threads, Precision::Int8),
+    ];
+    for on in ways {
         let one = bits(on(Isa::detect(), 1));
         for threads in [2, 3, 8] {
             assert!(one == bits(on(Isa::detect(), threads)), "{threads} threads change bits");
@@ -339,7 +352,7 @@ fn streamed_weights_give_the_bits_of_resident_ones() {
     for (golden, sequences) in [esm2(), dnabert_s()] {
         let bounds = Bounds { tokens: 2500, sequences: 20, longest: 1200 };
         let d = golden.encoder.hidden_size() as usize;
-        let narrow = On::every_cpu_in(Precision::Bf16);
+        let narrow = [Precision::Bf16, Precision::Int8].into_iter().flat_map(On::every_cpu_in);
         let cpus = On::every_cpu().into_iter().chain(narrow);
         for (on, fuse) in cpus.map(|on| (on, true)).chain([(On::Reference, false)]) {
             let outputs = [Output::Hidden, Output::Mean];

@@ -78,7 +78,10 @@ impl Pass {
         self.codes[v.index()] = Some(codes);
         let y = (of != Quantized::Rows).then_some(Some(v));
         let outputs = [Some(codes)].into_iter().chain(y).collect();
-        push_node(&mut self.g, Node { op: Op::Quantize(Quantize { of, to: self.dtype }), inputs, outputs, layer, phase });
+        push_node(
+            &mut self.g,
+            Node { op: Op::Quantize(Quantize { of, to: self.dtype }), inputs, outputs, layer, phase },
+        );
     }
 
     /// The codes of a parameter. Who else reads it keeps it as it is.

@@ -340,9 +340,10 @@ impl Subject {
 fn element(precision: Precision) -> Result<DType, RunError> {
     match precision {
         Precision::F32 | Precision::Bf16 | Precision::Fp16 => Ok(precision.dtype()),
-        Precision::Fp8 => Err(RunError::Refused(
-            "--precision fp8: only products of a model's layers; give --model".to_owned(),
-        )),
+        Precision::Fp8 | Precision::Int8 => Err(RunError::Refused(format!(
+            "--precision {}: only products of a model's layers; give --model",
+            precision.name()
+        ))),
     }
 }
 
