@@ -45,7 +45,7 @@ pub(super) fn attention(call: &mut Call<'_>, op: &Attention) -> Result<(), Devic
         // Prepared is what any step may call.
         DType::Bf16 | DType::F16 if preparing => Form::all(op, capability).try_for_each(call_form),
         DType::Bf16 | DType::F16 => call_form(Form::for_counts(op, counts, capability)),
-        DType::F32 | DType::F8 | DType::I32 | DType::U8 => call_form(Form::f32(op)),
+        DType::F32 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => call_form(Form::f32(op)),
     }
 }
 
