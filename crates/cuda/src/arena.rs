@@ -82,7 +82,9 @@ impl Arena {
     /// Bytes that [`Arena::trim`] would give back.
     pub(crate) fn spare(&self) -> Bytes {
         match &self.room {
-            Room::Segment(segment) => Bytes(segment.mapped().saturating_sub(segment.rounded(self.bytes)) as u64),
+            Room::Segment(segment) => {
+                Bytes(segment.mapped().saturating_sub(segment.rounded(self.bytes)) as u64)
+            }
             Room::Plain(_) => Bytes::ZERO,
         }
     }

@@ -88,7 +88,9 @@ impl Call<'_> {
     fn tensor(&self, operand: &Operand) -> Result<Tensor, DeviceError> {
         let (rows, columns) = operand.matrix(self.launch.counts);
         if !counted(rows, columns) {
-            return Err(self.refused(format!("{rows} rows of {columns} columns are more than its kernels count")));
+            return Err(
+                self.refused(format!("{rows} rows of {columns} columns are more than its kernels count"))
+            );
         }
         let address = self.arena.range(operand.at, operand.bytes(self.launch.counts))?;
         Ok(Tensor { address, rows: rows as u64, columns: columns as u64, dtype: operand.spec.dtype })
