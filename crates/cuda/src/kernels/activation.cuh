@@ -10,6 +10,16 @@ __device__ __forceinline__ float x_phi(float x) {
   return x * normcdff(x);
 #else
   float t = fminf(fabsf(x), 10.0f), positive, q;
+#if TYPE == 1
+  float log2q = -7.486569001e-07f;
+  log2q = fmaf(log2q, t, 3.341163500e-05f);
+  log2q = fmaf(log2q, t, -6.404644049e-04f);
+  log2q = fmaf(log2q, t, 7.015941903e-03f);
+  log2q = fmaf(log2q, t, -4.999557703e-02f);
+  log2q = fmaf(log2q, t, -4.635065739e-01f);
+  log2q = fmaf(log2q, t, -1.148832122e+00f);
+  log2q = fmaf(log2q, t, -1.000188061e+00f);
+#else
   float log2q = 6.639395878e-08f;
   log2q = fmaf(log2q, t, -3.404787094e-06f);
   log2q = fmaf(log2q, t, 7.643782737e-05f);
@@ -19,6 +29,7 @@ __device__ __forceinline__ float x_phi(float x) {
   log2q = fmaf(log2q, t, -4.582926929e-01f);
   log2q = fmaf(log2q, t, -1.151292801e+00f);
   log2q = fmaf(log2q, t, -9.999936819e-01f);
+#endif
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(q) : "f"(log2q));
   // NaN stays NaN.
   asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(positive) : "f"(x));
