@@ -118,6 +118,6 @@ fn encode(number: f32, dtype: DType) -> Vec<u8> {
             let magnitude = ((bits >> 23 & 0xff) - 112) << 10 | bits >> 13 & 0x3ff;
             ((bits >> 16 & 0x8000 | magnitude) as u16).to_le_bytes().to_vec()
         }
-        DType::F8 | DType::I32 | DType::U8 => panic!("no product"),
+        DType::F8 | DType::I8 | DType::I32 | DType::U8 => panic!("no product"),
     }
 }

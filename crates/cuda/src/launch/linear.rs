@@ -68,7 +68,7 @@ fn norm(call: &Call<'_>, op: &Linear) -> Result<Option<(DType, (u64, u64, f32))>
 
 /// An error unless all are of the type that products of codes give, on a card that has these.
 fn accepted_beside_codes(call: &Call<'_>, others: &[Option<Tensor>]) -> Result<(), DeviceError> {
-    call.has_codes()?;
+    call.has_codes(DType::F8)?;
     match others.iter().flatten().find(|other| other.dtype != DType::Bf16) {
         None => Ok(()),
         Some(other) => Err(call.refused(format!("beside codes operands are bf16, not {}", other.dtype.name()))),

@@ -1,6 +1,7 @@
 //! Linear maps on a card against plain loops in f64: every form, odd shapes, and the same bits for a row in any batch.
 
-use exec::{Device, Launch, Operand, scaled};
+use exec::scaled::Codes;
+use exec::{Device, Launch, Operand};
 use graph::ops::{Epilogue, LayerNorm, Linear, Prologue};
 use graph::{Bytes, Counts, DType, Dim, GRANULE, Op, TensorSpec};
 use plimsoll_cuda::{CudaDevice, cards};
@@ -150,7 +151,7 @@ impl Case {
             DType::F32 => 2f64.powi(-23),
             DType::Bf16 => 2f64.powi(-8),
             DType::F16 => 2f64.powi(-11),
-            DType::F8 | DType::I32 | DType::U8 => panic!("no product"),
+            DType::F8 | DType::I8 | DType::I32 | DType::U8 => panic!("no product"),
         };
         let mut summing = 2f64.powi(-22) * (k as f64 * squares).sqrt().max(s.abs()) + 1e-7;
         if linear.prologue != Prologue::None {
@@ -246,13 +247,13 @@ fn encode(values: &[f64], spec: &TensorSpec) -> Vec<u8> {
         (bits >> 16 & 0x8000 | magnitude) as u16
     };
     match spec.dtype {
-        DType::F8 => scaled::encode(values, spec.row_elements() as usize),
+        DType::F8 => Codes::E4m3.encode(values, spec.row_elements() as usize),
         DType::F32 => values.iter().flat_map(|v| (*v as f32).to_le_bytes()).collect(),
         DType::Bf16 => {
             values.iter().flat_map(|v| (((*v as f32).to_bits() >> 16) as u16).to_le_bytes()).collect()
         }
         DType::F16 => values.iter().flat_map(|v| half(*v).to_le_bytes()).collect(),
-        DType::I32 | DType::U8 => panic!("no product"),
+        DType::I8 | DType::I32 | DType::U8 => panic!("no product"),
     }
 }
 
@@ -271,14 +272,14 @@ fn decode(bytes: &[u8], spec: &TensorSpec) -> Vec<f64> {
         DType::F8 => {
             let columns = spec.row_elements() as usize;
             let row = columns.next_multiple_of(GRANULE as usize) + 4;
-            scaled::decode(bytes, bytes.len() / row, columns)
+            Codes::E4m3.decode(bytes, bytes.len() / row, columns)
         }
         DType::F32 => {
             bytes.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect()
         }
         DType::Bf16 => words().map(|bits| f64::from(f32::from_bits(u32::from(bits) << 16))).collect(),
         DType::F16 => words().map(half).collect(),
-        DType::I32 | DType::U8 => panic!("no product"),
+        DType::I8 | DType::I32 | DType::U8 => panic!("no product"),
     }
 }
 

@@ -1,8 +1,9 @@
-//! bf16 products on tiles.
+//! Products on tiles: of bf16, or of codes, two of which lie where a bf16 would.
 //!
 //! Invariant: an element's sum takes its steps of 32 k in ascending order, each as one tile product does it, begun at
 //! zero. Cutting K into slices stores and reloads that f32 sum exactly; zeros past M and K add zero. So the bits of a
-//! row depend on that row and the weights alone.
+//! row depend on that row and the weights alone. Of codes every sum is exact; it becomes a number by the scales of its
+//! row of x and of W.
 //!
 //! Order of work: a task takes a block of rows and a group of panels, whose slice stays in L2. Slice by slice, strip
 //! by strip of 32 rows, it lays the strip out as tiles and passes the panels over it. While the tiles multiply, the
@@ -12,6 +13,7 @@ use super::Cpu;
 use super::amx::{SIDE, STEP, STRIP, TILE, Unit};
 use super::element::Bf16;
 use super::gemm::{Act, Job};
+use super::gemm_int8::Scales;
 use super::math::gelu_bf16;
 use super::simd::{LANES, Simd};
 use super::simd_x86::Avx512;
@@ -32,11 +34,18 @@ const SUMS: usize = STRIP * PANEL * 4;
 /// Bytes of workspace of a thread: a strip, sums on their way out and those that follow them, all sums.
 pub(super) const EACH: usize = SLICE + 2 * SUMS + ROWS / STRIP * GROUP * SUMS;
 
-/// `gemm_bf16::linear` after its checks, for K > 0; a thread's workspace is `each` bytes.
+/// `gemm_bf16::linear` after its checks, for K > 0, or with the scales of codes, of which x has two where it has an
+/// element; a thread's workspace is `each` bytes.
 ///
 /// # Safety
-/// The CPU has AVX-512 with BF16, and the registers of `U`.
-pub(super) unsafe fn linear<U: Unit>(cpu: &Cpu, job: Job<'_, Bf16>, workspace: *mut f32, each: usize) {
+/// The CPU has AVX-512 with BF16, and the registers of `U`, which multiplies integers where there are scales.
+pub(super) unsafe fn linear<U: Unit>(
+    cpu: &Cpu,
+    job: Job<'_, Bf16>,
+    scales: Option<Scales<'_>>,
+    workspace: *mut f32,
+    each: usize,
+) {
     assert!(job.x.cols() > 0 && each >= EACH, "columns and workspace");
     let (m, panels) = (job.x.rows(), job.y.cols().div_ceil(PANEL));
     // As many blocks as a multiple of the threads, of equal size; few rows: the threads share the panels too.
@@ -55,13 +64,14 @@ pub(super) unsafe fn linear<U: Unit>(cpu: &Cpu, job: Job<'_, Bf16>, workspace: *
         // Its own: worker indices of one run are distinct.
         let scratch = (workspace + worker * each) as *mut u8;
         // SAFETY: as the caller promises; a thread runs one task at a time.
-        unsafe { Task::<U> { job, rows, panels, next, scratch, unit: PhantomData }.run() };
+        unsafe { Task::<U> { job, scales, rows, panels, next, scratch, unit: PhantomData }.run() };
     });
 }
 
 /// One task. `scratch` is `EACH` bytes of this worker's own; `next` most likely its next block's first row.
 struct Task<'a, U> {
     job: Job<'a, Bf16>,
+    scales: Option<Scales<'a>>,
     rows: Range<usize>,
     panels: Range<usize>,
     next: usize,
@@ -87,7 +97,7 @@ impl<U: Unit> Task<'_, U> {
         let (s, mut unit) = unsafe { (Avx512::assume(), U::configure()) };
         let total = self.job.x.cols().div_ceil(STEP);
         let (slices, strips) = (total.div_ceil(DEPTH), self.rows.len().div_ceil(STRIP));
-        let mut chores = Chores::new(self.job, s);
+        let mut chores = Chores::new(self.job, self.scales, s);
         for slice in 0..slices {
             let steps = &(slice * total / slices..(slice + 1) * total / slices);
             for strip in 0..strips {
@@ -181,6 +191,7 @@ fn first(n: usize) -> __mmask32 {
 /// What the core does while the tiles multiply.
 struct Chores<'a> {
     job: Job<'a, Bf16>,
+    scales: Option<Scales<'a>>,
     s: Avx512,
     /// To be read next, asked for in L2: a strip's slice, and the panel's next slice if there is one.
     x: *const Bf16,
@@ -194,14 +205,17 @@ struct Chores<'a> {
     rows: usize,
     column: usize,
     bias: [__m512; 2],
+    /// Of codes, the scales of their columns.
+    scale: [__m512; 2],
 }
 
 impl<'a> Chores<'a> {
     #[inline(always)]
-    fn new(job: Job<'a, Bf16>, s: Avx512) -> Self {
+    fn new(job: Job<'a, Bf16>, scales: Option<Scales<'a>>, s: Avx512) -> Self {
         let (x, w, sum) = (core::ptr::null(), core::ptr::null(), core::ptr::null());
-        let bias = [s.splat(0.0); 2];
-        Self { job, s, x, w, panels: (0, 1), strips: (0, 1), sum, row: 0, rows: 0, column: 0, bias }
+        let none = [s.splat(0.0); 2];
+        let (panels, strips) = ((0, 1), (0, 1));
+        Self { job, scales, s, x, w, panels, strips, sum, row: 0, rows: 0, column: 0, bias: none, scale: none }
     }
 
     /// From now on these sums are to be finished.
@@ -214,6 +228,30 @@ impl<'a> Chores<'a> {
         if let Some(bias) = self.job.epilogue.bias {
             // SAFETY: the columns that y has are inside the bias.
             self.bias = unsafe { self.widen(bias.as_ptr().wrapping_add(self.column)) };
+        }
+        if let Some(scales) = self.scales {
+            let at = scales.w[self.column..self.column + PANEL].as_ptr();
+            // SAFETY: the columns of a panel.
+            self.scale = unsafe { [self.s.load(at), self.s.load(at.add(LANES))] };
+        }
+    }
+
+    /// A row of the sums as numbers.
+    ///
+    /// # Safety
+    /// 32 sums at `sum`, of row `r` of them.
+    #[inline(always)]
+    unsafe fn numbers(&self, sum: *const f32, r: usize) -> [__m512; 2] {
+        let s = self.s;
+        // SAFETY: as the caller promises; `s` proves AVX-512.
+        unsafe {
+            let Some(scales) = self.scales else { return [s.load(sum), s.load(sum.add(LANES))] };
+            let of = s.splat(*scales.x.get_unchecked(self.row + r));
+            let number = |at: *const f32| _mm512_cvtepi32_ps(_mm512_loadu_si512(at.cast()));
+            [
+                s.mul(number(sum), s.mul(of, self.scale[0])),
+                s.mul(number(sum.add(LANES)), s.mul(of, self.scale[1])),
+            ]
         }
     }
 
@@ -228,7 +266,8 @@ impl<'a> Chores<'a> {
             let sum = self.sum.wrapping_add(r * PANEL);
             // SAFETY: a row of the sums and, under the mask, of the residual and of y.
             unsafe {
-                let v = [s.add(s.load(sum), self.bias[0]), s.add(s.load(sum.add(LANES)), self.bias[1])];
+                let v = self.numbers(sum, r);
+                let v = [s.add(v[0], self.bias[0]), s.add(v[1], self.bias[1])];
                 // Not by `map`: its closure would be a function without these instructions.
                 let mut v = match e.act {
                     Act::None => v,

@@ -85,7 +85,8 @@ fn a_step_allocates_nothing() {
         return;
     }
     let cpu = On::Cpu(Isa::detect(), 2);
-    let bf16 = On::CpuBf16(Isa::detect(), 2);
+    let bf16 = On::CpuNarrow(Isa::detect(), 2, Precision::Bf16);
+    let int8 = On::CpuNarrow(Isa::detect(), 2, Precision::Int8);
     let gpu = On::cuda(Precision::Bf16);
     for (on, model, how, weights) in [
         (Some(cpu), "esm2", How::Run, Resident),
@@ -98,6 +99,9 @@ fn a_step_allocates_nothing() {
         (Some(bf16), "esm2", How::Run, Resident),
         (Some(bf16), "dnabert_s", How::Run, Resident),
         (Some(bf16), "esm2", How::Run, Streamed),
+        (Some(int8), "esm2", How::Run, Resident),
+        (Some(int8), "dnabert_s", How::Run, Resident),
+        (Some(int8), "esm2", How::Run, Streamed),
         (gpu, "esm2", How::Run, Resident),
         (gpu, "esm2", How::Timed, Resident),
         (gpu, "esm2", How::Submitted, Resident),

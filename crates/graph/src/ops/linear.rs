@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 /// beta: (K). Output y: (R, N), with `Epilogue::Gate` (R, N / 2).
 /// The K order of every sum is fixed by (N, K, dtype), so a row's bits do not depend on the other rows.
 ///
-/// Where x and w are both e4m3, each with a scale for each row, `y = f(sx sw (codes of x)(codes of w)^T + b)` is bf16, as b
-/// and r are.
+/// Where x and w are both codes of one type, each with a scale for each row, `y = f(sx sw (codes of x)(codes of w)^T + b)`
+/// is bf16, as b and r are.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Linear {
     /// Whether b is there.
@@ -75,11 +75,11 @@ impl OpRules for Linear {
                 norm.infer(&[ins[0], ins[self.norm_at()], ins[self.norm_at() + 1]], bounds)?;
             }
         }
-        let codes = [ins[0], ins[1]].map(|operand| operand.dtype == DType::F8);
-        let dtype = match codes {
-            [true, true] => DType::Bf16,
-            [false, true] => return Err(RuleError(format!("x must be f8 as w is, not {}", ins[0]))),
-            [_, false] => float("x", ins[0]).map(|()| ins[0].dtype)?,
+        let [x, w] = [ins[0].dtype, ins[1].dtype];
+        let dtype = match w.is_scaled() {
+            true if x == w => DType::Bf16,
+            true => return Err(RuleError(format!("x must be {} as w is, not {}", w.name(), ins[0]))),
+            false => float("x", ins[0]).map(|()| x)?,
         };
         let (rows, k) = matrix("x", ins[0])?;
         let (n, _) = matrix("w", ins[1])?;

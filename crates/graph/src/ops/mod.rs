@@ -195,7 +195,7 @@ fn arity(ins: &[&TensorSpec], wanted: usize) -> Result<(), RuleError> {
 fn float(what: &str, spec: &TensorSpec) -> Result<(), RuleError> {
     match spec.dtype {
         DType::F32 | DType::Bf16 | DType::F16 => Ok(()),
-        DType::F8 | DType::I32 | DType::U8 => {
+        DType::F8 | DType::I8 | DType::I32 | DType::U8 => {
             Err(RuleError(format!("{what} must be floating point, not {spec}")))
         }
     }
@@ -204,7 +204,7 @@ fn float(what: &str, spec: &TensorSpec) -> Result<(), RuleError> {
 fn integers(what: &str, spec: &TensorSpec) -> Result<(), RuleError> {
     match spec.dtype {
         DType::I32 => Ok(()),
-        DType::F32 | DType::Bf16 | DType::F16 | DType::F8 | DType::U8 => {
+        DType::F32 | DType::Bf16 | DType::F16 | DType::F8 | DType::I8 | DType::U8 => {
             Err(RuleError(format!("{what} must be i32, not {spec}")))
         }
     }
