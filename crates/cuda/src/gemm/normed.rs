@@ -24,7 +24,7 @@ pub(crate) struct Normed {
 
 /// All that are tried.
 pub(super) const NORMED: [Normed; 2] =
-    [Normed { name: "norm", cluster: 2 }, Normed { name: "norm-alone", cluster: 1 }];
+    [Normed { name: "norm", cluster: 1 }, Normed { name: "norm-pairs", cluster: 2 }];
 
 /// Rows of a block, and of a box of x.
 const ROWS: u32 = 128;

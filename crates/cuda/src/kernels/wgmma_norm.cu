@@ -13,6 +13,7 @@
 #define BOX 32                               // rows that arrive together
 #define WARPS 16
 #define STAGE_BYTES B_BYTES
+#define EARLY (STAGES < 5)                   // a short ring gets its stages back before the next is multiplied
 static_assert(GROUP == 32 && BM == 4 * BOX, "a warp has a row, a warpgroup normalises a box");
 
 typedef typename Element<PARAM>::type P;
@@ -159,15 +160,20 @@ wgmma_norm(const __grid_constant__ Map x, const __grid_constant__ Map w, const _
             if (i * DEPTH + s * 16 < COLUMNS) multiply(sums[0], a + (i * PIECE_ROWS >> 4) + s * 2, d + s * 2, i > 0 || s > 0);
           asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
           pin(sums);
-          wait_products<1>();
-          if (i > 0) release(before);
-          before = place.stage;
+          if (EARLY) {
+            wait_products<0>();
+            release(place.stage);
+          } else {
+            wait_products<1>();
+            if (i > 0) release(before);
+            before = place.stage;
+          }
           place.next();
         }
         if (threadIdx.x % 128 == 0) arrive(turns + (1 - side) * 8);
         wait_products<0>();
         pin(sums);
-        release(before);
+        if (!EARLY) release(before);
         if (c + 2 >= last && lane == 0) arrive(free);
         if (LENT && turn + side > 0) wait(lent + warp * 8, turn + side - 1 & 1);
         turn++;

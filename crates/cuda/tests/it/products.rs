@@ -65,7 +65,7 @@ impl Case {
         let others = if dtype == DType::F8 { DType::Bf16 } else { dtype };
         let of = |i| match i {
             0 | 1 => dtype,
-            i if norm && (0..2).contains(&(i - linear.norm_at())) => DType::F32,
+            i if norm && (linear.norm_at()..linear.norm_at() + 2).contains(&i) => DType::F32,
             _ => others,
         };
         let mut operands: Vec<Operand> = shapes
