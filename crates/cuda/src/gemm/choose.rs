@@ -114,14 +114,19 @@ impl Trial<'_> {
         TILES.into_iter().filter(|tile| tile.suits(self.context, self.form))
     }
 
-    /// Our own with norms: the named one, or all.
+    /// Our own with norms: the named one, for any number of rows, or all.
     fn normed(&self, choosing: &Choosing) -> Result<Vec<Choice>, CudaError> {
         if !Normed::suits(self.context, self.form) {
             return Err(self.without_norms());
         }
-        let named = NORMED.into_iter().filter(|normed| *choosing == Choosing::Named(normed.name.to_owned()));
-        let all = if named.clone().count() > 0 { named.collect() } else { NORMED.to_vec() };
-        Ok(all.into_iter().map(Choice::Normed).collect())
+        let named = match choosing {
+            Choosing::Named(name) => Normed::named(name),
+            Choosing::Timed | Choosing::First => None,
+        };
+        Ok(match named {
+            Some(normed) => vec![Choice::Normed(Normed { few: 0, ..normed })],
+            None => NORMED.map(Choice::Normed).to_vec(),
+        })
     }
 
     fn without_norms(&self) -> CudaError {

@@ -38,6 +38,9 @@ pub(super) const TILES: [Tile; 5] = [
     Tile { name: "128x128-alone", columns: 128, atoms: 2, turns: true, cluster: 1, stages: 5, group: 16 },
 ];
 
+/// The one for few rows.
+pub(super) const FEW: Tile = TILES[4];
+
 /// Columns of a box of y and of the residual: 128 bytes, which is what shared memory is swizzled in.
 const PIECE: u32 = 64;
 /// Rows of a warp's box of y.
