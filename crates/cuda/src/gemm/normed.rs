@@ -21,7 +21,7 @@ pub(crate) struct Normed {
     /// What the table calls it.
     pub(super) name: &'static str,
     /// Blocks that share what they read of w.
-    cluster: u32,
+    pub(super) cluster: u32,
     /// Fewer rows are normalised by a kernel of their own, into scratch: a block's rows must all be there before it
     /// multiplies, which few rows do not make up for (H200, ESM-2 8M, a layer without attention, 2 048, 4 096, 8 192 and
     /// 16 296 tokens: 43, 47, 67 and 107 us for 36, 45, 70 and 118 apart).
