@@ -277,8 +277,8 @@ impl Trial<'_> {
             (residual, rows * n, out),
             (scales.0, rows, DType::F32),
             (scales.1, n, DType::F32),
-            (norm.0, k, params),
-            (norm.1, k, params),
+            (norm.gamma, k, params),
+            (norm.beta, k, params),
         ];
         operands.into_iter().filter(|(address, ..)| *address != 0)
     }

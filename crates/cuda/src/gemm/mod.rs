@@ -109,14 +109,21 @@ pub(crate) struct Operands {
     pub(crate) bias: u64,
     /// (R, N), may be `y`.
     pub(crate) residual: u64,
-    /// Of a layer norm: (K) and (K), and what its variance is added to.
-    pub(crate) norm: (u64, u64, f32),
+    pub(crate) norm: Norm,
     /// (R, N)
     pub(crate) y: u64,
     /// R
     pub(crate) rows: u64,
     /// Scratch: its address and bytes.
     pub(crate) workspace: (u64, u64),
+}
+
+/// A layer norm's (K) and (K), and what its variances are added to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Norm {
+    pub(crate) gamma: u64,
+    pub(crate) beta: u64,
+    pub(crate) eps: f32,
 }
 
 /// What computes a product.

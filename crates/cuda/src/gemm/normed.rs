@@ -3,7 +3,7 @@
 //! the columns of the same rows is for speed alone.
 
 use super::hopper;
-use super::{Form, Operands};
+use super::{Form, Norm, Operands};
 use crate::CudaError;
 use crate::context::Context;
 use crate::kernel::{Arg, File, HOPPER, Kernel, Kernels, Shape, code};
@@ -107,7 +107,7 @@ impl Normed {
         if operands.rows < self.few && operands.rows * k * dtype.size() <= operands.workspace.1 {
             return apart(context, kernels, form, operands);
         }
-        let &Operands { x, w, bias, norm: (gamma, beta, eps), y, rows, .. } = operands;
+        let &Operands { x, w, bias, norm: Norm { gamma, beta, eps }, y, rows, .. } = operands;
         let matrix =
             |address, rows, columns, height| tensor_map(context, dtype, (address, rows, columns), height);
         let maps = [
@@ -128,7 +128,7 @@ impl Normed {
 
 /// The norm and the product one after the other.
 fn apart(context: &Context, kernels: &Kernels, form: Form, operands: &Operands) -> Result<(), CudaError> {
-    let &Operands { x, norm: (gamma, beta, eps), rows, workspace: (scratch, _), .. } = operands;
+    let &Operands { x, norm: Norm { gamma, beta, eps }, rows, workspace: (scratch, _), .. } = operands;
     let (kernel, shape, args) = norm_of(types(form), (rows, form.k), [x, gamma, beta, scratch], eps);
     kernels.call(context, &kernel, shape, &args)?;
     hopper::FEW.run(context, kernels, Form { norm: None, ..form }, &Operands { x: scratch, ..*operands })

@@ -2,7 +2,7 @@
 //! type, which is what the product's sums are rounded to once; or else x and w are codes, and all others bf16.
 
 use super::{Call, Tensor};
-use crate::gemm::{self, Form, Operands};
+use crate::gemm::{self, Form, Norm, Operands};
 use exec::DeviceError;
 use graph::ops::{Epilogue, LayerNorm, Linear, Prologue};
 use graph::{DType, Layout};
@@ -56,12 +56,12 @@ pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError
     Ok(())
 }
 
-/// The type of a norm's gamma and beta, where they lie, and its epsilon.
-fn norm(call: &Call<'_>, op: &Linear) -> Result<Option<(DType, (u64, u64, f32))>, DeviceError> {
+/// A norm in front, and the type of its gamma and beta.
+fn norm(call: &Call<'_>, op: &Linear) -> Result<Option<(DType, Norm)>, DeviceError> {
     let Prologue::LayerNorm(LayerNorm { eps }) = op.prologue else { return Ok(None) };
     let (gamma, beta) = (call.input(op.norm_at())?, call.input(op.norm_at() + 1)?);
     match gamma.dtype == beta.dtype {
-        true => Ok(Some((gamma.dtype, (gamma.address, beta.address, eps)))),
+        true => Ok(Some((gamma.dtype, Norm { gamma: gamma.address, beta: beta.address, eps }))),
         false => Err(call.refused(format!("gamma is {:?} and beta is {:?}", gamma.dtype, beta.dtype))),
     }
 }
