@@ -16,11 +16,13 @@ const WARPS: [u32; 3] = [2, 4, 6];
 /// of 64 keys, blocks of a multiprocessor, heads of a block. A short sequence is one block's, whole, and with several heads
 /// the search for it is shared. Longer ones are `attention_stay.cu`'s, which gives the same bits.
 const FORMS: [[u32; 5]; 2] = [[1, 1, 3, 4, 4], [1, 2, 3, 3, 2]];
-/// Warpgroups of `attention_stay.cu` that multiply, and that fetch and rotate; tiles of 64 rows in shared memory.
-const STAY: [u32; 3] = [3, 2, 25];
+/// The forms of `attention_stay.cu` for heads of 64 columns: warpgroups that multiply, and that fetch and rotate; tiles of
+/// 64 rows in shared memory. The second one has registers for plain attention only (H200, 40 heads, 65 536 tokens of 1 024
+/// and 4 096: 1 612 and 6 052 us for 1 820 and 6 623).
+const STAY: [[u32; 3]; 2] = [[3, 2, 25], [4, 1, 23]];
 /// The same for heads of 128 columns, of all lengths (H200, 20 heads, 65 536 tokens of 51 and 168 and 4 096, against
 /// `attention_hopper.cu`: 507, 668 and 9 561 us for 1 053, 1 027 and 12 664).
-const STAY_WIDE: [u32; 3] = [2, 2, 12];
+const STAY_WIDE: [[u32; 3]; 1] = [[2, 2, 12]];
 /// The forms of `attention_narrow.cu`: warps of a block, rounds of 16 queries of each, keys in shared memory, blocks of a
 /// multiprocessor (H200, 20 heads of 16, 24 and 32 columns, 16 296 tokens of 168, against `attention.cu`: 44, 57 and 61 us
 /// for 76, 107 and 105). Long sequences are read anew by every block and round.
@@ -141,6 +143,16 @@ impl Form {
         plain && op.rotary && [16, 24, 32].contains(&op.head_dim)
     }
 
+    /// Those of `attention_stay.cu`.
+    fn stays(op: &Attention) -> &'static [[u32; 3]] {
+        let plain = op.mask == Mask::Full && op.bias == Bias::None && !op.rotary;
+        match op.head_dim {
+            64 if plain => &STAY,
+            64 => &STAY[..1],
+            _ => &STAY_WIDE,
+        }
+    }
+
     /// The forms for short sequences by Hopper's products of warpgroups, where those are used.
     fn hoppers(op: &Attention, capability: (u32, u32)) -> Option<&'static [[u32; 5]]> {
         match op.head_dim {
@@ -153,10 +165,11 @@ impl Form {
     /// All of 16 bits, of one kernel; the last one is for sequences that are no block's alone.
     fn all(op: &Attention, capability: (u32, u32)) -> impl Iterator<Item = Self> {
         let hoppers = Self::hoppers(op, capability).filter(|_| !Self::is_narrow(op));
-        let long = hoppers.map(|_| Self::stay(op, if op.head_dim == 64 { STAY } else { STAY_WIDE }));
+        let stays = if hoppers.is_some() { Self::stays(op) } else { &[] };
         let narrow = if Self::is_narrow(op) { &NARROW[..] } else { &[] };
         let warps = if hoppers.is_none() && narrow.is_empty() { &WARPS[..] } else { &[] };
-        let hoppers = hoppers.into_iter().flatten().map(|&form| Self::hopper(op, form)).chain(long);
+        let hoppers = hoppers.into_iter().flatten().map(|&form| Self::hopper(op, form));
+        let hoppers = hoppers.chain(stays.iter().map(|&form| Self::stay(op, form)));
         let narrow = narrow.iter().map(|&form| Self::narrow(op, form));
         narrow.chain(hoppers).chain(warps.iter().map(|&warps| Self::of_warps(op, warps)))
     }
@@ -277,6 +290,7 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
     let mut ops: Vec<Attention> =
         [16, 20, 24, 32, 64, 128].map(|head_dim| op(head_dim, Mask::Full, Bias::None, true)).into();
     ops.push(op(64, Mask::Full, Bias::Alibi, false));
+    ops.push(op(64, Mask::Full, Bias::None, false));
     ops.push(op(20, Mask::Full, Bias::None, false));
     ops.push(op(128, Mask::Causal, Bias::Alibi, true));
     let sixteen = |op: &Attention, warps, dtype| Form::of_warps(op, warps).kernel(op, dtype, DType::F32);
