@@ -24,7 +24,7 @@ const STAY: [u32; 3] = [3, 2, 25];
 const STAY_WIDE: [u32; 3] = [2, 2, 12];
 /// The forms of `attention_narrow.cu`: warps of a block that multiply, and that fetch and rotate; tiles of 16 queries of each
 /// that multiplies; keys of a slot; slots; blocks of a multiprocessor. (H200, 20 heads of 16, 24 and 32 columns, 16 300
-/// tokens: 168 a sequence 38, 52 and 54 us, 51 a sequence 30, 44 and 44, 1 000 a sequence 157, 197 and 201.)
+/// tokens: 168 a sequence 38, 52 and 52 us, 51 a sequence 30, 44 and 42, 1 000 a sequence 157, 197 and 200.)
 const NARROW: [[u32; 6]; 2] = [[2, 1, 2, 64, 2, 6], [4, 1, 3, 176, 2, 3]];
 /// Those of heads of more than 16 columns, for which a multiprocessor has registers for fewer warps.
 const LESS_NARROW: [[u32; 6]; 2] = [[2, 2, 2, 64, 2, 4], [4, 2, 3, 176, 2, 2]];
