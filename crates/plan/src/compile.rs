@@ -104,6 +104,10 @@ pub(crate) fn compile_checked(
     if policy.fuse && halves && target.gates && policy.autodiff.is_none() {
         graph = verified("gates", passes::gates(&graph))?;
     }
+    let whole = policy.precision == Precision::Bf16 && policy.weights == Weights::Resident;
+    if policy.fuse && whole && policy.autodiff.is_none() && target.kernels.iter().any(|row| row.op == "mlp") {
+        graph = verified("mlp", passes::mlp(&graph))?;
+    }
     graph = verified("dce", passes::dce(&graph))?;
     if policy.precision == Precision::Fp8 {
         has_fp8(policy, target)?;

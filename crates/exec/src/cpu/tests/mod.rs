@@ -9,6 +9,7 @@ mod gemm;
 mod gemm_amx;
 mod gemm_bf16;
 mod math;
+mod mlp_bf16;
 mod optimizer;
 mod peer;
 mod product;
