@@ -105,7 +105,7 @@ pub(crate) fn compile_checked(
         graph = verified("gates", passes::gates(&graph))?;
     }
     let whole = policy.precision == Precision::Bf16 && policy.weights == Weights::Resident;
-    if policy.fuse && whole && policy.autodiff.is_none() && target.kernels.iter().any(|row| row.op == "mlp") {
+    if policy.fuse && whole && policy.autodiff.is_none() && target.has_mlp() {
         graph = verified("mlp", passes::mlp(&graph))?;
     }
     graph = verified("dce", passes::dce(&graph))?;

@@ -361,6 +361,12 @@ impl Target {
         row.ok_or_else(|| self.unsupported(graph, node))
     }
 
+    /// Whether it has a kernel that keeps an MLP's hidden layer in its workspace: that takes its weights in tiles. The
+    /// reference takes rows.
+    pub(crate) fn has_mlp(&self) -> bool {
+        self.kernels.iter().any(|row| row.op == "mlp" && row.weights == Layout::Tiles)
+    }
+
     /// The error of a node that no kernel takes.
     pub(crate) fn unsupported(&self, graph: &Graph, node: &Node) -> PlanError {
         let mut dtypes = node.inputs.iter().map(|&v| graph.spec(v).dtype);

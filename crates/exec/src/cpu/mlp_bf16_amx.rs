@@ -21,10 +21,11 @@ use core::marker::PhantomData;
 use core::ops::Range;
 use graph::ops::Hidden;
 
-/// Most strips of a block, steps of a slice, and panels that pass over a strip together; a gate and what it passes do.
+/// Most strips of a block, steps of a slice, and panels that pass over a strip together: a gate and what it passes.
+/// (More panels together, or shorter slices, were slower.)
 const STRIPS: usize = 8;
 const DEPTH: usize = 40;
-const GROUP: usize = 4;
+const GROUP: usize = 2;
 
 /// Bytes of the sums of a strip and a panel, and how many stand in L1: a block's, those that are finished, their gate.
 const SUMS: usize = STRIP * PANEL * 4;
@@ -130,7 +131,12 @@ impl Product<'_> {
     }
 
     fn groups(&self, y: &RowsMut<'_, Bf16>) -> usize {
-        self.panels(y).div_ceil(GROUP)
+        self.panels(y).div_ceil(self.group())
+    }
+
+    /// How many panels pass over a strip together.
+    fn group(&self) -> usize {
+        if self.gated() { GROUP } else { 1 }
     }
 
     fn gated(&self) -> bool {
@@ -238,7 +244,7 @@ impl<U: Unit> Task<'_, U> {
     unsafe fn group(&self, unit: &mut U, chores: &mut Chores, product: Product<'_>, group: usize) {
         let (total, strips) = (self.space.steps[product.of], self.rows.len().div_ceil(STRIP));
         let slices = total.div_ceil(DEPTH);
-        let panels = group * GROUP..((group + 1) * GROUP).min(product.panels(self.y));
+        let panels = group * product.group()..((group + 1) * product.group()).min(product.panels(self.y));
         for slice in 0..slices {
             let steps = &(slice * total / slices..(slice + 1) * total / slices);
             for strip in 0..strips {

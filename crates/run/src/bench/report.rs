@@ -4,7 +4,7 @@
 use super::subject::{Subject, Turns};
 use super::{Request, Work, median};
 use crate::machine;
-use graph::ops::Epilogue;
+use graph::ops::{Epilogue, Hidden};
 use graph::{Bytes, Graph, Node, Op, PrecisionClass, node_label};
 use plan::Instr;
 use serde_json::{Value, json};
@@ -297,10 +297,26 @@ fn any_layer(label: &str, layer: Option<u32>) -> String {
 fn shape(graph: &Graph, node: &Node) -> String {
     let text = |v: Option<_>| v.map_or(String::new(), |v| graph.spec(v).to_string());
     let (from, to) = (node.inputs.first().copied(), node.outputs.iter().flatten().next().copied());
-    format!("{} -> {}{}", text(from), text(to), behind(&node.op))
+    let between = if let Op::Mlp(mlp) = node.op {
+        let weight = node.inputs[mlp.weights()[1]];
+        format!(", {} columns between, {}", graph.spec(weight).row_elements(), hidden(mlp.hidden))
+    } else {
+        String::new()
+    };
+    format!("{} -> {}{between}{}", text(from), text(to), behind(&node.op))
+}
+
+fn hidden(hidden: Hidden) -> &'static str {
+    match hidden {
+        Hidden::Gelu => "gelu",
+        Hidden::Gate => "gate",
+    }
 }
 
 fn behind(op: &Op) -> &'static str {
+    if let Op::Mlp(mlp) = op {
+        return if mlp.residual { ", residual" } else { "" };
+    }
     let Op::Linear(linear) = op else { return "" };
     match linear.epilogue {
         Epilogue::None => "",
