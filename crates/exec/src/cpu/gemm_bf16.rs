@@ -79,9 +79,13 @@ pub fn linear(
 /// A product of one block of rows, with the lanes `s`. `scratch` is `EACH` f32 of the caller's own.
 #[inline(always)]
 pub(super) fn block<S: Simd>(s: S, job: Job<'_, Bf16>, scratch: *mut f32) {
-    let (rows, panels) = (0..job.x.rows(), 0..job.y.cols().div_ceil(PANEL));
+    let (rows, panels) = (0..job.x.rows(), job.y.cols().div_ceil(PANEL));
     assert!(rows.len() <= BLOCK, "at most {BLOCK} rows");
-    Task { job, rows, panels, scratch }.run(s);
+    let group = if job.x.cols() > DEPTH { GROUP } else { panels.max(1) };
+    for first in (0..panels).step_by(group) {
+        let panels = first..panels.min(first + group);
+        Task { job, rows: rows.clone(), panels, scratch }.run(s);
+    }
 }
 
 /// One task, for `Isa::run`. `scratch` is `EACH` f32 of this worker's own.
