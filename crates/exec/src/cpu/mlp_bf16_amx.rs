@@ -167,12 +167,20 @@ struct Task<'a, U> {
     unit: PhantomData<U>,
 }
 
-/// Where in a product the work stands: its strip, the steps of its slice, its panel and which of its group.
+/// Where in a product the work stands: its strip, the steps of its slice, its panel and which of its group; and how many
+/// rows of sums are finished with each step.
 struct Block<'a> {
     strip: usize,
     steps: &'a Range<usize>,
     panel: usize,
     of: usize,
+    each: usize,
+}
+
+/// Where the next group's panels are asked for, and how many lines of each with a block.
+struct Next {
+    panels: [*const u8; GROUP],
+    lines: usize,
 }
 
 /// What the core does while the tiles multiply.
@@ -245,13 +253,16 @@ impl<U: Unit> Task<'_, U> {
         let (total, strips) = (self.space.steps[product.of], self.rows.len().div_ceil(STRIP));
         let slices = total.div_ceil(DEPTH);
         let panels = group * product.group()..((group + 1) * product.group()).min(product.panels(self.y));
+        let mut next = self.next(product, panels.end, slices * strips);
         for slice in 0..slices {
             let steps = &(slice * total / slices..(slice + 1) * total / slices);
+            let (each, lines) = (STRIP.div_ceil(steps.len()), next.lines.div_ceil(steps.len()));
             for strip in 0..strips {
                 for panel in panels.clone() {
-                    let part = slice * strips + strip..slice * strips + strip + 1;
-                    self.look_ahead(chores, product, panel + panels.len(), part, slices * strips, steps.len());
-                    let block = Block { strip, steps, panel, of: panel - panels.start };
+                    let of = panel - panels.start;
+                    (chores.ahead, chores.lines) = (next.panels[of], lines);
+                    next.panels[of] = next.panels[of].wrapping_add(next.lines * 64);
+                    let block = Block { strip, steps, panel, of, each };
                     // SAFETY: as the caller promises.
                     unsafe { self.block(unit, chores, product, block) };
                 }
@@ -259,24 +270,15 @@ impl<U: Unit> Task<'_, U> {
         }
     }
 
-    /// What is asked for with the next steps: these parts of the `panel`-th panel from here, in this product or the other.
+    /// What is asked for while a group passes in so many blocks for each of its panels: the next group, of this product or
+    /// the other.
     #[inline(always)]
-    fn look_ahead(
-        &self,
-        chores: &mut Chores,
-        product: Product<'_>,
-        panel: usize,
-        part: Range<usize>,
-        parts: usize,
-        steps: usize,
-    ) {
+    fn next(&self, product: Product<'_>, first: usize, blocks: usize) -> Next {
         let all = product.panels(self.y);
-        let next = Product { of: 1 - product.of, ..product };
-        let (product, panel) = if panel < all { (product, panel) } else { (next, panel - all) };
+        let (product, first) =
+            if first < all { (product, first) } else { (Product { of: 1 - product.of, ..product }, 0) };
         let lines = self.space.steps[product.of] * 2 * TILE / 64;
-        let lines = part.start * lines / parts..part.end * lines / parts;
-        chores.ahead = product.weights(panel).wrapping_add(lines.start * 64);
-        chores.lines = lines.len().div_ceil(steps);
+        Next { panels: [0, 1].map(|i| product.weights(first + i)), lines: lines.div_ceil(blocks) }
     }
 
     /// Adds the product of a strip and a panel, in one slice, to their sums; those of the last slice go out.
@@ -285,14 +287,13 @@ impl<U: Unit> Task<'_, U> {
     /// As `group`.
     #[inline(always)]
     unsafe fn block(&self, unit: &mut U, chores: &mut Chores, product: Product<'_>, block: Block<'_>) {
-        let Block { strip, steps, panel, of } = block;
+        let Block { strip, steps, panel, of, each } = block;
         let total = self.space.steps[product.of];
         let (more, last) = (steps.start > 0, steps.end == total);
         let strips = if product.of == 0 { self.own.wrapping_add(self.space.x()) } else { self.hidden };
         let a = strips.wrapping_add((strip * total + steps.start) * 2 * TILE);
         let b = product.weights(panel).wrapping_add(steps.start * 2 * TILE);
         let sums = self.own.wrapping_add(self.space.strip() + (strip * GROUP + of) * SUMS).cast::<f32>();
-        let each = STRIP.div_ceil(steps.len());
         // SAFETY: `steps` steps of the strip and of the panel; the sums' place, or a room that is free.
         unsafe {
             if more {
@@ -386,4 +387,4 @@ impl Chores {
     }
 }
 
-const _: () = assert!(STRIP == PANEL && STEP == PANEL && GROUP.is_multiple_of(2));
+const _: () = assert!(STRIP == PANEL && STEP == PANEL && GROUP == 2);
