@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 4 => Epilogue::Gelu,
                 _ => Epilogue::None,
             };
-            let product = Product::new(rows, k, n, dtype, Linear { bias: true, epilogue });
+            let product = Product::new(rows, k, n, dtype, Linear::new(true, epilogue));
             let (first, _, _) = product.measure(CudaDevice::without_timing(0)?)?;
             let (library, _, _) = product.measure(CudaDevice::with_product(0, "cuBLASLt")?)?;
             let mut line = String::new();
@@ -118,6 +118,6 @@ fn encode(number: f32, dtype: DType) -> Vec<u8> {
             let magnitude = ((bits >> 23 & 0xff) - 112) << 10 | bits >> 13 & 0x3ff;
             ((bits >> 16 & 0x8000 | magnitude) as u16).to_le_bytes().to_vec()
         }
-        DType::F8 | DType::I32 | DType::U8 => panic!("no product"),
+        DType::F8 | DType::I8 | DType::I32 | DType::U8 => panic!("no product"),
     }
 }

@@ -179,6 +179,7 @@ pub(crate) fn code(dtype: DType) -> i64 {
         DType::I32 => 3,
         DType::U8 => 4,
         DType::F8 => 5,
+        DType::I8 => 6,
     }
 }
 

@@ -83,6 +83,9 @@ impl Machine for CudaMachine {
             target.rates.fp8 = None;
         }
         target.gates &= self.card.capability == HOPPER;
+        if self.card.capability != HOPPER {
+            target.norms = 0;
+        }
         if target.reserved.is_empty() {
             // Of the card where it was measured.
             target.reserved = named("h200")?.reserved;

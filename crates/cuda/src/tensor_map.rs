@@ -20,7 +20,7 @@ pub(crate) fn tensor_map(
         DType::Bf16 => D::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         DType::F16 => D::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         DType::I32 => D::CU_TENSOR_MAP_DATA_TYPE_INT32,
-        DType::F8 | DType::U8 => D::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        DType::F8 | DType::I8 | DType::U8 => D::CU_TENSOR_MAP_DATA_TYPE_UINT8,
     };
     let mut map = cu::CUtensorMap { opaque: [0; 16] };
     let width = 128 / dtype.size() as u32;

@@ -29,7 +29,7 @@ fn main() {
     let best = Cpu::new(threads);
     let lanes = Isa::available().find(|isa| !isa.has_tiles()).expect("portable code");
     let lanes = Cpu::with_isa(threads, lanes);
-    let raw = peak::amx_gflops(&best, 0.3);
+    let raw = peak::amx_gflops(&best, peak::Factors::Bf16, 0.3);
     print!("{} x {threads}; medians of {turns} turns in ms", best.isa().name());
     println!("{}", raw.map_or(String::new(), |raw| format!("; tiles alone {raw:.0} GFLOP/s")));
     println!("{:>24} {:>8} {:>8} {:>8} | f32 over bf16, share of tiles", "", "bf16", "lanes", "f32");

@@ -93,7 +93,7 @@ fn raw(cpu: &Cpu, flops: f64) -> f64 {
 
 /// GFLOP/s of the raw loop on tiles, as long as `raw`; zero where there are no tiles.
 fn raw_amx(cpu: &Cpu, flops: f64) -> f64 {
-    peak::amx_gflops(cpu, seconds(cpu, flops)).unwrap_or_default()
+    peak::amx_gflops(cpu, peak::Factors::Bf16, seconds(cpu, flops)).unwrap_or_default()
 }
 
 /// How long a raw loop runs that is compared with `flops`.
@@ -157,7 +157,7 @@ fn product_of_bf16(cpu: &Cpu, (m, n, k): (usize, usize, usize), act: Act, residu
     let (x, bias, r, w) = (halves(m * k), halves(n), halves(m * n), tiles::packed(&numbers(n * k), k));
     let mut y = vec![Bf16::default(); m * n];
     let mut space = vec![0.0; gemm_bf16::WORKSPACE.per_unit.0 as usize / 4 * cpu.threads()];
-    let raw = || match peak::amx_gflops(cpu, 1e-3) {
+    let raw = || match peak::amx_gflops(cpu, peak::Factors::Bf16, 1e-3) {
         Some(rate) => rate,
         None => peak::fma_gflops(cpu, 1e-3),
     };

@@ -4,7 +4,8 @@
 use crate::Executor;
 use crate::device::DeviceError;
 use crate::persistent::{element, round};
-use crate::{scaled, tiles};
+use crate::scaled::{self, Codes};
+use crate::tiles;
 use graph::{DType, Layout, Param, TensorSpec};
 use plan::{PIECE as CHUNK, Plan, Program};
 use std::error::Error;
@@ -125,6 +126,12 @@ enum Shape {
     },
     /// (n, k) as codes and scales.
     Scaled {
+        of: Codes,
+        n: u64,
+        k: u64,
+    },
+    /// (n, k) as integers in tiles, and scales.
+    ScaledTiles {
         n: u64,
         k: u64,
     },
@@ -137,6 +144,7 @@ pub(crate) struct Buffers {
     panel: Vec<f32>,
     narrow: Vec<u16>,
     codes: Vec<u8>,
+    packed: Vec<u8>,
     scales: Vec<f32>,
 }
 
@@ -175,7 +183,8 @@ impl Weight {
         let mut read = |range: Range<u64>, out: &mut [f32]| read(&self.param, range, out).map_err(fail);
         match self.shape {
             Shape::Rows { elements, dtype } => load_rows(upload, self.at, elements, dtype, buffers, &mut read),
-            Shape::Scaled { n, k } => load_scaled(upload, self.at, n, k, buffers, &mut read),
+            Shape::Scaled { of, n, k } => load_scaled(upload, self.at, of, (n, k), buffers, &mut read),
+            Shape::ScaledTiles { n, k } => load_scaled_tiles(upload, self.at, n, k, buffers, &mut read),
             Shape::Tiles { n, k } => load_tiles(upload, self.at, n, k, buffers, &mut read),
             Shape::Panels { width, n, k } => {
                 for first in (0..n).step_by(width as usize) {
@@ -208,7 +217,11 @@ impl Shape {
                 Self::Panels { width: u64::from(width), n: spec.rows(full), k: spec.row_elements() }
             }
             Layout::Tiles => Self::Tiles { n: spec.rows(full), k: spec.row_elements() },
-            Layout::Scaled => Self::Scaled { n: spec.rows(full), k: spec.row_elements() },
+            Layout::Scaled => {
+                let of = if spec.dtype == DType::I8 { Codes::Int8 } else { Codes::E4m3 };
+                Self::Scaled { of, n: spec.rows(full), k: spec.row_elements() }
+            }
+            Layout::ScaledTiles => Self::ScaledTiles { n: spec.rows(full), k: spec.row_elements() },
         }
     }
 }
@@ -216,7 +229,7 @@ impl Shape {
 impl Buffers {
     /// Large enough for each of these.
     pub(crate) fn of<'a>(weights: impl Iterator<Item = &'a Weight>) -> Self {
-        let (mut rows, mut panel, mut narrow, mut codes, mut scales) = (0, 0, 0, 0, 0);
+        let (mut rows, mut panel, mut narrow, mut codes, mut packed, mut scales) = (0, 0, 0, 0, 0, 0);
         for weight in weights {
             match weight.shape {
                 Shape::Rows { elements, dtype } => {
@@ -233,7 +246,13 @@ impl Buffers {
                     rows = rows.max(tiles::STEP as u64 * k);
                     narrow = narrow.max(tiles::panel(k as usize) as u64);
                 }
-                Shape::Scaled { n, k } => {
+                Shape::ScaledTiles { n, k } => {
+                    rows = rows.max(tiles::STEP as u64 * k);
+                    codes = codes.max(tiles::codes_panel(k as usize));
+                    packed = packed.max(tiles::codes_panel(k as usize));
+                    scales = scales.max(n.next_multiple_of(tiles::STEP as u64));
+                }
+                Shape::Scaled { n, k, .. } => {
                     let together = scaled_rows(n, k);
                     rows = rows.max(together * k);
                     codes = codes.max(together as usize * scaled::stride(k as usize));
@@ -242,8 +261,8 @@ impl Buffers {
             }
         }
         let (rows, panel) = (vec![0.0; rows as usize], vec![0.0; panel as usize]);
-        let (codes, scales) = (vec![0; codes], vec![0.0; scales as usize]);
-        Self { rows, panel, narrow: vec![0; narrow as usize], codes, scales }
+        let (codes, packed, scales) = (vec![0; codes], vec![0; packed], vec![0.0; scales as usize]);
+        Self { rows, panel, narrow: vec![0; narrow as usize], codes, packed, scales }
     }
 }
 
@@ -270,7 +289,7 @@ fn load_rows(
                 upload(to, bytemuck::cast_slice(narrow))?;
             }
             // No parameter is of integers so far, so this may allocate.
-            DType::F8 | DType::I32 | DType::U8 => {
+            DType::F8 | DType::I8 | DType::I32 | DType::U8 => {
                 let bytes: Vec<u8> = part.iter().flat_map(|&x| element(x, dtype)).collect();
                 upload(to, &bytes)?;
             }
@@ -305,8 +324,8 @@ fn scaled_rows(n: u64, k: u64) -> u64 {
 fn load_scaled(
     upload: Upload<'_>,
     at: u64,
-    n: u64,
-    k: u64,
+    of: Codes,
+    (n, k): (u64, u64),
     buffers: &mut Buffers,
     read: ReadElements<'_>,
 ) -> Result<(), DeviceError> {
@@ -317,11 +336,36 @@ fn load_scaled(
         read(first * k..first * k + rows.len() as u64, rows)?;
         let codes = &mut buffers.codes[..scales.len() * stride];
         for ((row, codes), scale) in rows.chunks(k as usize).zip(codes.chunks_mut(stride)).zip(scales) {
-            *scale = scaled::quantise_weights(row, codes);
+            *scale = of.quantise_weights(row, codes);
         }
         upload(at + first * stride as u64, codes)?;
     }
     upload(at + n * stride as u64, bytemuck::cast_slice(scales))
+}
+
+fn load_scaled_tiles(
+    upload: Upload<'_>,
+    at: u64,
+    n: u64,
+    k: u64,
+    buffers: &mut Buffers,
+    read: ReadElements<'_>,
+) -> Result<(), DeviceError> {
+    let (stride, panel) = (tiles::codes_stride(k as usize), tiles::codes_panel(k as usize));
+    let scales = &mut buffers.scales[..(n as usize).next_multiple_of(tiles::STEP)];
+    scales.fill(0.0);
+    for (i, scales) in scales.chunks_mut(tiles::STEP).enumerate() {
+        let first = (i * tiles::STEP) as u64;
+        let rows = &mut buffers.rows[..((n - first).min(tiles::STEP as u64) * k) as usize];
+        read(first * k..first * k + rows.len() as u64, rows)?;
+        let codes = &mut buffers.codes[..rows.len() / k as usize * stride];
+        for ((row, codes), scale) in rows.chunks(k as usize).zip(codes.chunks_mut(stride)).zip(scales) {
+            *scale = Codes::Int8.quantise_weights(row, codes);
+        }
+        tiles::pack_codes(codes, stride, &mut buffers.packed[..panel]);
+        upload(at + (i * panel) as u64, &buffers.packed[..panel])?;
+    }
+    upload(at + (scales.len() / tiles::STEP * panel) as u64, bytemuck::cast_slice(scales))
 }
 
 /// `width` rows of `k` elements become `k` rows of `width`.

@@ -86,7 +86,7 @@ pub(crate) fn round(from: &[f32], dtype: DType, to: &mut [u16]) {
     match dtype {
         DType::Bf16 => each(f32_to_bf16, to),
         DType::F16 => each(f32_to_f16, to),
-        DType::F32 | DType::F8 | DType::I32 | DType::U8 => {}
+        DType::F32 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => {}
     }
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn element(x: f32, dtype: DType) -> Vec<u8> {
         DType::Bf16 => BF16.round(f64::from(x)).to_le_bytes().to_vec(),
         DType::F16 => F16.round(f64::from(x)).to_le_bytes().to_vec(),
         // No state is in codes with scales, which graphs are held to.
-        DType::F8 => vec![],
+        DType::F8 | DType::I8 => vec![],
         DType::I32 => (x as i32).to_le_bytes().to_vec(),
         DType::U8 => vec![x as u8],
     }

@@ -1,38 +1,26 @@
-//! Matrices as [`graph::Layout::Scaled`] has them: rows of e4m3 codes, and a scale for each behind them all. Invariant:
-//! codes and scales of activations are those of `graph::ops::Quantize`, bit for bit on every device; those of weights are
-//! made here for all devices.
+//! Matrices as [`graph::Layout::Scaled`] has them: rows of codes, and a scale for each behind them all. Invariant: codes and
+//! scales of activations are those of `graph::ops::Quantize`, bit for bit on every device; those of weights are made here
+//! for all devices.
 
 use graph::GRANULE;
 
-/// The largest number of e4m3.
-const LARGEST: f32 = 448.0;
 /// Rows of smaller numbers are quantised as if this were their largest, so that no scale vanishes.
-const TINY: f32 = f32::from_bits(27 << 23); // 2^-100
-/// Neither sign.
+pub(crate) const TINY: f32 = f32::from_bits(27 << 23); // 2^-100
+/// Of e4m3, neither sign.
 const NAN: u8 = 0x7F;
+
+/// What a byte stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Codes {
+    /// e4m3.
+    E4m3,
+    /// An integer.
+    Int8,
+}
 
 /// Bytes of a row of codes.
 pub(crate) fn stride(columns: usize) -> usize {
     columns.next_multiple_of(GRANULE as usize)
-}
-
-/// The codes of a row, zeros behind them, and its scale: that of its largest number.
-fn quantise(row: &[f32], codes: &mut [u8]) -> f32 {
-    with_scale_of(row, largest(row), codes)
-}
-
-/// The same for a row of weights: of several scales, that with the least squared error. Where in its octave a row lies
-/// makes the less difference the longer it is (the errors of n numbers average out with 1 / sqrt n).
-pub(crate) fn quantise_weights(row: &[f32], codes: &mut [u8]) -> f32 {
-    let most = largest(row);
-    let tried = (LONG / row.len().max(1)).pow(2).clamp(1, MOST_TRIED);
-    let candidates = (0..tried).map(|i| most * (1.0 + i as f32 / tried as f32));
-    if tried == 1 {
-        return with_scale_of(row, most, codes);
-    }
-    let errors = candidates.map(|most| (squared_error(row, most), most));
-    let best = errors.min_by(|(a, _), (b, _)| a.total_cmp(b)).map_or(most, |(_, most)| most);
-    with_scale_of(row, best, codes)
 }
 
 /// Rows of this length and longer have one scale that is tried; those of half the length have four.
@@ -40,56 +28,111 @@ const LONG: usize = 1280;
 /// The most scales of a row that are tried.
 const MOST_TRIED: usize = 512;
 
-fn largest(row: &[f32]) -> f32 {
-    row.iter().fold(TINY, |most, x| most.max(x.abs()))
-}
-
-/// With the scale of a row whose largest number is `most`.
-fn with_scale_of(row: &[f32], most: f32, codes: &mut [u8]) -> f32 {
-    let inverse = LARGEST / most;
-    let (codes, padding) = codes.split_at_mut(row.len());
-    codes.iter_mut().zip(row).for_each(|(code, &x)| *code = round(x * inverse));
-    padding.fill(0);
-    most / LARGEST
-}
-
-fn squared_error(row: &[f32], most: f32) -> f32 {
-    let (inverse, scale) = (LARGEST / most, most / LARGEST);
-    row.iter().map(|&x| (widen(round(x * inverse)) * scale - x).powi(2)).sum()
-}
-
-/// A row from its codes, which may be more, and its scale: not rounded.
-fn widen_row(codes: &[u8], scale: f32, row: &mut [f64]) {
-    row.iter_mut().zip(codes).for_each(|(x, &code)| *x = f64::from(widen(code)) * f64::from(scale));
-}
-
-/// A whole matrix as its bytes.
-pub fn encode(numbers: &[f64], columns: usize) -> Vec<u8> {
-    let (mut codes, mut scales) = (vec![], vec![]);
-    for row in numbers.chunks(columns.max(1)) {
-        let row: Vec<f32> = row.iter().map(|&x| x as f32).collect();
-        let at = codes.len();
-        codes.resize(at + stride(columns), 0);
-        scales.extend(quantise(&row, &mut codes[at..]).to_le_bytes());
+impl Codes {
+    /// The largest code.
+    pub(crate) fn largest(self) -> f32 {
+        match self {
+            Self::E4m3 => 448.0,
+            Self::Int8 => 127.0,
+        }
     }
-    codes.extend(scales);
-    codes
-}
 
-/// A whole matrix from its bytes, widened exactly.
-pub fn decode(bytes: &[u8], rows: usize, columns: usize) -> Vec<f64> {
-    let stride = stride(columns);
-    let (codes, scales) = bytes.split_at(rows * stride);
-    let scales = scales.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-    let mut numbers = vec![0.0; rows * columns];
-    let to = numbers.chunks_mut(columns.max(1));
-    for ((row, codes), scale) in to.zip(codes.chunks(stride.max(1))).zip(scales) {
-        widen_row(codes, scale, row);
+    /// The code of the nearest number, ties to even; what is too large becomes the largest.
+    fn round(self, x: f32) -> u8 {
+        match self {
+            Self::E4m3 => round(x),
+            Self::Int8 => x.round_ties_even().clamp(-127.0, 127.0) as i8 as u8,
+        }
     }
-    numbers
+
+    /// The number of a code.
+    fn widen(self, code: u8) -> f32 {
+        match self {
+            Self::E4m3 => widen(code),
+            Self::Int8 => f32::from(code as i8),
+        }
+    }
+
+    /// The codes of a row, zeros behind them, and its scale: that of its largest number.
+    fn quantise(self, row: &[f32], codes: &mut [u8]) -> f32 {
+        self.with_scale_of(row, self.largest_of(row), codes)
+    }
+
+    /// The same for a row of weights: of several scales, that with the least squared error. Where a row lies between two
+    /// codes makes the less difference the longer it is (the errors of n numbers average out with 1 / sqrt n).
+    pub(crate) fn quantise_weights(self, row: &[f32], codes: &mut [u8]) -> f32 {
+        let most = self.largest_of(row);
+        let tried = (LONG / row.len().max(1)).pow(2).clamp(1, MOST_TRIED);
+        let candidates = (0..tried).map(|i| most * self.factor(i as f32 / tried as f32));
+        if tried == 1 {
+            return self.with_scale_of(row, most, codes);
+        }
+        let errors = candidates.map(|most| (self.squared_error(row, most), most));
+        let best = errors.min_by(|(a, _), (b, _)| a.total_cmp(b)).map_or(most, |(_, most)| most);
+        self.with_scale_of(row, best, codes)
+    }
+
+    /// What a largest number is multiplied by, for a share of the way. Floats lose the same in every octave; integers lose
+    /// more with each larger scale, and what is cut off with a smaller one.
+    fn factor(self, share: f32) -> f32 {
+        match self {
+            Self::E4m3 => 1.0 + share,
+            Self::Int8 => 1.0 - 0.25 * share,
+        }
+    }
+
+    fn largest_of(self, row: &[f32]) -> f32 {
+        let most = row.iter().fold(TINY, |most, x| most.max(x.abs()));
+        match self {
+            Self::E4m3 => most,
+            // No integer says that a number is none: the scale does.
+            Self::Int8 => most + row.iter().map(|x| 0.0 * x).sum::<f32>(),
+        }
+    }
+
+    /// With the scale of a row whose largest number is `most`.
+    fn with_scale_of(self, row: &[f32], most: f32, codes: &mut [u8]) -> f32 {
+        let inverse = self.largest() / most;
+        let (codes, padding) = codes.split_at_mut(row.len());
+        codes.iter_mut().zip(row).for_each(|(code, &x)| *code = self.round(x * inverse));
+        padding.fill(0);
+        most / self.largest()
+    }
+
+    fn squared_error(self, row: &[f32], most: f32) -> f32 {
+        let (inverse, scale) = (self.largest() / most, most / self.largest());
+        row.iter().map(|&x| (self.widen(self.round(x * inverse)) * scale - x).powi(2)).sum()
+    }
+
+    /// A whole matrix as its bytes.
+    pub fn encode(self, numbers: &[f64], columns: usize) -> Vec<u8> {
+        let (mut codes, mut scales) = (vec![], vec![]);
+        for row in numbers.chunks(columns.max(1)) {
+            let row: Vec<f32> = row.iter().map(|&x| x as f32).collect();
+            let at = codes.len();
+            codes.resize(at + stride(columns), 0);
+            scales.extend(self.quantise(&row, &mut codes[at..]).to_le_bytes());
+        }
+        codes.extend(scales);
+        codes
+    }
+
+    /// A whole matrix from its bytes, widened exactly.
+    pub fn decode(self, bytes: &[u8], rows: usize, columns: usize) -> Vec<f64> {
+        let stride = stride(columns);
+        let (codes, scales) = bytes.split_at(rows * stride);
+        let scales = scales.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        let mut numbers = vec![0.0; rows * columns];
+        let to = numbers.chunks_mut(columns.max(1));
+        for ((row, codes), scale) in to.zip(codes.chunks(stride.max(1))).zip(scales) {
+            let wide = |code: u8| f64::from(self.widen(code)) * f64::from(scale);
+            row.iter_mut().zip(codes).for_each(|(x, &code)| *x = wide(code));
+        }
+        numbers
+    }
 }
 
-/// The code of the nearest number, ties to even; what is too large becomes the largest.
+/// The nearest e4m3.
 fn round(x: f32) -> u8 {
     let bits = x.to_bits();
     let (sign, magnitude) = ((bits >> 24 & 0x80) as u8, bits & 0x7FFF_FFFF);
@@ -106,7 +149,7 @@ fn round(x: f32) -> u8 {
     sign | code.min(0x7E) as u8
 }
 
-/// The number of a code.
+/// The number of an e4m3.
 fn widen(code: u8) -> f32 {
     let (exponent, fraction) = (u32::from(code >> 3 & 15), u32::from(code & 7));
     let magnitude = match (exponent, fraction) {
@@ -148,12 +191,37 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_integers_keep_their_largest_number() {
+        let rows = [[1.0, -7.0, 0.0], [0.0; 3], [1e-38, 2e-38, 0.0], [3e38, 1e38, -1.0]];
+        let bytes = Codes::Int8.encode(&rows.concat(), 3);
+        // 127 / 7 is 18.14; the second row has no number, the third is far below the least scale.
+        assert_eq!(bytes[..16], [18, (-127i8) as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!((&bytes[16..48], &bytes[48..51]), (&[0; 32][..], &[127, 42, 0][..]));
+        let back = Codes::Int8.decode(&bytes, 4, 3);
+        for (r, row) in rows.iter().enumerate() {
+            let most = row.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
+            for (x, y) in row.iter().zip(&back[3 * r..]) {
+                assert!((x - y).abs() <= most / 253.9 + 1e-33, "{x} is {y}");
+            }
+        }
+        for (x, code) in [(0.5, 0), (1.5, 2), (-2.5, -2), (126.6, 127), (1e9, 127), (f32::NAN, 0)] {
+            assert_eq!(Codes::Int8.round(x) as i8, code);
+        }
+        for none in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let bytes = Codes::Int8.encode(&[1.0, none, 2.0, 2.0], 2);
+            assert_eq!(bytes[..2], [0, 0]);
+            let back = Codes::Int8.decode(&bytes, 2, 2);
+            assert!(back[..2].iter().all(|x| x.is_nan()) && (back[2] - 2.0).abs() < 1e-6, "{back:?}");
+        }
+    }
+
+    #[test]
     fn rows_keep_their_largest_number_and_zeros_stay() {
         let rows = [[1.0, -7.0, 0.0], [0.0; 3], [1e-38, 2e-38, 0.0], [3e38, 1e38, -1.0]];
-        let bytes = encode(&rows.concat(), 3);
+        let bytes = Codes::E4m3.encode(&rows.concat(), 3);
         assert_eq!(bytes.len(), 4 * (16 + 4));
         assert!(bytes[3..16].iter().all(|&code| code == 0), "padding");
-        let back = decode(&bytes, 4, 3);
+        let back = Codes::E4m3.decode(&bytes, 4, 3);
         for (r, row) in rows.iter().enumerate() {
             let most = row.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
             for (x, y) in row.iter().zip(&back[3 * r..]) {
@@ -163,14 +231,16 @@ mod tests {
         }
         // Weights lose no more than at the scale of their largest number.
         let row: Vec<f32> = (0..40).map(|i| (i as f32 * 0.7).sin()).collect();
-        let error = |quantise: fn(&[f32], &mut [u8]) -> f32| {
-            let mut codes = [0; 48];
-            let scale = quantise(&row, &mut codes);
-            row.iter().zip(codes).map(|(x, code)| (widen(code) * scale - x).powi(2)).sum::<f32>()
-        };
-        assert!(error(quantise_weights) < 0.9 * error(quantise));
-        let lost = decode(&encode(&[f64::NAN, 1.0], 2), 1, 2);
+        for of in [Codes::E4m3, Codes::Int8] {
+            let error = |quantise: fn(Codes, &[f32], &mut [u8]) -> f32| {
+                let mut codes = [0; 48];
+                let scale = quantise(of, &row, &mut codes);
+                row.iter().zip(codes).map(|(x, code)| (of.widen(code) * scale - x).powi(2)).sum::<f32>()
+            };
+            assert!(error(Codes::quantise_weights) < 0.9 * error(Codes::quantise), "{of:?}");
+        }
+        let lost = Codes::E4m3.decode(&Codes::E4m3.encode(&[f64::NAN, 1.0], 2), 1, 2);
         assert!(lost[0].is_nan() && (lost[1] - 1.0).abs() < 1e-6);
-        assert!(decode(&encode(&[f64::INFINITY, 1.0], 2), 1, 2)[0].is_nan());
+        assert!(Codes::E4m3.decode(&Codes::E4m3.encode(&[f64::INFINITY, 1.0], 2), 1, 2)[0].is_nan());
     }
 }

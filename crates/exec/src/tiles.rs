@@ -1,9 +1,10 @@
-//! Weights as [`graph::Layout::Tiles`] has them: bf16 in the order in which products on tiles read them. Invariant: every
-//! number is rounded once, to nearest even; what is past the last row or column is zero.
+//! Weights as [`graph::Layout::Tiles`] has them, bf16 in the order in which products on tiles read them, and codes as
+//! [`graph::Layout::ScaledTiles`] has them. Invariant: every number is rounded once, to nearest even; what is past the last
+//! row or column is zero.
 
 use crate::cpu::Bf16;
 use crate::cpu::cast::f32_to_bf16;
-use graph::TILE_STEP;
+use graph::{CODES_STEP, TILE_STEP};
 
 /// Rows of a panel, and columns of a step.
 pub const STEP: usize = TILE_STEP as usize;
@@ -36,6 +37,31 @@ pub fn pack(rows: &[f32], k: usize, to: &mut [u16]) {
     }
 }
 
+/// Bytes of a row of codes on its way to tiles: whole steps.
+pub const fn codes_stride(k: usize) -> usize {
+    k.next_multiple_of(CODES_STEP as usize)
+}
+
+/// Bytes of a panel of 32 rows of `k` codes.
+pub const fn codes_panel(k: usize) -> usize {
+    STEP * codes_stride(k)
+}
+
+/// Up to 32 rows of codes, each of [`codes_stride`] bytes, as a panel.
+pub fn pack_codes(rows: &[u8], stride: usize, to: &mut [u8]) {
+    assert!(rows.len() <= to.len() && to.len() == STEP * stride, "{} codes of rows of {stride}", rows.len());
+    const LINE: usize = 4 * SIDE;
+    for (i, tile) in to.chunks_exact_mut(SIDE * LINE).enumerate() {
+        let (first, column) = (i % 2 * SIDE, i / 2 * LINE);
+        for (j, line) in tile.chunks_exact_mut(LINE).enumerate() {
+            for (n, quad) in line.chunks_exact_mut(4).enumerate() {
+                let at = (first + n) * stride + column + 4 * j;
+                quad.copy_from_slice(rows.get(at..at + 4).unwrap_or(&[0; 4]));
+            }
+        }
+    }
+}
+
 /// A whole weight of rows of `k` elements.
 pub fn packed(w: &[f32], k: usize) -> Vec<Bf16> {
     let bands = w.chunks(STEP * k);
@@ -56,6 +82,22 @@ mod tests {
         let (s, j, odd) = (k / 32, k % 32 / 2, k % 2);
         let bytes = p * columns.div_ceil(32) * 2048 + s * 2048 + h * 1024 + j * 64 + r * 4 + odd * 2;
         bytes / 2
+    }
+
+    #[test]
+    fn every_code_has_its_place() {
+        for (rows, k) in [(1, 1), (17, 64), (32, 65), (5, 130)] {
+            let stride = codes_stride(k);
+            let code = |n: usize, k: usize| (n * 7 + k * 3) as u8 | 1;
+            let mut all = vec![0; rows * stride];
+            (0..rows * k).for_each(|i| all[i / k * stride + i % k] = code(i / k, i % k));
+            let (mut tiles, mut seen) = (vec![9; codes_panel(k)], vec![0; codes_panel(k)]);
+            pack_codes(&all, stride, &mut tiles);
+            for (n, k) in (0..rows * k).map(|i| (i / k, i % k)) {
+                seen[k / 64 * 2048 + n / 16 * 1024 + k % 64 / 4 * 64 + n % 16 * 4 + k % 4] = code(n, k);
+            }
+            assert!(tiles == seen, "({rows}, {k})");
+        }
     }
 
     #[test]

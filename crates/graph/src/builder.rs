@@ -162,7 +162,7 @@ impl Builder {
         if bias {
             inputs.push(self.param(&format!("{name}.bias"), &[n]));
         }
-        self.one(Op::Linear(Linear { bias, epilogue: Epilogue::None }), &inputs)
+        self.one(Op::Linear(Linear::new(bias, Epilogue::None)), &inputs)
     }
 
     /// `LayerNorm` with `{name}.weight` and `{name}.bias`.

@@ -83,6 +83,8 @@ pub enum DType {
     I32,
     /// e4m3 (Micikevicius et al. 2022, arXiv:2209.05433): no infinities, at most 448. Always with [`Layout::Scaled`].
     F8,
+    /// Codes from -127 to 127. Always with [`Layout::Scaled`] or [`Layout::ScaledTiles`].
+    I8,
     /// Codes of quantised optimizer states.
     U8,
 }
@@ -93,15 +95,23 @@ impl DType {
         match self {
             Self::F32 | Self::I32 => 4,
             Self::Bf16 | Self::F16 => 2,
-            Self::F8 | Self::U8 => 1,
+            Self::F8 | Self::I8 | Self::U8 => 1,
         }
     }
 
-    /// Whether its elements are floating-point numbers.
+    /// Whether its elements stand for real numbers.
     pub fn is_float(self) -> bool {
         match self {
-            Self::F32 | Self::Bf16 | Self::F16 | Self::F8 => true,
+            Self::F32 | Self::Bf16 | Self::F16 | Self::F8 | Self::I8 => true,
             Self::I32 | Self::U8 => false,
+        }
+    }
+
+    /// Whether its elements are numbers only together with a scale of their row.
+    pub fn is_scaled(self) -> bool {
+        match self {
+            Self::F8 | Self::I8 => true,
+            Self::F32 | Self::Bf16 | Self::F16 | Self::I32 | Self::U8 => false,
         }
     }
 
@@ -112,6 +122,7 @@ impl DType {
             Self::Bf16 => "bf16",
             Self::F16 => "f16",
             Self::F8 => "f8",
+            Self::I8 => "i8",
             Self::I32 => "i32",
             Self::U8 => "u8",
         }
@@ -217,6 +228,9 @@ pub enum Layout {
     /// A matrix of codes in C order, each row padded with zeros to a multiple of [`GRANULE`], and behind them all one f32
     /// for each row, by which the row's codes are multiplied.
     Scaled,
+    /// A weight (N, K) of codes of 8 bits as [`Layout::Tiles`] has those of 16: a step is [`CODES_STEP`] columns, and line j
+    /// of a tile holds columns 4j to 4j + 3 of its rows. Behind all panels stands one f32 for each row, zeros past N.
+    ScaledTiles,
 }
 
 /// Codes of a row that products of 8 bits take at once: their rows start at multiples of 16 bytes.
@@ -225,11 +239,14 @@ pub const GRANULE: u64 = 16;
 /// Rows of a panel of [`Layout::Tiles`], and columns of a step.
 pub const TILE_STEP: u64 = 32;
 
+/// Columns of a step of [`Layout::ScaledTiles`].
+pub const CODES_STEP: u64 = 64;
+
 impl Layout {
     /// How elements of a type lie where nobody asks for anything else.
     pub fn of(dtype: DType) -> Self {
         match dtype {
-            DType::F8 => Self::Scaled,
+            DType::F8 | DType::I8 => Self::Scaled,
             DType::F32 | DType::Bf16 | DType::F16 | DType::I32 | DType::U8 => Self::RowMajor,
         }
     }
@@ -311,6 +328,9 @@ impl TensorSpec {
                 whole(self.rows(counts)) * whole(self.row_elements())
             }
             Layout::Scaled => self.rows(counts) * self.row_elements().next_multiple_of(GRANULE),
+            Layout::ScaledTiles => {
+                self.rows(counts).next_multiple_of(TILE_STEP) * self.row_elements().next_multiple_of(CODES_STEP)
+            }
         }
     }
 
@@ -320,6 +340,9 @@ impl TensorSpec {
         match self.layout {
             Layout::RowMajor | Layout::Panels { .. } | Layout::Tiles => elements,
             Layout::Scaled => elements + Bytes(self.rows(counts) * DType::F32.size()),
+            Layout::ScaledTiles => {
+                elements + Bytes(self.rows(counts).next_multiple_of(TILE_STEP) * DType::F32.size())
+            }
         }
     }
 
@@ -354,6 +377,7 @@ impl fmt::Display for TensorSpec {
             Layout::Panels { width } => write!(f, " panels{width}"),
             Layout::Tiles => f.write_str(" tiles"),
             Layout::Scaled => f.write_str(" scaled"),
+            Layout::ScaledTiles => f.write_str(" scaled tiles"),
         }
     }
 }
@@ -396,5 +420,10 @@ mod tests {
         let counts = Counts { tokens: 7, sequences: 1 };
         assert_eq!((x.elements_at(counts), x.bytes_at(counts)), (7 * 48, Bytes(7 * 48 + 7 * 4)));
         assert_eq!(x.to_string(), "f8[T, 40] scaled");
+        let mut w = TensorSpec::activation([Dim::Fixed(33), Dim::Fixed(70)], DType::I8);
+        assert_eq!(w.bytes_at(counts), Bytes(33 * 80 + 33 * 4));
+        w.layout = Layout::ScaledTiles;
+        assert_eq!(w.bytes_at(counts), Bytes(64 * 128 + 64 * 4));
+        assert_eq!(w.to_string(), "i8[33, 70] scaled tiles");
     }
 }

@@ -146,8 +146,8 @@ fn malformed(spec: &TensorSpec) -> Option<&'static str> {
     if survives && spec.shape.iter().any(|d| d.fixed().is_none()) {
         return Some("what survives the step may not depend on its bounds");
     }
-    if (spec.dtype == DType::F8) != (spec.layout == Layout::Scaled) {
-        return Some("e4m3 and scaled rows go together");
+    if spec.dtype.is_scaled() != matches!(spec.layout, Layout::Scaled | Layout::ScaledTiles) {
+        return Some("codes and scaled rows go together");
     }
     match spec.layout {
         Layout::RowMajor => None,
@@ -168,6 +168,12 @@ fn malformed(spec: &TensorSpec) -> Option<&'static str> {
                 && matches!(spec.role, Role::Param(_))
                 && spec.dtype == DType::Bf16;
             (!packed).then_some("tiles hold parameters that are matrices of bf16")
+        }
+        Layout::ScaledTiles => {
+            let packed = matches!(spec.shape[..], [Dim::Fixed(_), Dim::Fixed(_)])
+                && matches!(spec.role, Role::Param(_))
+                && spec.dtype == DType::I8;
+            (!packed).then_some("scaled tiles hold parameters that are matrices of i8")
         }
     }
 }

@@ -92,7 +92,7 @@ pub fn esm2(c: &Esm2Config, bounds: Bounds, outputs: &[Output]) -> Result<Graph,
     if outputs.contains(&Output::Logits) {
         let h = lm_transform(g, c, x);
         let bias = g.param("bias", &[c.vocab_size]);
-        let logits = g.one(Op::Linear(Linear { bias: true, epilogue: Epilogue::None }), &[h, table, bias]);
+        let logits = g.one(Op::Linear(Linear::new(true, Epilogue::None)), &[h, table, bias]);
         g.output("logits", logits);
     }
     std::mem::replace(g, Builder::new(bounds)).finish()

@@ -4,7 +4,7 @@
 use crate::Training;
 use crate::init::Init;
 use crate::training::Dropping;
-use graph::ops::{Epilogue, Scale};
+use graph::ops::{Epilogue, Prologue, Scale};
 use graph::{Builder, Def, Graph, Op, Piece, Role, ValueId, VerifyError};
 use std::fmt;
 
@@ -137,7 +137,7 @@ fn sources(graph: &Graph) -> (Builder, Vec<ValueId>) {
 /// The module that a plain linear map belongs to.
 fn module<'a>(graph: &'a Graph, node: &graph::Node) -> Option<&'a str> {
     let Op::Linear(linear) = node.op else { return None };
-    if linear.epilogue != Epilogue::None {
+    if (linear.prologue, linear.epilogue) != (Prologue::None, Epilogue::None) {
         return None;
     }
     let weight = graph.spec(*node.inputs.get(1)?).role;

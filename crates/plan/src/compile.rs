@@ -104,14 +104,17 @@ pub(crate) fn compile_checked(
     if policy.fuse && halves && target.gates && policy.autodiff.is_none() {
         graph = verified("gates", passes::gates(&graph))?;
     }
+    if policy.fuse && halves && target.norms > 0 && policy.autodiff.is_none() {
+        graph = verified("norms", passes::norms(&graph, target.norms))?;
+    }
     let whole = policy.precision == Precision::Bf16 && policy.weights == Weights::Resident;
     if policy.fuse && whole && policy.autodiff.is_none() && target.has_mlp() {
         graph = verified("mlp", passes::mlp(&graph))?;
     }
     graph = verified("dce", passes::dce(&graph))?;
-    if policy.precision == Precision::Fp8 {
-        has_fp8(policy, target)?;
-        graph = verified("fp8", passes::fp8(&graph)?)?;
+    if policy.precision.codes().is_some() {
+        has_codes(policy, target)?;
+        graph = verified("codes", passes::codes(&graph, policy.precision)?)?;
     }
     match policy.weights {
         Weights::Trained => {}
@@ -130,15 +133,17 @@ pub(crate) fn compile_checked(
     Ok(Plan { graph, schedule, memory })
 }
 
-/// Products of e4m3 are what some targets have, and nobody's gradients.
-fn has_fp8(policy: &Policy, target: &Target) -> Result<(), PlanError> {
-    let why = if target.rates.fp8.is_none() {
+/// Products of codes are what some targets have, and nobody's gradients.
+fn has_codes(policy: &Policy, target: &Target) -> Result<(), PlanError> {
+    let (name, target, rates) = (policy.precision.name(), &target.name, &target.rates);
+    let why = if policy.precision == Precision::Fp8 && rates.fp8.is_none() {
         format!(
-            "fp8 needs products of e4m3, which `{}` does not have: an NVIDIA GPU of compute capability 8.9 or later",
-            target.name
+            "fp8 needs products of e4m3, which `{target}` does not have: an NVIDIA GPU of compute capability 8.9 or later"
         )
+    } else if policy.precision == Precision::Int8 && rates.int8.is_none() {
+        format!("int8 needs products of integers of 8 bits, which `{target}` does not have: a CPU")
     } else if policy.autodiff.is_some() || policy.weights == Weights::Trained {
-        "fp8 is for inference".to_owned()
+        format!("{name} is for inference")
     } else {
         return Ok(());
     };

@@ -21,6 +21,7 @@ pub(crate) fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: 
     let any = |dtypes: &[DType]| ins.iter().any(|spec| dtypes.contains(&spec.dtype));
     let rate = match rules.precision() {
         PrecisionClass::Matmul if any(&[DType::F8]) => target.rates.fp8.unwrap_or(target.rates.bf16),
+        PrecisionClass::Matmul if any(&[DType::I8]) => target.rates.int8.unwrap_or(target.rates.bf16),
         // A product of training has operands of 16 bits beside sums in f32.
         PrecisionClass::Matmul if any(&[DType::Bf16, DType::F16]) => target.rates.bf16,
         PrecisionClass::Matmul | PrecisionClass::Elementwise | PrecisionClass::Sensitive => target.rates.f32,

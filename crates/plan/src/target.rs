@@ -25,6 +25,9 @@ pub struct Target {
     /// Whether products of 16 bits compute the gate behind them.
     #[serde(default)]
     pub gates: bool,
+    /// The widest rows that products of 16 bits take through a layer norm in front of them; 0 where they take none.
+    #[serde(default)]
+    pub norms: u64,
     /// Tokens of a step beyond which more brings no speed.
     pub saturation: u64,
     /// Bytes that the process holds there outside of the arena.
@@ -76,6 +79,9 @@ pub struct Rates {
     /// e4m3 operations per second in matrix products; none where there are no such products.
     #[serde(default)]
     pub fp8: Option<f64>,
+    /// Operations per second in matrix products of integers of 8 bits; none where there are no such products.
+    #[serde(default)]
+    pub int8: Option<f64>,
     /// Bytes per second to and from the arena's memory.
     pub memory: f64,
     /// Seconds that a launch costs by itself.
@@ -282,11 +288,16 @@ impl Target {
 
     /// What the planner takes for granted of a target.
     fn check(&self) -> Result<(), String> {
-        let Rates { f32, bf16, fp8, memory, launch, storage } = self.rates;
-        let fp8 = fp8.unwrap_or(bf16);
-        for (key, rate) in
-            [("f32", f32), ("bf16", bf16), ("fp8", fp8), ("memory", memory), ("storage", storage)]
-        {
+        let Rates { f32, bf16, fp8, int8, memory, launch, storage } = self.rates;
+        let [fp8, int8] = [fp8, int8].map(|codes| codes.unwrap_or(bf16));
+        for (key, rate) in [
+            ("f32", f32),
+            ("bf16", bf16),
+            ("fp8", fp8),
+            ("int8", int8),
+            ("memory", memory),
+            ("storage", storage),
+        ] {
             if !(1.0..=1e24).contains(&rate) {
                 return Err(format!("rates.{key} = {rate} is no rate between 1 and 1e24"));
             }
@@ -390,7 +401,7 @@ impl Target {
 /// f32 copies of the operands of 16 bits, each on a cache line of its own.
 fn widened(graph: &Graph, node: &Node) -> Bytes {
     let operands = node.inputs.iter().chain(node.outputs.iter().flatten()).map(|&v| graph.spec(v));
-    let narrow = operands.filter(|spec| spec.dtype.is_float() && spec.dtype.size() < DType::F32.size());
+    let narrow = operands.filter(|spec| matches!(spec.dtype, DType::Bf16 | DType::F16));
     narrow.map(|spec| Bytes(spec.elements_at(graph.bounds.full()) * DType::F32.size()).align_up(64)).sum()
 }
 

@@ -212,9 +212,9 @@ pub(crate) fn on_cpu(asked: Option<Precision>) -> Result<Precision, RunError> {
     match asked {
         None if Isa::detect().has_tiles() => Ok(Precision::Bf16),
         None | Some(Precision::F32) => Ok(Precision::F32),
-        Some(Precision::Bf16) => Ok(Precision::Bf16),
+        Some(named @ (Precision::Bf16 | Precision::Int8)) => Ok(named),
         Some(other @ (Precision::Fp16 | Precision::Fp8)) => Err(RunError::Refused(format!(
-            "--precision {}: the CPU computes in bf16 or f32; give one of these or auto, or --device cuda",
+            "--precision {}: the CPU computes in bf16, f32 or int8; give one of these or auto, or --device cuda",
             other.name()
         ))),
     }

@@ -59,14 +59,14 @@ Keys of --json:
   steps, step_tokens, passes            steps of a pass, tokens of the widest, passes of a turn
   seconds                               of a pass, for each turn
   tokens_per_s, flops, tflops           of the median turn; of a linear, tokens are its rows
-  raw_loop, raw_tflops, utilisation     what it is (fma; amx, of bf16; amx/6, six of bf16 for one of f32; on a
-                                        GPU product, of 8192 x 8192 x 8192 in this precision), and the median
+  raw_loop, raw_tflops, utilisation     what it is (fma; amx, of bf16; amx/6, six of bf16 for one of f32; amx/int8;
+                                        on a GPU product, of 8192 x 8192 x 8192 in this precision), and the median
                                         share of it; null without such a loop
   planned_peak_bytes, resident_bytes, resident_peak_bytes
   kernels                               slowest first: op, label, shape, launches, seconds, share (they
                                         sum to 1), tflops, gb_per_s
-Keys of --calibrate --json: target (the file), about, rates (f32, bf16, fp8, memory, launch; storage, null where
-the disk's cache cannot be passed by), products (on a GPU, by model, what its results' bits depend on)";
+Keys of --calibrate --json: target (the file), about, rates (f32, bf16, fp8, int8, memory, launch; storage, null
+where the disk's cache cannot be passed by), products (on a GPU, by model, what its results' bits depend on)";
 
 /// Sequences and tokens of each where nothing else is asked for.
 const BATCH: (u64, Lengths) = (64, Lengths::Equal(168));

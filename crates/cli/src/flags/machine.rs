@@ -100,6 +100,8 @@ pub enum Precision {
     F32,
     /// The encoders' products of 8 bits, 4 of precision, with scales; the rest as bf16. Compute capability 8.9 and later
     Fp8,
+    /// The encoders' products of integers of 8 bits, with scales; the rest as bf16. The CPU alone
+    Int8,
 }
 
 impl Precision {
@@ -111,6 +113,7 @@ impl Precision {
             Self::Fp16 => Some(run::Precision::Fp16),
             Self::F32 => Some(run::Precision::F32),
             Self::Fp8 => Some(run::Precision::Fp8),
+            Self::Int8 => Some(run::Precision::Int8),
         }
     }
 }

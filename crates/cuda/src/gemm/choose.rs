@@ -324,7 +324,7 @@ impl<'a> Preference<'a> {
         let implementations = match dtype {
             // All but those on tensor cores (cublasLt.h: bits 1 to 7), which would cut f32 to fewer bits.
             DType::F32 => !0xfe_u64,
-            DType::Bf16 | DType::F16 | DType::F8 | DType::I32 | DType::U8 => !0,
+            DType::Bf16 | DType::F16 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => !0,
         };
         made.set(A::CUBLASLT_MATMUL_PREF_IMPL_MASK, &implementations)?;
         Ok(made)

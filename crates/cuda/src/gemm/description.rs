@@ -216,6 +216,7 @@ fn element(dtype: DType) -> lt::cudaDataType_t {
         DType::Bf16 => lt::cudaDataType_t::CUDA_R_16BF,
         DType::F16 => lt::cudaDataType_t::CUDA_R_16F,
         DType::F8 => lt::cudaDataType_t::CUDA_R_8F_E4M3,
+        DType::I8 => lt::cudaDataType_t::CUDA_R_8I,
         DType::I32 => lt::cudaDataType_t::CUDA_R_32I,
         DType::U8 => lt::cudaDataType_t::CUDA_R_8U,
     }

@@ -55,7 +55,7 @@ impl Tile {
     pub(super) fn suits(&self, context: &Context, form: Form) -> bool {
         let narrow = match form.dtype {
             DType::Bf16 | DType::F16 => true,
-            DType::F32 | DType::F8 | DType::I32 | DType::U8 => false,
+            DType::F32 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => false,
         };
         let whole = form.n.is_multiple_of(8) && form.k.is_multiple_of(8);
         let kept = match form.epilogue {

@@ -48,7 +48,7 @@ impl Form {
     pub(crate) fn out(&self) -> DType {
         match self.dtype {
             DType::F8 => DType::Bf16,
-            DType::F32 | DType::Bf16 | DType::F16 | DType::I32 | DType::U8 => self.dtype,
+            DType::F32 | DType::Bf16 | DType::F16 | DType::I8 | DType::I32 | DType::U8 => self.dtype,
         }
     }
 

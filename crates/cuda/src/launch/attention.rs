@@ -18,8 +18,9 @@ const WARPS: [u32; 3] = [2, 4, 6];
 const FORMS: [[u32; 5]; 2] = [[1, 1, 3, 4, 4], [1, 2, 3, 3, 2]];
 /// Warpgroups of `attention_stay.cu` that multiply, and that fetch and rotate; tiles of 64 rows in shared memory.
 const STAY: [u32; 3] = [3, 2, 25];
-/// The one for heads of 128.
-const FORMS_WIDE: [[u32; 5]; 1] = [[2, 1, 3, 1, 1]];
+/// The same for heads of 128 columns, of all lengths (H200, 20 heads, 65 536 tokens of 51 and 168 and 4 096, against
+/// `attention_hopper.cu`: 507, 668 and 9 561 us for 1 053, 1 027 and 12 664).
+const STAY_WIDE: [u32; 3] = [2, 2, 12];
 /// The forms of `attention_narrow.cu`: warps of a block, rounds of 16 queries of each, keys in shared memory, blocks of a
 /// multiprocessor (H200, 20 heads of 16, 24 and 32 columns, 16 296 tokens of 168, against `attention.cu`: 44, 57 and 61 us
 /// for 76, 107 and 105). Long sequences are read anew by every block and round.
@@ -44,7 +45,7 @@ pub(super) fn attention(call: &mut Call<'_>, op: &Attention) -> Result<(), Devic
         // Prepared is what any step may call.
         DType::Bf16 | DType::F16 if preparing => Form::all(op, capability).try_for_each(call_form),
         DType::Bf16 | DType::F16 => call_form(Form::for_counts(op, counts, capability)),
-        DType::F32 | DType::F8 | DType::I32 | DType::U8 => call_form(Form::f32(op)),
+        DType::F32 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => call_form(Form::f32(op)),
     }
 }
 
@@ -140,11 +141,11 @@ impl Form {
         plain && op.rotary && [16, 24, 32].contains(&op.head_dim)
     }
 
-    /// The forms that are compiled for Hopper's products of warpgroups, where they are used.
+    /// The forms for short sequences by Hopper's products of warpgroups, where those are used.
     fn hoppers(op: &Attention, capability: (u32, u32)) -> Option<&'static [[u32; 5]]> {
         match op.head_dim {
             64 if capability == HOPPER => Some(&FORMS),
-            128 if capability == HOPPER => Some(&FORMS_WIDE),
+            128 if capability == HOPPER => Some(&[]),
             _ => None,
         }
     }
@@ -152,7 +153,7 @@ impl Form {
     /// All of 16 bits, of one kernel; the last one is for sequences that are no block's alone.
     fn all(op: &Attention, capability: (u32, u32)) -> impl Iterator<Item = Self> {
         let hoppers = Self::hoppers(op, capability).filter(|_| !Self::is_narrow(op));
-        let long = (op.head_dim == 64 && hoppers.is_some()).then(|| Self::stay(op, STAY));
+        let long = hoppers.map(|_| Self::stay(op, if op.head_dim == 64 { STAY } else { STAY_WIDE }));
         let narrow = if Self::is_narrow(op) { &NARROW[..] } else { &[] };
         let warps = if hoppers.is_none() && narrow.is_empty() { &WARPS[..] } else { &[] };
         let hoppers = hoppers.into_iter().flatten().map(|&form| Self::hopper(op, form)).chain(long);

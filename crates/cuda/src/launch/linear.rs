@@ -4,7 +4,7 @@
 use super::{Call, Tensor};
 use crate::gemm::{Form, Operands};
 use exec::DeviceError;
-use graph::ops::{Epilogue, Linear};
+use graph::ops::{Epilogue, Linear, Prologue};
 use graph::{DType, Layout};
 
 pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError> {
@@ -23,6 +23,9 @@ pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError
         accepted(call, &[Some(x), Some(w), bias, residual, Some(y)])?;
     }
     let address = |tensor: Option<Tensor>| tensor.map_or(0, |tensor| tensor.address);
+    if op.prologue != Prologue::None {
+        return Err(call.refused("products have no norm in front of them".to_owned()));
+    }
     let (scratch, bytes) = call.workspace()?;
     let (n, k, dtype) = (y.columns, x.stride(), x.dtype);
     let form = Form { n, k, dtype, bias: bias.is_some(), epilogue: op.epilogue };
@@ -49,7 +52,7 @@ pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError
 
 /// An error unless all are of the type that products of codes give, on a card that has these.
 fn accepted_beside_codes(call: &Call<'_>, others: &[Option<Tensor>]) -> Result<(), DeviceError> {
-    call.has_codes()?;
+    call.has_codes(DType::F8)?;
     match others.iter().flatten().find(|other| other.dtype != DType::Bf16) {
         None => Ok(()),
         Some(other) => Err(call.refused(format!("beside codes operands are bf16, not {}", other.dtype.name()))),

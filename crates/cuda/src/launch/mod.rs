@@ -50,7 +50,7 @@ impl Tensor {
     pub(crate) fn stride(&self) -> u64 {
         match Layout::of(self.dtype) {
             Layout::Scaled => self.columns.next_multiple_of(GRANULE),
-            Layout::RowMajor | Layout::Panels { .. } | Layout::Tiles => self.columns,
+            Layout::RowMajor | Layout::Panels { .. } | Layout::Tiles | Layout::ScaledTiles => self.columns,
         }
     }
 
@@ -116,8 +116,11 @@ impl Call<'_> {
         Arg::pointer(self.kernels.status.address())
     }
 
-    /// An error unless the card has products of e4m3.
-    pub(crate) fn has_codes(&self) -> Result<(), DeviceError> {
+    /// An error unless the card has products of these codes.
+    pub(crate) fn has_codes(&self, of: DType) -> Result<(), DeviceError> {
+        if of != DType::F8 {
+            return Err(self.refused(format!("GPUs compute with codes of f8, not of {}", of.name())));
+        }
         let (major, minor) = self.context.card.capability;
         match (major, minor) >= FP8 {
             true => Ok(()),

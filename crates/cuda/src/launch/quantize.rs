@@ -15,7 +15,7 @@ const KEPT: u64 = 80;
 const KEPT_GATED: u64 = 48;
 
 pub(super) fn quantize(call: &mut Call<'_>, op: &Quantize) -> Result<(), DeviceError> {
-    call.has_codes()?;
+    call.has_codes(op.to)?;
     let (x, codes, y) = (call.input(0)?, call.output(0)?, call.output_if(1)?);
     let of = match op.of {
         Quantized::LayerNorm(op) => return norm(call, &op, [y, None, None], Some(codes)),

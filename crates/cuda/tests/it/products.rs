@@ -1,6 +1,7 @@
 //! Linear maps on a card against plain loops in f64: every form, odd shapes, and the same bits for a row in any batch.
 
-use exec::{Device, Launch, Operand, scaled};
+use exec::scaled::Codes;
+use exec::{Device, Launch, Operand};
 use graph::ops::{Epilogue, Linear};
 use graph::{Bytes, Counts, DType, Dim, GRANULE, Op, TensorSpec};
 use plimsoll_cuda::{CudaDevice, cards};
@@ -134,7 +135,7 @@ impl Case {
             DType::F32 => 2f64.powi(-23),
             DType::Bf16 => 2f64.powi(-8),
             DType::F16 => 2f64.powi(-11),
-            DType::F8 | DType::I32 | DType::U8 => panic!("no product"),
+            DType::F8 | DType::I8 | DType::I32 | DType::U8 => panic!("no product"),
         };
         let mut summing = 2f64.powi(-22) * (k as f64 * squares).sqrt().max(s.abs()) + 1e-7;
         if self.ins[0].spec.dtype == DType::F8 {
@@ -214,13 +215,13 @@ fn encode(values: &[f64], spec: &TensorSpec) -> Vec<u8> {
         (bits >> 16 & 0x8000 | magnitude) as u16
     };
     match spec.dtype {
-        DType::F8 => scaled::encode(values, spec.row_elements() as usize),
+        DType::F8 => Codes::E4m3.encode(values, spec.row_elements() as usize),
         DType::F32 => values.iter().flat_map(|v| (*v as f32).to_le_bytes()).collect(),
         DType::Bf16 => {
             values.iter().flat_map(|v| (((*v as f32).to_bits() >> 16) as u16).to_le_bytes()).collect()
         }
         DType::F16 => values.iter().flat_map(|v| half(*v).to_le_bytes()).collect(),
-        DType::I32 | DType::U8 => panic!("no product"),
+        DType::I8 | DType::I32 | DType::U8 => panic!("no product"),
     }
 }
 
@@ -239,14 +240,14 @@ fn decode(bytes: &[u8], spec: &TensorSpec) -> Vec<f64> {
         DType::F8 => {
             let columns = spec.row_elements() as usize;
             let row = columns.next_multiple_of(GRANULE as usize) + 4;
-            scaled::decode(bytes, bytes.len() / row, columns)
+            Codes::E4m3.decode(bytes, bytes.len() / row, columns)
         }
         DType::F32 => {
             bytes.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect()
         }
         DType::Bf16 => words().map(|bits| f64::from(f32::from_bits(u32::from(bits) << 16))).collect(),
         DType::F16 => words().map(half).collect(),
-        DType::I32 | DType::U8 => panic!("no product"),
+        DType::I8 | DType::I32 | DType::U8 => panic!("no product"),
     }
 }
 
@@ -282,7 +283,7 @@ fn every_form_is_the_sum_in_f64() {
                 ];
                 let codes = |epilogue| dtype == DType::F8 && epilogue == Epilogue::Gate;
                 for (epilogue, in_place) in forms.into_iter().filter(|&(epilogue, _)| !codes(epilogue)) {
-                    let linear = Linear { bias, epilogue };
+                    let linear = Linear::new(bias, epilogue);
                     Case::new(n, k, dtype, linear, in_place).check(linear);
                 }
             }
@@ -295,7 +296,7 @@ fn rows_have_the_same_bits_in_any_batch() {
     if !found() {
         return;
     }
-    let linear = Linear { bias: true, epilogue: Epilogue::None };
+    let linear = Linear::new(true, Epilogue::None);
     for dtype in dtypes() {
         for (n, k) in [(1920, 640), (640, 2560), (512, 1152), (2, 512), (33, 2), (33, 1), (1, 33), (65, 130)] {
             let mut case = Case::new(n, k, dtype, linear, false);
@@ -319,7 +320,7 @@ fn our_own_kernel_on_hopper_is_the_sum_in_f64() {
                 let forms = [Epilogue::None, Epilogue::Gelu, Epilogue::Residual, Epilogue::Gate];
                 for epilogue in forms {
                     let in_place = epilogue == Epilogue::Residual;
-                    let linear = Linear { bias: n != 320 && epilogue != Epilogue::Gate, epilogue };
+                    let linear = Linear::new(n != 320 && epilogue != Epilogue::Gate, epilogue);
                     let device = CudaDevice::with_product(0, name).expect("a card");
                     let mut case = Case::on(device, (n, k), dtype, linear, in_place);
                     let chosen = case.device.products();
@@ -343,7 +344,7 @@ fn what_is_chosen_is_told_and_has_a_digest() {
     if !found() {
         return;
     }
-    let linear = Linear { bias: true, epilogue: Epilogue::None };
+    let linear = Linear::new(true, Epilogue::None);
     let [one, same, other] = [640, 640, 320].map(|n| Case::new(n, 320, DType::Bf16, linear, false).device);
     assert!(one.products()[0].starts_with("640 320 bf16 bias -: "), "{:?}", one.products());
     assert_eq!((one.products(), one.calibration()), (same.products(), same.calibration()));
@@ -355,7 +356,7 @@ fn mixed_types_are_refused() {
     if !found() {
         return;
     }
-    let mut case = Case::new(64, 64, DType::F32, Linear { bias: false, epilogue: Epilogue::None }, false);
+    let mut case = Case::new(64, 64, DType::F32, Linear::new(false, Epilogue::None), false);
     case.ins[1].spec.dtype = DType::Bf16;
     let (op, ins, outs) = (&case.op, &case.ins[..], [Some(case.out.clone())]);
     let launch = Launch { op, ins, outs: &outs, workspace: Some(case.workspace), counts: full() };

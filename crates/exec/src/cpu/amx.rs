@@ -8,6 +8,9 @@
 //! each of 16 columns, the two values that meet A's columns 2j and 2j + 1. An element's 16 even and 16 odd
 //! products are summed apart, then both added to C; every step rounds to f32 and takes denormals, in and
 //! out, as zero (Intel 64 and IA-32 Software Developer's Manual, volume 2).
+//!
+//! Of integers (TDPBSSD) it is C (16 x 16 i32) += A (16 x 64 i8) B, where row j of B's tile holds the four values that
+//! meet A's columns 4j to 4j + 3: the same bytes, two codes where a bf16 stands. Its sums are exact.
 
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
@@ -28,15 +31,16 @@ pub(super) fn available() -> bool {
     *AVAILABLE.get_or_init(|| has_tiles() && permitted())
 }
 
-/// AMX-TILE and AMX-BF16, and AVX512-BF16, which their kernels round with.
+/// AMX-TILE, AMX-BF16 and AMX-INT8, and AVX512-BF16, which their kernels round with.
 fn has_tiles() -> bool {
     const BF16: u32 = 1 << 22;
     const TILES: u32 = 1 << 24;
+    const INT8: u32 = 1 << 25;
     if __cpuid_count(0, 0).eax < 7 || !is_x86_feature_detected!("avx512bf16") {
         return false;
     }
     let features = __cpuid_count(7, 0).edx;
-    features & BF16 > 0 && features & TILES > 0
+    [BF16, TILES, INT8].iter().all(|feature| features & feature > 0)
 }
 
 /// Asks Linux for the tile registers, for all threads of the process (Documentation/arch/x86/xstate.rst).
@@ -85,7 +89,7 @@ static CONFIG: Config = Config {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
-/// Eight tile registers: 0 to 3 are the sums, 32 x 32 as (upper left, upper right, lower left, lower right); 4 and 5
+/// Eight tile registers: 0 to 3 are the sums, 32 x 32 of f32 or i32 as (upper left, upper right, lower left, lower right); 4 and 5
 /// the two tiles of A, 6 and 7 of B. Kernels are written over this, so that their order of work is tested on any CPU.
 pub(super) trait Unit: Sized {
     /// Registers of this thread's own until the value is dropped.
@@ -198,16 +202,16 @@ pub(super) trait Unit: Sized {
     }
 }
 
-/// This thread's tile registers.
-pub(super) struct Tiles(());
+/// This thread's tile registers, for products of bf16 or of integers.
+pub(super) struct Tiles<const INT8: bool = false>(());
 
-impl Unit for Tiles {
-    unsafe fn configure() -> Tiles {
+impl<const INT8: bool> Unit for Tiles<INT8> {
+    unsafe fn configure() -> Self {
         // SAFETY: the instruction exists and reads the 64 bytes of `CONFIG`.
         unsafe {
             asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly, preserves_flags))
         };
-        Tiles(())
+        Self(())
     }
 
     #[inline(always)]
@@ -289,13 +293,23 @@ impl Unit for Tiles {
     fn multiply(&mut self) {
         // SAFETY: registers only; `self` proves that they are configured.
         unsafe {
-            asm!(
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                options(nostack, nomem, preserves_flags),
-            );
+            if INT8 {
+                asm!(
+                    "tdpbssd tmm0, tmm4, tmm6",
+                    "tdpbssd tmm1, tmm4, tmm7",
+                    "tdpbssd tmm2, tmm5, tmm6",
+                    "tdpbssd tmm3, tmm5, tmm7",
+                    options(nostack, nomem, preserves_flags),
+                );
+            } else {
+                asm!(
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    "tdpbf16ps tmm3, tmm5, tmm7",
+                    options(nostack, nomem, preserves_flags),
+                );
+            }
         }
     }
 
@@ -304,27 +318,46 @@ impl Unit for Tiles {
     unsafe fn step(&mut self, a: *const u8, row: usize, b: *const u8) {
         // SAFETY: reads the 32 rows and the two tiles.
         unsafe {
-            asm!(
-                "tileloadd tmm6, [{b} + {line}*1]",
-                "tileloadd tmm4, [{upper} + {row}*1]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{b} + {line}*1 + 1024]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tileloadd tmm5, [{lower} + {row}*1]",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                b = in(reg) b,
-                line = in(reg) 64_usize,
-                upper = in(reg) a,
-                lower = in(reg) a.add(SIDE * row),
-                row = in(reg) row,
-                options(nostack, readonly, preserves_flags),
-            );
+            if INT8 {
+                asm!(
+                    "tileloadd tmm6, [{b} + {line}*1]",
+                    "tileloadd tmm4, [{upper} + {row}*1]",
+                    "tdpbssd tmm0, tmm4, tmm6",
+                    "tileloadd tmm7, [{b} + {line}*1 + 1024]",
+                    "tdpbssd tmm1, tmm4, tmm7",
+                    "tileloadd tmm5, [{lower} + {row}*1]",
+                    "tdpbssd tmm2, tmm5, tmm6",
+                    "tdpbssd tmm3, tmm5, tmm7",
+                    b = in(reg) b,
+                    line = in(reg) 64_usize,
+                    upper = in(reg) a,
+                    lower = in(reg) a.add(SIDE * row),
+                    row = in(reg) row,
+                    options(nostack, readonly, preserves_flags),
+                );
+            } else {
+                asm!(
+                    "tileloadd tmm6, [{b} + {line}*1]",
+                    "tileloadd tmm4, [{upper} + {row}*1]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tileloadd tmm7, [{b} + {line}*1 + 1024]",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "tileloadd tmm5, [{lower} + {row}*1]",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    "tdpbf16ps tmm3, tmm5, tmm7",
+                    b = in(reg) b,
+                    line = in(reg) 64_usize,
+                    upper = in(reg) a,
+                    lower = in(reg) a.add(SIDE * row),
+                    row = in(reg) row,
+                    options(nostack, readonly, preserves_flags),
+                );
+            }
         }
     }
 }
 
-impl Drop for Tiles {
+impl<const INT8: bool> Drop for Tiles<INT8> {
     fn drop(&mut self) {
         // SAFETY: this thread configured them, and nobody uses them any more.
         unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };

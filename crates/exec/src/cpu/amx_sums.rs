@@ -1,4 +1,4 @@
-//! What stands before and behind bf16 products on tiles: strips laid out, and sums on their way out.
+//! What stands before and behind products on tiles: strips laid out, and sums on their way out.
 //!
 //! Invariant: an element is one sum, its bias, what follows, and one rounding; in which strip it stands says nothing.
 
@@ -18,6 +18,8 @@ pub(super) struct Sums {
     /// Rows of 32 f32.
     at: *mut f32,
     rows: usize,
+    /// Where the sums are integers: what each row is scaled by, and each column.
+    scales: Option<(*const f32, [__m512; 2])>,
     bias: [__m512; 2],
     then: Then,
     /// Added last: its first row, and elements from one row to the next.
@@ -48,7 +50,7 @@ impl Sums {
     #[inline(always)]
     pub(super) fn none(s: Avx512) -> Sums {
         let (at, to, bias) = (core::ptr::null_mut(), core::ptr::null_mut(), [s.splat(0.0); 2]);
-        Sums { s, at, rows: 0, bias, then: Then::Nothing, residual: None, to, ld: 0, mask: 0 }
+        Sums { s, at, rows: 0, scales: None, bias, then: Then::Nothing, residual: None, to, ld: 0, mask: 0 }
     }
 
     /// `rows` rows of sums for the first `columns` (at most 32) columns at `to`, its rows `ld` elements apart; past the end
@@ -61,24 +63,50 @@ impl Sums {
     pub(super) unsafe fn new(
         s: Avx512,
         (at, rows): (*mut f32, usize),
+        scales: Option<(&[f32], &[f32])>,
         bias: Option<&[Bf16]>,
         then: Then,
         residual: Option<(*const Bf16, usize)>,
         (to, ld, columns): (*mut Bf16, usize, usize),
     ) -> Sums {
         let mask = first(columns);
+        let scales = match scales {
+            Some((x, w)) => {
+                assert!(x.len() >= rows && w.len() >= PANEL, "scales of rows and columns");
+                // SAFETY: there are 32.
+                Some((x.as_ptr(), unsafe { [s.load(w.as_ptr()), s.load(w.as_ptr().add(LANES))] }))
+            }
+            None => None,
+        };
         let bias = match bias {
             // SAFETY: no more than it has.
             Some(bias) => unsafe { widen(bias.as_ptr(), first(bias.len().min(PANEL))) },
             None => [s.splat(0.0); 2],
         };
-        Sums { s, at, rows, bias, then, residual, to, ld, mask }
+        Sums { s, at, rows, scales, bias, then, residual, to, ld, mask }
     }
 
     /// Where the sums stand.
     #[inline(always)]
     pub(super) fn at(&self) -> *mut f32 {
         self.at
+    }
+
+    /// A row of the sums as numbers.
+    ///
+    /// # Safety
+    /// 32 sums at `sum`, of row `r` of them.
+    #[inline(always)]
+    unsafe fn numbers(&self, sum: *const f32, r: usize) -> [__m512; 2] {
+        let s = self.s;
+        // SAFETY: as the caller promises; `s` proves AVX-512.
+        unsafe {
+            let Some((x, w)) = self.scales else { return [s.load(sum), s.load(sum.add(LANES))] };
+            let of = s.splat(*x.add(r));
+            let low = _mm512_cvtepi32_ps(_mm512_loadu_si512(sum.cast()));
+            let high = _mm512_cvtepi32_ps(_mm512_loadu_si512(sum.add(LANES).cast()));
+            [s.mul(low, s.mul(of, w[0])), s.mul(high, s.mul(of, w[1]))]
+        }
     }
 
     /// Rows `low..high` of the sums, as far as there are, to where they go.
@@ -92,7 +120,8 @@ impl Sums {
             let sum = self.at.wrapping_add(r * PANEL);
             // SAFETY: a row of the sums and, under the mask, of the residual and of what is written.
             unsafe {
-                let v = [s.add(s.load(sum), self.bias[0]), s.add(s.load(sum.add(LANES)), self.bias[1])];
+                let v = self.numbers(sum, r);
+                let v = [s.add(v[0], self.bias[0]), s.add(v[1], self.bias[1])];
                 // Not by `map`: its closure would be a function without these instructions.
                 let mut v = match self.then {
                     Then::Nothing => v,

@@ -153,7 +153,7 @@ fn run<E: Element>(l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
         Op::LayerNorm(op) => launch::forward::layer_norm::<E>(l, cpu, op)?,
         Op::Linear(op) => l.linear(cpu, op)?,
         Op::Mlp(op) => launch::mlp::mlp(l, cpu, op)?,
-        Op::Quantize(_) => return Err(l.refuse("the CPU has no e4m3".to_owned())),
+        Op::Quantize(op) => launch::forward::quantize::<E>(l, cpu, op)?,
         Op::Relu(op) => launch::forward::relu::<E>(l, cpu, op)?,
         Op::RotaryTable(op) => launch::forward::rotary_table(l, op)?,
         Op::SegmentMean(op) => launch::forward::segment_mean::<E>(l, cpu, op)?,

@@ -67,7 +67,7 @@ impl Task<'_> {
     #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
     unsafe fn run(self) {
         // SAFETY: as the caller promises.
-        let (s, mut tiles) = unsafe { (Avx512::assume(), Tiles::configure()) };
+        let (s, mut tiles) = unsafe { (Avx512::assume(), <Tiles>::configure()) };
         let slices = self.job.x.cols().div_ceil(STEP).div_ceil(DEPTH);
         let mut chores = Chores::new(self.job);
         for slice in 0..slices {

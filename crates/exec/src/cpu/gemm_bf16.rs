@@ -62,7 +62,7 @@ pub fn linear(
     if cpu.isa().has_tiles() && k > 0 {
         use super::{amx::Tiles, gemm_bf16_amx};
         // SAFETY: this CPU has tiles.
-        return unsafe { gemm_bf16_amx::linear::<Tiles>(cpu, job, workspace.as_mut_ptr(), 4 * EACH) };
+        return unsafe { gemm_bf16_amx::linear::<Tiles>(cpu, job, None, workspace.as_mut_ptr(), 4 * EACH) };
     }
     let panels = n.div_ceil(PANEL);
     let fewest = if k > DEPTH { panels.div_ceil(GROUP) } else { 1 };

@@ -1,8 +1,9 @@
-//! bf16 products on tiles.
+//! Products on tiles: of bf16, or of codes, two of which lie where a bf16 would.
 //!
 //! Invariant: an element's sum takes its steps of 32 k in ascending order, each as one tile product does it, begun at
 //! zero. Cutting K into slices stores and reloads that f32 sum exactly; zeros past M and K add zero. So the bits of a
-//! row depend on that row and the weights alone.
+//! row depend on that row and the weights alone. Of codes every sum is exact; it becomes a number by the scales of its
+//! row of x and of W.
 //!
 //! Order of work: a task takes a block of rows and a group of panels, whose slice stays in L2. Slice by slice, strip
 //! by strip of 32 rows, it lays the strip out as tiles and passes the panels over it. While the tiles multiply, the
@@ -13,6 +14,7 @@ use super::amx::{SIDE, STEP, STRIP, TILE, Unit};
 use super::amx_sums::{Sums, Then, lay};
 use super::element::Bf16;
 use super::gemm::{Act, Job};
+use super::gemm_int8::Scales;
 use super::simd::{LANES, Simd};
 use super::simd_x86::Avx512;
 use super::tile::PANEL;
@@ -31,11 +33,18 @@ const SUMS: usize = STRIP * PANEL * 4;
 /// Bytes of workspace of a thread: a strip, sums on their way out and those that follow them, all sums.
 pub(super) const EACH: usize = SLICE + 2 * SUMS + ROWS / STRIP * GROUP * SUMS;
 
-/// `gemm_bf16::linear` after its checks, for K > 0; a thread's workspace is `each` bytes.
+/// `gemm_bf16::linear` after its checks, for K > 0, or with the scales of codes, of which x has two where it has an
+/// element; a thread's workspace is `each` bytes.
 ///
 /// # Safety
-/// The CPU has AVX-512 with BF16, and the registers of `U`.
-pub(super) unsafe fn linear<U: Unit>(cpu: &Cpu, job: Job<'_, Bf16>, workspace: *mut f32, each: usize) {
+/// The CPU has AVX-512 with BF16, and the registers of `U`, which multiplies integers where there are scales.
+pub(super) unsafe fn linear<U: Unit>(
+    cpu: &Cpu,
+    job: Job<'_, Bf16>,
+    scales: Option<Scales<'_>>,
+    workspace: *mut f32,
+    each: usize,
+) {
     assert!(job.x.cols() > 0 && each >= EACH, "columns and workspace");
     let (m, panels) = (job.x.rows(), job.y.cols().div_ceil(PANEL));
     // As many blocks as a multiple of the threads, of equal size; few rows: the threads share the panels too.
@@ -54,13 +63,14 @@ pub(super) unsafe fn linear<U: Unit>(cpu: &Cpu, job: Job<'_, Bf16>, workspace: *
         // Its own: worker indices of one run are distinct.
         let scratch = (workspace + worker * each) as *mut u8;
         // SAFETY: as the caller promises; a thread runs one task at a time.
-        unsafe { Task::<U> { job, rows, panels, next, scratch, unit: PhantomData }.run() };
+        unsafe { Task::<U> { job, scales, rows, panels, next, scratch, unit: PhantomData }.run() };
     });
 }
 
 /// One task. `scratch` is `EACH` bytes of this worker's own; `next` most likely its next block's first row.
 struct Task<'a, U> {
     job: Job<'a, Bf16>,
+    scales: Option<Scales<'a>>,
     rows: Range<usize>,
     panels: Range<usize>,
     next: usize,
@@ -86,7 +96,7 @@ impl<U: Unit> Task<'_, U> {
         let (s, mut unit) = unsafe { (Avx512::assume(), U::configure()) };
         let total = self.job.x.cols().div_ceil(STEP);
         let (slices, strips) = (total.div_ceil(DEPTH), self.rows.len().div_ceil(STRIP));
-        let mut chores = Chores::new(self.job, s);
+        let mut chores = Chores::new(self.job, self.scales, s);
         for slice in 0..slices {
             let steps = &(slice * total / slices..(slice + 1) * total / slices);
             for strip in 0..strips {
@@ -170,6 +180,7 @@ impl<U: Unit> Task<'_, U> {
 /// What the core does while the tiles multiply.
 struct Chores<'a> {
     job: Job<'a, Bf16>,
+    scales: Option<Scales<'a>>,
     s: Avx512,
     /// To be read next, asked for in L2: a strip's slice, and the panel's next slice if there is one.
     x: *const Bf16,
@@ -183,9 +194,9 @@ struct Chores<'a> {
 
 impl<'a> Chores<'a> {
     #[inline(always)]
-    fn new(job: Job<'a, Bf16>, s: Avx512) -> Self {
+    fn new(job: Job<'a, Bf16>, scales: Option<Scales<'a>>, s: Avx512) -> Self {
         let (x, w) = (core::ptr::null(), core::ptr::null());
-        Self { job, s, x, w, panels: (0, 1), strips: (0, 1), sums: Sums::none(s) }
+        Self { job, scales, s, x, w, panels: (0, 1), strips: (0, 1), sums: Sums::none(s) }
     }
 
     /// From now on these sums are to be finished.
@@ -203,8 +214,9 @@ impl<'a> Chores<'a> {
         let residual = e.residual.map(|x| (x.row(rows.start).wrapping_add(column), x.ld()));
         let bias = e.bias.map(|bias| &bias[column..]);
         let to = (y.row(rows.start).wrapping_add(column), y.ld(), (y.cols() - column).min(PANEL));
+        let scales = self.scales.map(|s| (&s.x[rows.clone()], &s.w[column..]));
         // SAFETY: as the caller promises.
-        self.sums = unsafe { Sums::new(self.s, (sum, rows.len()), bias, then, residual, to) };
+        self.sums = unsafe { Sums::new(self.s, (sum, rows.len()), scales, bias, then, residual, to) };
     }
 
     /// Asks for rows `low..high` of what this block will read and write when it is finished.

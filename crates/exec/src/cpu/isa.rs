@@ -85,6 +85,17 @@ impl Isa {
         }
     }
 
+    /// Whether lanes are of AVX-512.
+    pub(super) fn has_avx512(self) -> bool {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Amx | Kind::Avx512 => true,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => false,
+            Kind::Portable => false,
+        }
+    }
+
     /// Whether `fma` rounds once: all such sets give the same bits, but for products on tiles.
     pub fn has_fma(self) -> bool {
         match self.0 {

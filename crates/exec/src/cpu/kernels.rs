@@ -1,7 +1,9 @@
 //! The table of the CPU's kernels: what `launch` runs, with the scratch that each takes. Invariant: the target file
 //! `cpu` states the same rows; an executor refuses where they differ, and a launch runs as its row says.
 
-use super::{attention, cross_entropy, gemm, gemm_bf16, mlp_bf16, product, route, router_loss};
+use super::{
+    attention, cross_entropy, gemm, gemm_bf16, gemm_int8, mlp_bf16, product, quantize, route, router_loss,
+};
 use crate::device::Launch;
 use graph::{DType, Layout};
 use plan::{KernelRow, Workspace};
@@ -23,6 +25,8 @@ enum Takes {
     Bf16Alone,
     /// bf16 as it lies, beside parameters of norms, tables and statistics, which stay f32.
     Bf16,
+    /// Integers with their scales, beside bf16.
+    Int8,
 }
 
 /// (op, kernel, element types), the preferred kernel first. Weights of linears are packed when they are loaded, or
@@ -68,12 +72,15 @@ const KERNELS: &[(&str, &str, Takes)] = &[
     ("layer_norm_grad", "layer_norm_grad_f32", Widened),
     ("linear", "gemm_f32", Takes::F32),
     ("linear", "gemm_bf16", Takes::Bf16Alone),
+    ("linear", "gemm_int8", Takes::Int8),
     ("linear", "product_f32", Widened),
     ("linear_cross_entropy", "linear_cross_entropy_f32", Widened),
     ("linear_cross_entropy_grad", "linear_cross_entropy_grad_f32", Widened),
     ("linear_input_grad", "linear_input_grad_f32", Widened),
     ("linear_weight_grad", "linear_weight_grad_f32", Widened),
     ("mlp", "mlp_bf16", Takes::Bf16),
+    ("quantize", "quantize_f32", WidenedF16),
+    ("quantize", "quantize_bf16", Takes::Bf16),
     ("relu", "relu_f32", WidenedF16),
     ("relu", "relu_bf16", Takes::Bf16),
     ("relu_grad", "relu_grad_f32", Widened),
@@ -106,13 +113,14 @@ impl Takes {
             Self::F32 => &[DType::F32],
             Self::Bf16Alone => &[DType::Bf16],
             Self::Bf16 => &[DType::Bf16, DType::F32],
+            Self::Int8 => &[DType::I8, DType::Bf16],
         }
     }
 
     fn widens(self) -> bool {
         match self {
             Widened | WidenedF16 => true,
-            Native | Self::F32 | Self::Bf16Alone | Self::Bf16 => false,
+            Native | Self::F32 | Self::Bf16Alone | Self::Bf16 | Self::Int8 => false,
         }
     }
 }
@@ -140,6 +148,8 @@ fn needs(kernel: &str) -> (Layout, Workspace) {
         "gemm_f32" => (Layout::Panels { width: gemm::PANEL as u32 }, gemm::WORKSPACE),
         "gemm_bf16" => (Layout::Tiles, gemm_bf16::WORKSPACE),
         "mlp_bf16" => (Layout::Tiles, mlp_bf16::WORKSPACE),
+        "gemm_int8" => (Layout::ScaledTiles, gemm_int8::WORKSPACE),
+        "quantize_f32" | "quantize_bf16" => (Layout::RowMajor, quantize::WORKSPACE),
         "product_f32"
         | "linear_input_grad_f32"
         | "linear_weight_grad_f32"

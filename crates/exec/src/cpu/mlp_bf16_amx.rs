@@ -349,7 +349,7 @@ impl<U: Unit> Task<'_, U> {
             let row = |r: Rows<'_, Bf16>| (r.row(self.rows.start + start).wrapping_add(column), r.ld());
             let bias = self.op.b2.map(|b| &b[column..]);
             // SAFETY: rows and columns of y and of the residual, which are this task's.
-            return unsafe { Sums::new(s, sums, bias, Then::Nothing, self.op.residual.map(row), to) };
+            return unsafe { Sums::new(s, sums, None, bias, Then::Nothing, self.op.residual.map(row), to) };
         }
         let (then, step) = match (product.gated(), panel % 2) {
             (false, _) => (Then::Gelu, panel),
@@ -359,7 +359,7 @@ impl<U: Unit> Task<'_, U> {
         let to = self.hidden.wrapping_add((strip * self.space.steps[1] + step) * 2 * TILE).cast();
         let bias = self.op.b1.map(|b| &b[column..]);
         // SAFETY: 32 columns of the hidden layer are a step of its strip: a line of a tile for each row.
-        unsafe { Sums::new(s, sums, bias, then, None, (to, STEP, PANEL)) }
+        unsafe { Sums::new(s, sums, None, bias, then, None, (to, STEP, PANEL)) }
     }
 
     /// Asks for rows `low..high` of what a block will read and write when it is finished.

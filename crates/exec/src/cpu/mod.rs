@@ -9,8 +9,10 @@
 mod amx;
 #[cfg(target_arch = "x86_64")]
 mod amx_sums;
+mod codes;
 mod columns;
 mod device;
+mod dot;
 mod element;
 #[cfg(target_arch = "x86_64")]
 mod gemm_amx;
@@ -46,6 +48,7 @@ pub mod elementwise;
 pub mod embed;
 pub mod gemm;
 pub mod gemm_bf16;
+pub mod gemm_int8;
 pub mod grouped;
 pub mod mlp_bf16;
 pub mod norm;
@@ -55,6 +58,7 @@ pub mod optimizer_8bit;
 pub mod peak;
 pub mod place;
 pub mod product;
+pub mod quantize;
 pub mod reduce;
 pub mod rope;
 pub mod route;
@@ -64,6 +68,7 @@ pub mod scatter;
 #[cfg(test)]
 mod tests;
 
+pub use codes::{CodeRows, CodeRowsMut, CodeTiles};
 pub use device::CpuDevice;
 pub use element::{Bf16, Element};
 pub use isa::Isa;

@@ -144,7 +144,7 @@ impl<E: Element, P: Element> Kernel for LayerNorm<'_, E, P> {
 /// # Safety
 /// `cols` elements must be readable at `x`.
 #[inline(always)]
-unsafe fn statistics<S: Simd, E: Element>(s: S, x: *const E, cols: usize, eps: f32) -> (f32, f32) {
+pub(super) unsafe fn statistics<S: Simd, E: Element>(s: S, x: *const E, cols: usize, eps: f32) -> (f32, f32) {
     // SAFETY: as the caller promises.
     unsafe {
         let mean = total::<S, E, false>(s, x, cols, s.splat(0.0)) / cols as f32;

@@ -3,11 +3,13 @@
 
 use super::gemm::{self, Act};
 use super::gemm_bf16;
-use super::{Cpu, Element, Rows, RowsMut, embed, launch, widening};
+use super::{
+    CodeRows, CodeRowsMut, CodeTiles, Cpu, Element, Rows, RowsMut, embed, gemm_int8, launch, widening,
+};
 use crate::arena::Arena;
 use crate::device::{DeviceError, Launch, Operand};
 use bytemuck::Pod;
-use graph::ops::{Embed, Epilogue, Linear};
+use graph::ops::{Embed, Epilogue, Linear, Prologue};
 use graph::{Bytes, DType, Layout};
 
 /// The operands of a launch as the kernels take them.
@@ -36,7 +38,7 @@ impl<'a> Operands<'a> {
         }
         match o.spec.dtype {
             DType::Bf16 if !self.widened => self.address(o),
-            DType::F32 | DType::Bf16 | DType::F16 | DType::F8 | DType::I32 | DType::U8 => {
+            DType::F32 | DType::Bf16 | DType::F16 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => {
                 Err(self.refuse(format!("no bf16 kernel for {}", o.spec)))
             }
         }
@@ -47,7 +49,7 @@ impl<'a> Operands<'a> {
         match o.spec.dtype {
             DType::F32 | DType::I32 => self.address(o),
             DType::Bf16 | DType::F16 => Ok(self.copy_of(o)?.as_mut_ptr()),
-            DType::F8 | DType::U8 => Err(self.refuse(format!("no kernel for {}", o.spec))),
+            DType::F8 | DType::I8 | DType::U8 => Err(self.refuse(format!("no kernel for {}", o.spec))),
         }
     }
 
@@ -81,6 +83,33 @@ impl<'a> Operands<'a> {
         let len = o.spec.elements_at(self.launch.counts) as usize;
         // SAFETY: inside the arena; outputs overlap nothing but inputs that the op may write over.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.address(o)?, len) })
+    }
+
+    /// All bytes of an operand, scales included.
+    fn bytes(&self, o: &Operand) -> Result<&'a [u8], DeviceError> {
+        let bytes = o.bytes(self.launch.counts).0 as usize;
+        // SAFETY: inside the arena.
+        Ok(unsafe { std::slice::from_raw_parts(self.address(o)?, bytes) })
+    }
+
+    /// An input of integers with their scales.
+    fn codes(&self, i: usize) -> Result<CodeRows<'a>, DeviceError> {
+        let o = &self.launch.ins[i];
+        let (rows, columns) = o.matrix(self.launch.counts);
+        Ok(CodeRows::new(self.bytes(o)?, rows, columns))
+    }
+
+    /// An output of integers with their scales.
+    pub(super) fn codes_out(&self, k: usize) -> Result<CodeRowsMut<'a>, DeviceError> {
+        let o = self.wanted(k)?;
+        if o.spec.dtype != DType::I8 {
+            return Err(self.refuse(format!("the CPU has no codes of {}", o.spec.dtype.name())));
+        }
+        let (rows, columns) = o.matrix(self.launch.counts);
+        let bytes = o.bytes(self.launch.counts).0 as usize;
+        // SAFETY: inside the arena; codes overlap no input, which is of another type.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(self.address(o)?, bytes) };
+        Ok(CodeRowsMut::new(bytes, rows, columns))
     }
 
     /// The first byte of an operand whose bytes lie inside the arena.
@@ -209,6 +238,9 @@ impl<'a> Operands<'a> {
     }
 
     pub(super) fn linear(&self, cpu: &Cpu, op: &Linear) -> Result<(), DeviceError> {
+        if op.prologue != Prologue::None {
+            return Err(self.refuse("the CPU has no norms in front of products".to_owned()));
+        }
         match self.launch.ins[1].spec.layout {
             Layout::RowMajor => launch::product::linear(self, cpu, self.epilogue(op)?)?,
             Layout::Panels { .. } => {
@@ -219,7 +251,15 @@ impl<'a> Operands<'a> {
                 let (x, w, e) = (self.input(0)?, self.vector(1)?, self.epilogue(op)?);
                 gemm_bf16::linear(cpu, x, w, e, self.output(0)?, self.workspace()?);
             }
-            Layout::Scaled => return Err(self.refuse("the CPU has no products of e4m3".to_owned())),
+            Layout::ScaledTiles => {
+                let (x, y, e) = (self.codes(0)?, self.output(0)?, self.epilogue(op)?);
+                let w =
+                    CodeTiles::new(self.bytes(&self.launch.ins[1])?, y.cols().div_ceil(gemm::PANEL), x.columns);
+                gemm_int8::linear(cpu, x, w, e, y, self.workspace()?);
+            }
+            Layout::Scaled => {
+                return Err(self.refuse("the CPU has no codes in rows for its weights".to_owned()));
+            }
         }
         Ok(())
     }

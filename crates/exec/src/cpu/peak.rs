@@ -3,6 +3,8 @@
 //! operand comes from farther than L1.
 
 use super::Cpu;
+#[cfg(target_arch = "x86_64")]
+use super::amx::{SIDE, TILE, Tiles, Unit};
 use super::isa::Kernel;
 use super::simd::{LANES, Simd};
 use std::hint::black_box;
@@ -20,12 +22,26 @@ pub fn fma_gflops(cpu: &Cpu, seconds: f64) -> f64 {
     })
 }
 
-/// GFLOP/s of bf16 multiply-adds on the tiles of AMX; `None` where this instruction set has none. An f32
-/// product on tiles is six of bf16.
-pub fn amx_gflops(cpu: &Cpu, seconds: f64) -> Option<f64> {
+/// What tiles multiply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Factors {
+    /// bf16.
+    Bf16,
+    /// Integers of 8 bits, twice as many at once.
+    Int8,
+}
+
+/// GFLOP/s of multiply-adds on the tiles of AMX; `None` where this instruction set has none. An f32 product on tiles is six
+/// of bf16.
+pub fn amx_gflops(cpu: &Cpu, of: Factors, seconds: f64) -> Option<f64> {
     let burst = || {
         // SAFETY: called below `has_tiles` only; the pool's threads run no product while they run this.
-        unsafe { tile_burst() }
+        unsafe {
+            match of {
+                Factors::Bf16 => tile_burst::<false>(),
+                Factors::Int8 => tile_burst::<true>(),
+            }
+        }
     };
     cpu.isa().has_tiles().then(|| gflops(cpu, seconds, &burst))
 }
@@ -89,63 +105,33 @@ fn burst<S: Simd, const N: usize>(s: S) -> u64 {
 /// # Safety
 /// The CPU has the tiles of AMX, this process may use them, and this thread has no `Tiles`.
 #[cfg(target_arch = "x86_64")]
-unsafe fn tile_burst() -> u64 {
+unsafe fn tile_burst<const INT8: bool>() -> u64 {
     #[repr(align(64))]
-    struct Lines<T>(T);
-    /// Eight registers of 16 rows of 64 bytes.
-    static CONFIG: Lines<[u8; 64]> = Lines({
-        let mut config = [0; 64];
-        config[0] = 1;
-        let mut tile = 0;
-        while tile < 8 {
-            config[16 + 2 * tile] = 64;
-            config[48 + tile] = 16;
-            tile += 1;
-        }
-        config
-    });
-    /// Pairs of bf16 between -1 and 1: four tiles.
-    static TILES: LazyLock<Lines<[u32; 1024]>> = LazyLock::new(|| {
+    struct Lines([u32; 1024]);
+    /// Pairs of bf16 between -1 and 1, or quads of integers of any size: four tiles.
+    static TILES: LazyLock<Lines> = LazyLock::new(|| {
         let number = |i: usize| (((i * 7919 + 13) % 2003) as f32 / 1001.5 - 1.0).to_bits();
         Lines(std::array::from_fn(|i| number(i) >> 16 | number(i + 1024) & 0xffff_0000))
     });
-    let (config, tiles) = (CONFIG.0.as_ptr(), TILES.0.as_ptr());
-    // SAFETY: the caller promises the instructions; they read the configuration and the four tiles, and leave
-    // the registers released.
+    let tiles = TILES.0.as_ptr().cast::<u8>();
+    // SAFETY: the caller promises the instructions; two tiles of either factor.
     unsafe {
-        core::arch::asm!(
-            "ldtilecfg [{config}]",
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            "2:",
-            "tileloadd tmm4, [{tiles} + {row}*1]",
-            "tileloadd tmm5, [{tiles} + {row}*1 + 1024]",
-            "tileloadd tmm6, [{tiles} + {row}*1 + 2048]",
-            "tileloadd tmm7, [{tiles} + {row}*1 + 3072]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            "dec {rounds}",
-            "jnz 2b",
-            "tilerelease",
-            config = in(reg) config,
-            tiles = in(reg) tiles,
-            row = in(reg) 64_usize,
-            rounds = inout(reg) ROUNDS => _,
-            options(nostack, readonly),
-        );
+        let mut unit = Tiles::<INT8>::configure();
+        unit.zero();
+        for _ in 0..ROUNDS {
+            unit.load_a(tiles, TILE / SIDE);
+            unit.load_b(tiles.add(2 * TILE));
+            unit.multiply();
+        }
     }
-    // Each of the four products is 16 x 16 x 32.
-    ROUNDS * 4 * 2 * 16 * 16 * 32
+    // Each of the four products is 16 x 16 x 32, of integers 64.
+    ROUNDS * 4 * 2 * 16 * 16 * if INT8 { 64 } else { 32 }
 }
 
 /// # Safety
 /// None: there is nothing to run.
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn tile_burst() -> u64 {
+unsafe fn tile_burst<const INT8: bool>() -> u64 {
     0
 }
 
@@ -158,9 +144,10 @@ mod tests {
     fn every_instruction_set_multiplies() {
         for isa in Isa::available() {
             let cpu = Cpu::with_isa(2, isa);
-            let (fma, amx) = (fma_gflops(&cpu, 1e-3), amx_gflops(&cpu, 1e-3));
-            assert_eq!(amx.is_some(), isa.has_tiles());
-            for rate in [Some(fma), amx].into_iter().flatten() {
+            let (fma, amx) = (fma_gflops(&cpu, 1e-3), amx_gflops(&cpu, Factors::Bf16, 1e-3));
+            let int8 = amx_gflops(&cpu, Factors::Int8, 1e-3);
+            assert_eq!((amx.is_some(), int8.is_some()), (isa.has_tiles(), isa.has_tiles()));
+            for rate in [Some(fma), amx, int8].into_iter().flatten() {
                 assert!(rate.is_finite() && rate > 0.0, "{}: {rate}", isa.name());
             }
         }

@@ -6,6 +6,7 @@
 //! instruction set with FMA, and no kernel knows which one it runs on.
 
 use super::cast::{bf16_to_f32, f32_to_bf16};
+use super::dot::Dot;
 
 /// Lanes of a vector.
 pub const LANES: usize = 16;
@@ -13,7 +14,8 @@ pub const LANES: usize = 16;
 /// Sixteen f32 lanes. A value of an implementing type is the proof that this CPU has the
 /// instructions: only `Isa::run` makes one. Every method must inline into the function that
 /// enables the target features, hence `#[inline(always)]` throughout.
-pub trait Simd: Copy {
+#[allow(private_bounds)] // sums of integers are the kernels' own business
+pub trait Simd: Dot {
     /// Sixteen f32.
     type V: Copy;
     /// Rows of the widest register tile of a matrix product.
@@ -51,6 +53,10 @@ pub trait Simd: Copy {
     /// # Safety
     /// Sixteen u16 must be writable at `p`.
     unsafe fn narrow(self, p: *mut u16, v: Self::V);
+    /// The lowest byte of the bits of each lane.
+    /// # Safety
+    /// Sixteen bytes must be writable at `p`.
+    unsafe fn store_low(self, p: *mut u8, v: Self::V);
     /// Asks for the cache line of `p`, which need not be readable, in L1.
     fn prefetch(self, p: *const f32);
     /// The same in L2.
@@ -178,6 +184,11 @@ impl Simd for Portable {
     unsafe fn narrow(self, p: *mut u16, v: Self::V) {
         // SAFETY: the caller promises sixteen writable u16.
         unsafe { p.cast::<[u16; LANES]>().write_unaligned(v.map(f32_to_bf16)) }
+    }
+    #[inline(always)]
+    unsafe fn store_low(self, p: *mut u8, v: Self::V) {
+        // SAFETY: the caller promises sixteen writable bytes.
+        unsafe { p.cast::<[u8; LANES]>().write_unaligned(v.map(|x| x.to_bits() as u8)) }
     }
     #[inline(always)]
     fn prefetch(self, _: *const f32) {}

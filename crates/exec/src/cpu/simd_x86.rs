@@ -174,6 +174,11 @@ impl Simd for Avx512 {
         unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(bf16_bits(v))) }
     }
     #[inline(always)]
+    unsafe fn store_low(self, p: *mut u8, v: Self::V) {
+        // SAFETY: `self` proves the instructions; the caller promises the memory.
+        unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(_mm512_castps_si512(v))) }
+    }
+    #[inline(always)]
     fn prefetch(self, p: *const f32) {
         // SAFETY: a prefetch of any address is harmless.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
@@ -335,6 +340,17 @@ impl Simd for Avx2 {
             // Packing works within halves of the register: the middle quarters change places.
             let packed = _mm256_packus_epi32(bf16_bits8(v.0), bf16_bits8(v.1));
             _mm256_storeu_si256(p.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_low(self, p: *mut u8, v: Self::V) {
+        // SAFETY: `self` proves the instructions; the caller promises the memory.
+        unsafe {
+            let low = |x| _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0xff));
+            // Packing works within halves of the register: the middle quarters change places.
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low(v.0), low(v.1)));
+            let bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+            _mm_storeu_si128(p.cast(), bytes);
         }
     }
     #[inline(always)]

@@ -60,6 +60,6 @@ pub(super) fn half(dtype: DType) -> Option<Half> {
     match dtype {
         DType::Bf16 => Some(Half::Bf16),
         DType::F16 => Some(Half::F16),
-        DType::F32 | DType::F8 | DType::I32 | DType::U8 => None,
+        DType::F32 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => None,
     }
 }

@@ -6,7 +6,7 @@ use super::half::{BF16, F16};
 use super::{Data, Tensor, eval};
 use crate::device::{Device, DeviceError, Launch, Operand, Span, Ticket};
 use crate::host::{Clock, Fetched};
-use crate::scaled;
+use crate::scaled::Codes;
 use graph::{Bytes, Counts, DType, TensorSpec};
 use plan::{KernelRow, Target};
 
@@ -39,7 +39,8 @@ impl ReferenceDevice {
             DType::F32 => Data::Float(words.map(|b| f64::from(f32::from_le_bytes(b))).collect()),
             DType::Bf16 => Data::Float(halves.map(|b| BF16.widen(b)).collect()),
             DType::F16 => Data::Float(halves.map(|b| F16.widen(b)).collect()),
-            DType::F8 => Data::Float(scaled::decode(bytes, shape[0], shape[1])),
+            DType::F8 => Data::Float(Codes::E4m3.decode(bytes, shape[0], shape[1])),
+            DType::I8 => Data::Float(Codes::Int8.decode(bytes, shape[0], shape[1])),
             DType::I32 => Data::I32(words.map(i32::from_le_bytes).collect()),
             DType::U8 => Data::U8(bytes.to_vec()),
         };
@@ -49,15 +50,17 @@ impl ReferenceDevice {
 
 /// The elements as they lie in memory; `None` where numbers meet integers or codes.
 fn bytes_of(tensor: &Tensor, dtype: DType) -> Option<Vec<u8>> {
+    let columns = tensor.shape.get(1).copied().unwrap_or(1);
     Some(match (&tensor.data, dtype) {
         (Data::Float(data), DType::F32) => data.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect(),
         (Data::Float(data), DType::Bf16) => data.iter().flat_map(|&x| BF16.round(x).to_le_bytes()).collect(),
         (Data::Float(data), DType::F16) => data.iter().flat_map(|&x| F16.round(x).to_le_bytes()).collect(),
-        (Data::Float(data), DType::F8) => scaled::encode(data, tensor.shape.get(1).copied().unwrap_or(1)),
+        (Data::Float(data), DType::F8) => Codes::E4m3.encode(data, columns),
+        (Data::Float(data), DType::I8) => Codes::Int8.encode(data, columns),
         (Data::I32(data), DType::I32) => data.iter().flat_map(|x| x.to_le_bytes()).collect(),
         (Data::U8(data), DType::U8) => data.clone(),
         (Data::Float(_), DType::I32 | DType::U8)
-        | (Data::I32(_) | Data::U8(_), DType::F32 | DType::Bf16 | DType::F16 | DType::F8)
+        | (Data::I32(_) | Data::U8(_), DType::F32 | DType::Bf16 | DType::F16 | DType::F8 | DType::I8)
         | (Data::I32(_), DType::U8)
         | (Data::U8(_), DType::I32) => return None,
     })

@@ -1,11 +1,22 @@
 //! Layer normalisation. Invariant: the variance is that of the differences from the mean, so a large mean
 //! costs no digits.
 
+use super::operands::Matrix;
 use super::{Operands, ReferenceError, Tensor};
 use graph::ops::LayerNorm;
 
 pub(super) fn eval(op: &LayerNorm, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let x = ins.matrix("x")?;
+    let [y, means, rstds] = eval_of(op, &x, ins)?;
+    Ok(vec![Tensor::f64(&[x.rows, x.columns], y), Tensor::f64(&[x.rows], means), Tensor::f64(&[x.rows], rstds)])
+}
+
+/// Of rows that were taken already: the normalised ones, their means and their rstds.
+pub(super) fn eval_of(
+    op: &LayerNorm,
+    x: &Matrix<'_>,
+    ins: &mut Operands<'_>,
+) -> Result<[Vec<f64>; 3], ReferenceError> {
     let gamma = ins.shaped("gamma", &[x.columns])?;
     let beta = ins.shaped("beta", &[x.columns])?;
     let (mut y, mut means, mut rstds) = (Vec::with_capacity(x.data.len()), vec![], vec![]);
@@ -19,8 +30,7 @@ pub(super) fn eval(op: &LayerNorm, ins: &mut Operands<'_>) -> Result<Vec<Tensor>
         means.push(mean);
         rstds.push(rstd);
     }
-    let rows = [x.rows];
-    Ok(vec![Tensor::f64(&[x.rows, x.columns], y), Tensor::f64(&rows, means), Tensor::f64(&rows, rstds)])
+    Ok([y, means, rstds])
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! `y = f(x W^T + b)`. Invariant: the bias comes before the epilogue.
+//! `y = f(p(x) W^T + b)`. Invariant: the bias comes before the epilogue.
 
-use super::{Operands, ReferenceError, Tensor, dot, gelu::gelu};
-use graph::ops::{Epilogue, Linear};
+use super::{Operands, ReferenceError, Tensor, dot, gelu::gelu, layer_norm};
+use graph::ops::{Epilogue, Linear, Prologue};
 
 pub(super) fn eval(op: &Linear, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let x = ins.matrix("x")?;
@@ -11,8 +11,13 @@ pub(super) fn eval(op: &Linear, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, R
         Epilogue::Residual => Some(ins.shaped("r", &[x.rows, w.rows])?),
         Epilogue::None | Epilogue::Gelu | Epilogue::Gate => None,
     };
+    let normed = match op.prologue {
+        Prologue::None => None,
+        Prologue::LayerNorm(norm) => Some(layer_norm::eval_of(&norm, &x, ins)?[0].clone()),
+    };
+    let x_rows = normed.as_deref().unwrap_or(x.data).chunks(x.columns.max(1));
     let mut y = Vec::with_capacity(x.rows * w.rows);
-    for x in x.iter_rows() {
+    for x in x_rows {
         for (n, w) in w.iter_rows().enumerate() {
             let s = dot(x, w) + bias.map_or(0.0, |b| b[n]);
             let s = match op.epilogue {
@@ -37,6 +42,7 @@ mod tests {
     use super::super::testing::check;
     use super::*;
     use graph::Op;
+    use graph::ops::LayerNorm;
 
     #[test]
     fn every_form() {
@@ -55,12 +61,26 @@ mod tests {
         ];
         for (bias, epilogue, rest, y) in cases {
             let ins = [vec![x.clone(), w.clone()], rest].concat();
-            check(Op::Linear(Linear { bias, epilogue }), &ins, &[Tensor::f32(&[2, 2], y.to_vec())], 2e-7);
+            check(Op::Linear(Linear::new(bias, epilogue)), &ins, &[Tensor::f32(&[2, 2], y.to_vec())], 2e-7);
         }
         // gelu(1) 2 and gelu(1) (-1).
-        let gate = Op::Linear(Linear { bias: true, epilogue: Epilogue::Gate });
+        let gate = Op::Linear(Linear::new(true, Epilogue::Gate));
         let y = Tensor::f32(&[2, 1], vec![1.6826895, -0.8413447]);
         check(gate, &[x, w, b], &[y], 2e-7);
+    }
+
+    #[test]
+    fn a_norm_comes_first_and_its_operands_last() {
+        // Mean 2, variance 1, rstd 1 / sqrt(1 + 3) = 1/2: [-1/2 1/2], times gamma, and beta: [-1/2 3/2].
+        let [x, gamma, beta] =
+            [[1.0, 3.0], [1.0, 2.0], [0.0, 0.5]].map(|v: [f32; 2]| Tensor::f32(&[2], v.to_vec()));
+        let x = Tensor { shape: vec![1, 2], ..x };
+        let w = Tensor::f32(&[1, 2], vec![2.0, 4.0]);
+        let [b, r] = [[0.5], [10.0]].map(|v: [f32; 1]| Tensor::f32(&[1], v.to_vec()));
+        let r = Tensor { shape: vec![1, 1], ..r };
+        let norm = LayerNorm { eps: 3.0 };
+        let op = Linear { prologue: Prologue::LayerNorm(norm), ..Linear::new(true, Epilogue::Residual) };
+        check(Op::Linear(op), &[x, w, b, r, gamma, beta], &[Tensor::f32(&[1, 1], vec![15.5])], 0.0);
     }
 
     #[test]
@@ -68,7 +88,7 @@ mod tests {
         // 2^30 + 1 - 2^30: f32 sums give 0.
         let x = Tensor::f32(&[1, 3], vec![32768.0, 1.0, -32768.0]);
         let w = Tensor::f32(&[1, 3], vec![32768.0, 1.0, 32768.0]);
-        let op = Op::Linear(Linear { bias: false, epilogue: Epilogue::None });
+        let op = Op::Linear(Linear::new(false, Epilogue::None));
         check(op, &[x, w], &[Tensor::f32(&[1, 1], vec![1.0])], 0.0);
     }
 }

@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn gradients() {
         for (r, n, k) in [(1, 1, 1), (3, 2, 5), (4, 6, 3)] {
-            let op = Op::Linear(Linear { bias: true, epilogue: Epilogue::None });
+            let op = Op::Linear(Linear::new(true, Epilogue::None));
             let ins = [random(1, &[r, k]), random(2, &[n, k]), random(3, &[n])];
             let dy = random(4, &[r, n]);
             let inputs = [dy.clone(), ins[1].clone()];

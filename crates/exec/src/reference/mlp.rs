@@ -13,9 +13,9 @@ pub(super) fn eval(op: &Mlp, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, Refe
         Hidden::Gelu => Epilogue::Gelu,
         Hidden::Gate => Epilogue::Gate,
     };
-    let hidden = product(Linear { bias: op.bias[0], epilogue }, &x, ins)?;
+    let hidden = product(Linear::new(op.bias[0], epilogue), &x, ins)?;
     let epilogue = if op.residual { Epilogue::Residual } else { Epilogue::None };
-    Ok(vec![product(Linear { bias: op.bias[1], epilogue }, &hidden, ins)?])
+    Ok(vec![product(Linear::new(op.bias[1], epilogue), &hidden, ins)?])
 }
 
 /// A linear of `x` and the inputs that are next.

@@ -178,7 +178,7 @@ mod tests {
         let one = |shape: &[usize]| vec![Some(shape.to_vec())];
         let add = Op::Add(Add {});
         let softmax = Op::Softmax(Softmax {});
-        let linear = |bias| Op::Linear(Linear { bias, epilogue: Epilogue::None });
+        let linear = |bias| Op::Linear(Linear::new(bias, Epilogue::None));
         let shape = |what, wanted: &[usize], found: &[usize]| ReferenceError::Shape {
             what,
             wanted: wanted.to_vec(),

@@ -9,7 +9,7 @@ use plan::{PlanError, Precision, Target, Weights};
 use plimsoll_exec::Executor;
 use plimsoll_exec::cpu::Isa;
 use plimsoll_exec::reference::Data;
-use plimsoll_exec::scaled;
+use plimsoll_exec::scaled::Codes;
 use std::collections::BTreeSet;
 
 /// The outputs of a case, floats rounded to f32; `None` where the target has no kernel.
@@ -18,7 +18,7 @@ pub fn results(on: On, case: &Case, weights: Weights) -> Option<Vec<Data>> {
         Data::Float(data) => rounded(data),
         Data::I32(_) | Data::U8(_) => panic!("{}: weights are floats", case.name),
     };
-    if matches!(on, On::Cpu(..) | On::CpuBf16(..)) && is_gate(&case.op) {
+    if matches!(on, On::Cpu(..) | On::CpuNarrow(..)) && not_on_cpu(&case.op) {
         return None;
     }
     let executor = load_as(on, &case.graph(), false, weights, |param, range, out| {
@@ -39,7 +39,7 @@ pub fn results(on: On, case: &Case, weights: Weights) -> Option<Vec<Data>> {
                 Data::Float(out.into_iter().map(f64::from).collect())
             }
             DType::I32 => Data::I32(output_i32(&mut executor, &name, elements)),
-            DType::F8 => rows_of_codes(&mut executor, &name, spec, case.counts),
+            DType::F8 | DType::I8 => rows_of_codes(&mut executor, &name, spec, case.counts),
             DType::U8 => Data::U8(output_u8(&mut executor, &name, elements)),
             DType::Bf16 | DType::F16 => panic!("{}: output {i} is {spec}", case.name),
         }
@@ -47,20 +47,32 @@ pub fn results(on: On, case: &Case, weights: Weights) -> Option<Vec<Data>> {
     Some(outs.iter().enumerate().map(out).collect())
 }
 
+/// The codes of a type.
+fn codes(dtype: DType) -> Codes {
+    if dtype == DType::I8 { Codes::Int8 } else { Codes::E4m3 }
+}
+
 /// What codes and their scales stand for.
 pub fn rows_of_codes(executor: &mut Executor, name: &str, spec: &TensorSpec, counts: Counts) -> Data {
     let bytes = output_u8(executor, name, spec.bytes_at(counts).0 as usize);
-    Data::Float(scaled::decode(&bytes, spec.rows(counts) as usize, spec.row_elements() as usize))
+    Data::Float(codes(spec.dtype).decode(&bytes, spec.rows(counts) as usize, spec.row_elements() as usize))
 }
 
 /// Codes of numbers that are themselves exact are exact. Behind arithmetic, one in a few hundred may be a neighbour.
 pub fn compare_codes(at: &str, op: &Op, found: &[f64], wanted: &[f64]) {
-    let exact = matches!(op, Op::Quantize(Quantize { of: Quantized::Rows }));
+    let Op::Quantize(Quantize { of, to }) = *op else { panic!("{at} is of {}", op.name()) };
+    let exact = of == Quantized::Rows;
+    // Between neighbours lies at most an eighth, or the smallest number of the row, which is of order 1; of integers the
+    // same everywhere.
+    let most = wanted.iter().fold(0.0, |most: f64, w| most.max(w.abs()));
+    let near = |f: f64, w: f64| match codes(to) {
+        Codes::E4m3 => 0.126 * w.abs().max(f.abs()) + 1e-4,
+        Codes::Int8 => most / 126.0,
+    };
     let mut apart = 0;
     for (j, (f, w)) in found.iter().zip(wanted).enumerate() {
-        // Between neighbours lies at most an eighth, or the smallest number of the row, which is of order 1.
         let differ = (f - w).abs() > if exact { 0.0 } else { 3e-5 * w.abs() };
-        assert!((f - w).abs() <= 0.126 * w.abs().max(f.abs()) + 1e-4, "{at}[{j}] is {f}, not {w}");
+        assert!((f - w).abs() <= near(*f, *w), "{at}[{j}] is {f}, not {w}");
         apart += usize::from(differ);
     }
     assert!(
@@ -94,10 +106,10 @@ fn compare(on: On, case: &Case, weights: Weights) -> Option<Vec<Data>> {
     };
     for (i, (found, wanted)) in outs.iter().zip(case.reference()).enumerate() {
         let at = format!("{} on {}: output {i}", case.name, on.name());
-        if case.outs()[i].dtype == DType::F8 {
+        if let Some(of) = Some(case.outs()[i].dtype).filter(|dtype| dtype.is_scaled()).map(codes) {
             let (Data::Float(found), Data::Float(numbers)) = (found, &wanted.data) else { panic!("{at}") };
-            let codes = scaled::encode(numbers, wanted.shape[1]);
-            compare_codes(&at, &case.op, found, &scaled::decode(&codes, wanted.shape[0], wanted.shape[1]));
+            let bytes = of.encode(numbers, wanted.shape[1]);
+            compare_codes(&at, &case.op, found, &of.decode(&bytes, wanted.shape[0], wanted.shape[1]));
             continue;
         }
         let Some(wanted) = wanted.rounded() else {
@@ -117,7 +129,7 @@ fn compare(on: On, case: &Case, weights: Weights) -> Option<Vec<Data>> {
 /// Nobody computes in e4m3 on the CPU, whose products have no gates behind them; its MLP has weights of bf16 in tiles, and
 /// tests beside its kernel.
 pub fn not_on_cpu(op: &Op) -> bool {
-    matches!(op, Op::Quantize(_) | Op::Mlp(_)) || is_gate(op)
+    matches!(op, Op::Quantize(quantize) if quantize.to == DType::F8) || matches!(op, Op::Mlp(_)) || is_gate(op)
 }
 
 fn is_gate(op: &Op) -> bool {
@@ -193,11 +205,13 @@ fn supported(on: On, case: &Case) -> Option<Vec<Data>> {
     has_cuda(&case.op).then(|| compare(on, case, Weights::Resident)).flatten()
 }
 
-/// Whether an op has a CUDA kernel. Attention has none for windows and blocks, which only trained models have.
+/// Whether an op has a CUDA kernel. Attention has none for windows and blocks, which only trained models
+/// have; integers are the CPU's.
 pub fn has_cuda(op: &Op) -> bool {
     let target = Target::named("cuda").expect("read");
     let sparse = matches!(op, Op::Attention(a) if !matches!(a.mask, Mask::Full | Mask::Causal));
-    target.kernels.iter().any(|row| row.op == op.name()) && !sparse
+    let integers = matches!(op, Op::Quantize(quantize) if quantize.to == DType::I8);
+    target.kernels.iter().any(|row| row.op == op.name()) && !sparse && !integers
 }
 
 #[test]

@@ -85,7 +85,8 @@ fn a_step_allocates_nothing() {
         return;
     }
     let cpu = On::Cpu(Isa::detect(), 2);
-    let bf16 = On::CpuBf16(Isa::detect(), 2);
+    let bf16 = On::CpuNarrow(Isa::detect(), 2, Precision::Bf16);
+    let int8 = On::CpuNarrow(Isa::detect(), 2, Precision::Int8);
     let gpu = On::cuda(Precision::Bf16);
     for (on, model, how, weights) in [
         (Some(cpu), "esm2", How::Run, Resident),
@@ -98,6 +99,9 @@ fn a_step_allocates_nothing() {
         (Some(bf16), "esm2", How::Run, Resident),
         (Some(bf16), "dnabert_s", How::Run, Resident),
         (Some(bf16), "esm2", How::Run, Streamed),
+        (Some(int8), "esm2", How::Run, Resident),
+        (Some(int8), "dnabert_s", How::Run, Resident),
+        (Some(int8), "esm2", How::Run, Streamed),
         (gpu, "esm2", How::Run, Resident),
         (gpu, "esm2", How::Timed, Resident),
         (gpu, "esm2", How::Submitted, Resident),
@@ -299,7 +303,7 @@ fn tied_weights_get_a_packed_copy() {
     let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);
     let table = g.param("table", &[40, 8]);
     let x = g.one(Op::Embed(graph::ops::Embed { token_dropout: None, row: false }), &[ids, table]);
-    let y = g.one(Op::Linear(Linear { bias: false, epilogue: Epilogue::None }), &[x, table]);
+    let y = g.one(Op::Linear(Linear::new(false, Epilogue::None)), &[x, table]);
     g.output("y", y);
     let graph = g.finish().expect("verified");
     let read = |_: &graph::Param, range: std::ops::Range<u64>, out: &mut [f32]| {

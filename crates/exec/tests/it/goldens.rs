@@ -197,8 +197,8 @@ fn dnabert_s_on_the_cpu() {
 }
 
 /// (precision, relative L2 of all hidden states that it stays below)
-const NARROW: [(Precision, f64); 3] =
-    [(Precision::Bf16, 1e-2), (Precision::Fp16, 1e-2), (Precision::Fp8, 5e-2)];
+const NARROW: [(Precision, f64); 4] =
+    [(Precision::Bf16, 1e-2), (Precision::Fp16, 1e-2), (Precision::Fp8, 5e-2), (Precision::Int8, 2e-2)];
 
 /// How far hidden states are from the answers, and bits that do not depend on the company.
 fn narrow(on: On, limit: f64) {
@@ -220,21 +220,35 @@ fn narrow(on: On, limit: f64) {
 
 #[test]
 fn both_models_on_the_cpu_in_bf16() {
-    for on in On::every_cpu_in_bf16() {
+    for on in On::every_cpu_in(Precision::Bf16) {
         narrow(on, 1e-2);
     }
 }
 
-/// Steps of so many rows, and of one sequence or as many as rows: whole tiles, one row more and one less.
 #[test]
-fn bf16_gives_a_sequence_the_same_bits_in_steps_of_any_number_of_rows() {
+fn both_models_on_the_cpu_in_int8() {
+    for on in On::every_cpu_in(Precision::Int8) {
+        narrow(on, 2e-2);
+    }
+}
+
+#[test]
+fn a_sequence_has_the_same_bits_in_steps_of_any_number_of_rows() {
+    any_number_of_rows(Precision::Bf16);
+    any_number_of_rows(Precision::Int8);
+}
+
+/// Steps of so many rows, and of one sequence or as many as rows: whole tiles, one row more and one less.
+fn any_number_of_rows(precision: Precision) {
     let (golden, sequences) = esm2();
     let bounds = Bounds { tokens: 600, sequences: 70, longest: 600 };
     let letters: Vec<i32> = sequences.iter().flat_map(|(_, ids)| ids).copied().collect();
     let of = |ids: &[i32]| (String::new(), ids.to_vec());
     for isa in Isa::available() {
-        let mut one = golden.executor(On::CpuBf16(isa, 1), bounds, &[Output::Hidden, Output::Mean], true);
-        let mut many = golden.executor(On::CpuBf16(isa, 3), bounds, &[Output::Hidden, Output::Mean], true);
+        let [mut one, mut many] = [1, 3].map(|threads| {
+            let on = On::CpuNarrow(isa, threads, precision);
+            golden.executor(on, bounds, &[Output::Hidden, Output::Mean], true)
+        });
         for rows in [1, 2, 31, 32, 33] {
             let whole = of(&letters[..rows]);
             let alone = encode(&mut one, 40, std::slice::from_ref(&whole));
@@ -282,7 +296,7 @@ fn both_models_on_cuda() {
 
 #[test]
 fn both_models_on_cuda_in_16_and_8_bits() {
-    for (precision, limit) in NARROW {
+    for (precision, limit) in NARROW.into_iter().filter(|(precision, _)| *precision != Precision::Int8) {
         let Some(on) = On::cuda(precision) else { return };
         narrow(on, limit);
     }
@@ -314,7 +328,12 @@ fn bits_do_not_depend_on_threads_or_fused_instructions() {
         let mut executor = golden.executor(on, bounds, &[Output::Hidden, Output::Mean], true);
         encode(&mut executor, 40, &sequences)
     };
-    for on in [On::Cpu, On::CpuBf16] {
+    let ways: [fn(Isa, usize) -> On; 3] = [
+        On::Cpu,
+        |isa, threads| On::CpuNarrow(isa, threads, Precision::Bf16),
+        |isa, threads| On::CpuNarrow(isa, threads, Precision::Int8),
+    ];
+    for on in ways {
         let one = bits(on(Isa::detect(), 1));
         for threads in [2, 3, 8] {
             assert!(one == bits(on(Isa::detect(), threads)), "{threads} threads change bits");
@@ -333,7 +352,8 @@ fn streamed_weights_give_the_bits_of_resident_ones() {
     for (golden, sequences) in [esm2(), dnabert_s()] {
         let bounds = Bounds { tokens: 2500, sequences: 20, longest: 1200 };
         let d = golden.encoder.hidden_size() as usize;
-        let cpus = On::every_cpu().into_iter().chain(On::every_cpu_in_bf16());
+        let narrow = [Precision::Bf16, Precision::Int8].into_iter().flat_map(On::every_cpu_in);
+        let cpus = On::every_cpu().into_iter().chain(narrow);
         for (on, fuse) in cpus.map(|on| (on, true)).chain([(On::Reference, false)]) {
             let outputs = [Output::Hidden, Output::Mean];
             let mut resident = golden.executor(on, bounds, &outputs, fuse);
@@ -346,7 +366,7 @@ fn streamed_weights_give_the_bits_of_resident_ones() {
             }
             // Beside resident weights of bf16 there is no hidden layer, which is more than a tiny model's weights.
             let less = streamed.program().peak() < resident.program().peak();
-            assert!(less || matches!(on, On::CpuBf16(..)), "{}", on.name());
+            assert!(less || matches!(on, On::CpuNarrow(_, _, Precision::Bf16)), "{}", on.name());
         }
     }
 }

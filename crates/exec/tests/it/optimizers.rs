@@ -45,7 +45,7 @@ impl Stepper {
         }
         let executor = bare(on, &g.finish().expect("verified"), false, plan::Weights::Resident);
         let zeros = states.iter().map(|(shape, dtype)| match dtype {
-            DType::F8 => panic!("no state is in e4m3"),
+            DType::F8 | DType::I8 => panic!("no state is in codes with scales"),
             DType::U8 => State::U8(vec![0; shape.iter().product::<u64>() as usize]),
             DType::F32 | DType::Bf16 | DType::F16 | DType::I32 => {
                 State::F32(vec![0.0; shape.iter().product::<u64>() as usize])

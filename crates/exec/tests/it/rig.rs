@@ -19,8 +19,8 @@ pub enum On {
     Narrow(Precision),
     /// The CPU's kernels, target `cpu`.
     Cpu(Isa, usize),
-    /// The same on plans in bf16.
-    CpuBf16(Isa, usize),
+    /// The same on plans in this precision.
+    CpuNarrow(Isa, usize, Precision),
     /// The first GPU's kernels, in this element type.
     Cuda(Precision),
 }
@@ -31,9 +31,10 @@ impl On {
         Isa::available().flat_map(|isa| [Self::Cpu(isa, 1), Self::Cpu(isa, 3)]).collect()
     }
 
-    /// The same in bf16.
-    pub fn every_cpu_in_bf16() -> Vec<Self> {
-        Isa::available().flat_map(|isa| [Self::CpuBf16(isa, 1), Self::CpuBf16(isa, 3)]).collect()
+    /// The same in a narrower precision.
+    pub fn every_cpu_in(precision: Precision) -> Vec<Self> {
+        let on = |isa| [1, 3].map(|threads| Self::CpuNarrow(isa, threads, precision));
+        Isa::available().flat_map(on).collect()
     }
 
     /// The first GPU; where there is none, the test says so and has nothing to do.
@@ -57,7 +58,9 @@ impl On {
             Self::Reference => "reference".to_owned(),
             Self::Narrow(precision) => format!("reference in {}", precision.name()),
             Self::Cpu(isa, threads) => format!("{} x {threads}", isa.name()),
-            Self::CpuBf16(isa, threads) => format!("{} x {threads} in bf16", isa.name()),
+            Self::CpuNarrow(isa, threads, precision) => {
+                format!("{} x {threads} in {}", isa.name(), precision.name())
+            }
             Self::Cuda(precision) => format!("cuda in {}", precision.name()),
         }
     }
@@ -66,7 +69,7 @@ impl On {
     pub fn target(self) -> Result<Target, PlanError> {
         match self {
             Self::Reference | Self::Narrow(_) => Target::named("null"),
-            Self::Cpu(_, threads) | Self::CpuBf16(_, threads) => {
+            Self::Cpu(_, threads) | Self::CpuNarrow(_, threads, _) => {
                 Ok(Target::named("cpu")?.with_units(threads as u64))
             }
             // As on Hopper; other cards have gates by plain loops.
@@ -79,8 +82,7 @@ impl On {
         let target = self.target()?;
         let precision = match self {
             Self::Reference | Self::Cpu(..) => Precision::F32,
-            Self::CpuBf16(..) => Precision::Bf16,
-            Self::Narrow(precision) | Self::Cuda(precision) => precision,
+            Self::Narrow(precision) | Self::CpuNarrow(.., precision) | Self::Cuda(precision) => precision,
         };
         let policy = Policy { precision, fuse, weights, ..Policy::default() };
         let plan = compile(graph, &policy, &target)?;
@@ -91,7 +93,7 @@ impl On {
     pub fn executor(self, program: Program) -> Executor {
         let device: Box<dyn Device> = match self {
             Self::Reference | Self::Narrow(_) => Box::new(ReferenceDevice::new()),
-            Self::Cpu(isa, threads) | Self::CpuBf16(isa, threads) => {
+            Self::Cpu(isa, threads) | Self::CpuNarrow(isa, threads, _) => {
                 Box::new(CpuDevice::with_isa(threads, isa))
             }
             Self::Cuda(_) => Box::new(CudaDevice::new(0).unwrap_or_else(|e| panic!("{e}"))),

@@ -1,27 +1,39 @@
-//! The affine map, with what may be fused behind it.
+//! The affine map, with what may be fused in front of it and behind it.
 
 use super::gelu::TRANSCENDENTAL;
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// `y = f(x W^T + b)`, W as (N, K) rows like every weight file has it.
+/// `y = f(p(x) W^T + b)`, W as (N, K) rows like every weight file has it.
 ///
-/// Inputs x: (R, K), w: (N, K), with `bias` b: (N), with `Epilogue::Residual` r: (R, N). Output y: (R, N), with
-/// `Epilogue::Gate` (R, N / 2).
+/// Inputs x: (R, K), w: (N, K), with `bias` b: (N), with `Epilogue::Residual` r: (R, N), with `Prologue::LayerNorm` gamma,
+/// beta: (K). Output y: (R, N), with `Epilogue::Gate` (R, N / 2).
 /// The K order of every sum is fixed by (N, K, dtype), so a row's bits do not depend on the other rows.
 ///
-/// Where x and w are both e4m3, each with a scale for each row, `y = f(sx sw (codes of x)(codes of w)^T + b)` is bf16, as b
-/// and r are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// Where x and w are both codes of one type, each with a scale for each row, `y = f(sx sw (codes of x)(codes of w)^T + b)`
+/// is bf16, as b and r are.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Linear {
     /// Whether b is there.
     pub bias: bool,
+    /// p: what is done with rows of x before. Models build `None`; fusion sets it.
+    pub prologue: Prologue,
     /// f: what is done with the sum while it is in registers. Models build `None`; fusion sets it.
     pub epilogue: Epilogue,
 }
 
-/// What is done with `s = x W^T + b` before it is written.
+/// What is done with rows of x before they are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Prologue {
+    /// Nothing.
+    None,
+    /// A layer norm, rounded to x's type.
+    LayerNorm(LayerNorm),
+}
+
+/// What is done with `s = p(x) W^T + b` before it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Epilogue {
@@ -36,6 +48,16 @@ pub enum Epilogue {
 }
 
 impl Linear {
+    /// Without a prologue.
+    pub const fn new(bias: bool, epilogue: Epilogue) -> Self {
+        Self { bias, prologue: Prologue::None, epilogue }
+    }
+
+    /// Where gamma and beta of the norm stand among the inputs.
+    pub fn norm_at(&self) -> usize {
+        2 + usize::from(self.bias) + usize::from(self.residual())
+    }
+
     fn residual(&self) -> bool {
         match self.epilogue {
             Epilogue::Residual => true,
@@ -45,13 +67,19 @@ impl Linear {
 }
 
 impl OpRules for Linear {
-    fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
-        arity(ins, 2 + usize::from(self.bias) + usize::from(self.residual()))?;
-        let codes = [ins[0], ins[1]].map(|operand| operand.dtype == DType::F8);
-        let dtype = match codes {
-            [true, true] => DType::Bf16,
-            [false, true] => return Err(RuleError(format!("x must be f8 as w is, not {}", ins[0]))),
-            [_, false] => float("x", ins[0]).map(|()| ins[0].dtype)?,
+    fn infer(&self, ins: &[&TensorSpec], bounds: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        match self.prologue {
+            Prologue::None => arity(ins, self.norm_at())?,
+            Prologue::LayerNorm(norm) => {
+                arity(ins, self.norm_at() + 2)?;
+                norm.infer(&[ins[0], ins[self.norm_at()], ins[self.norm_at() + 1]], bounds)?;
+            }
+        }
+        let [x, w] = [ins[0].dtype, ins[1].dtype];
+        let dtype = match w.is_scaled() {
+            true if x == w => DType::Bf16,
+            true => return Err(RuleError(format!("x must be {} as w is, not {}", w.name(), ins[0]))),
+            false => float("x", ins[0]).map(|()| x)?,
         };
         let (rows, k) = matrix("x", ins[0])?;
         let (n, _) = matrix("w", ins[1])?;
@@ -74,7 +102,7 @@ impl OpRules for Linear {
 
     fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
         // Fusion comes after autodiff, so only the plain form is differentiated.
-        if self.epilogue != Epilogue::None {
+        if (self.prologue, self.epilogue) != (Prologue::None, Epilogue::None) {
             return Err(NotDifferentiable);
         }
         let (dy, x, w) = (cx.dy()?, cx.input(0), cx.input(1));
@@ -96,7 +124,11 @@ impl OpRules for Linear {
                 // Of each output's other product, too.
                 Epilogue::Gate => 2 * ins[0].row_elements() + 2 + TRANSCENDENTAL,
             };
-        streaming(per_output * outs[0].elements_at(counts), ins, outs, counts)
+        let norm = match self.prologue {
+            Prologue::None => 0,
+            Prologue::LayerNorm(_) => 8 * ins[0].elements_at(counts),
+        };
+        streaming(norm + per_output * outs[0].elements_at(counts), ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {
@@ -114,6 +146,10 @@ impl OpRules for Linear {
 
     fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
         let bias = if self.bias { ins[2] } else { Placement::Replicate };
+        let norm = self.prologue != Prologue::None;
+        if norm && ins[self.norm_at()..].iter().any(|&p| p != Placement::Replicate) {
+            return Err(ShardError("gamma and beta must be whole"));
+        }
         match (ins[0], ins[1], bias) {
             (Placement::Replicate | Placement::Shard(0), Placement::Replicate, Placement::Replicate) => {
                 Ok(vec![ins[0]])
@@ -125,7 +161,9 @@ impl OpRules for Linear {
                 Ok(vec![Placement::Shard(1)])
             }
             // Row parallel: K is cut; a bias would be added once per device.
-            (Placement::Shard(1), Placement::Shard(1), _) if !self.bias && self.epilogue == Epilogue::None => {
+            (Placement::Shard(1), Placement::Shard(1), _)
+                if !self.bias && !norm && self.epilogue == Epilogue::None =>
+            {
                 Ok(vec![Placement::Partial])
             }
             (Placement::Replicate | Placement::Shard(_) | Placement::Partial, _, _) => {

@@ -52,7 +52,7 @@ pub use glu::{Activation, Glu, GluGrad};
 pub use grouped_linear::{GroupedLinear, GroupedLinearInputGrad, GroupedLinearWeightGrad};
 pub use layer_norm::LayerNorm;
 pub use layer_norm_grad::LayerNormGrad;
-pub use linear::{Epilogue, Linear};
+pub use linear::{Epilogue, Linear, Prologue};
 pub use linear_grad::{LinearInputGrad, LinearWeightGrad};
 pub use mlp::{Hidden, Mlp};
 pub use optimizer::{Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, GradScale, Sgd};
@@ -197,7 +197,7 @@ fn arity(ins: &[&TensorSpec], wanted: usize) -> Result<(), RuleError> {
 fn float(what: &str, spec: &TensorSpec) -> Result<(), RuleError> {
     match spec.dtype {
         DType::F32 | DType::Bf16 | DType::F16 => Ok(()),
-        DType::F8 | DType::I32 | DType::U8 => {
+        DType::F8 | DType::I8 | DType::I32 | DType::U8 => {
             Err(RuleError(format!("{what} must be floating point, not {spec}")))
         }
     }
@@ -206,7 +206,7 @@ fn float(what: &str, spec: &TensorSpec) -> Result<(), RuleError> {
 fn integers(what: &str, spec: &TensorSpec) -> Result<(), RuleError> {
     match spec.dtype {
         DType::I32 => Ok(()),
-        DType::F32 | DType::Bf16 | DType::F16 | DType::F8 | DType::U8 => {
+        DType::F32 | DType::Bf16 | DType::F16 | DType::F8 | DType::I8 | DType::U8 => {
             Err(RuleError(format!("{what} must be i32, not {spec}")))
         }
     }

@@ -1,18 +1,21 @@
-//! Rows as e4m3 codes with a scale each: what products of 8 bits read.
+//! Rows as codes of 8 bits with a scale each: what products of 8 bits read.
 
 use super::terminal::Terminal;
 use super::*;
 use serde::{Deserialize, Serialize};
 
-/// `y = f(x)`, and y in e4m3. Of each row: `m = max(max |y|, 2^-100)`, `scale = m / 448`, `code = y (448 / m)`, rounded to
-/// nearest even and at most 448, all in f32; a number is about `scale code`. Not a number stays that.
+/// `y = f(x)`, and y in codes: e4m3, whose largest is L = 448, or integers, L = 127. Of each row: `m = max(max |y|, 2^-100)`,
+/// `scale = m / L`, `code = y (L / m)`, rounded to nearest even and at most L, all in f32; a number is about `scale code`.
+/// Not a number stays that in e4m3; integers, which have none, are 0 and their row's scale is not a number.
 ///
-/// Inputs: those of f. Outputs q: (R, N) e4m3; and, unless f is the identity, y: (R, N) of x's type, for other
+/// Inputs: those of f. Outputs q: (R, N) codes; and, unless f is the identity, y: (R, N) of x's type, for other
 /// readers; `dce` drops it where there are none. q is of y as it was before it was rounded to that type.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Quantize {
     /// f.
     pub of: Quantized,
+    /// The type of the codes.
+    pub to: DType,
 }
 
 /// What is done with rows before they are quantised, while they are in registers.
@@ -53,7 +56,10 @@ impl Terminal for Quantize {
         };
         let rows = y.as_ref().unwrap_or(ins[0]);
         matrix("x", rows)?;
-        let q = TensorSpec::activation(rows.shape.clone(), DType::F8);
+        if !self.to.is_scaled() {
+            return Err(RuleError(format!("codes are f8 or i8, not {}", self.to.name())));
+        }
+        let q = TensorSpec::activation(rows.shape.clone(), self.to);
         Ok([Some(q), y].into_iter().flatten().collect())
     }
 

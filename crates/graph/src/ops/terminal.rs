@@ -62,7 +62,7 @@ pub(super) fn f32_is(what: &str, spec: &TensorSpec, shape: &[Dim]) -> Result<(),
     shape_is(what, spec, shape)?;
     match spec.dtype {
         DType::F32 => Ok(()),
-        DType::Bf16 | DType::F16 | DType::F8 | DType::I32 | DType::U8 => {
+        DType::Bf16 | DType::F16 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => {
             Err(RuleError(format!("{what} must be f32, not {spec}")))
         }
     }

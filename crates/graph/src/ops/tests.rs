@@ -33,7 +33,7 @@ fn in_place() -> Vec<(Op, Vec<TensorSpec>)> {
     let adamw = AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.0 };
     let codes = spec(&[Fixed(8), Fixed(8)], DType::U8);
     let tail = |n| [vector(2), vector(n)];
-    let linear = |bias| Op::Linear(Linear { bias, epilogue: Epilogue::Residual });
+    let linear = |bias| Op::Linear(Linear::new(bias, Epilogue::Residual));
     let norm = [x(F32), vector(8)];
     let layer = Mlp { norm: None, hidden: Hidden::Gelu, bias: [false; 2], residual: true };
     vec![
@@ -58,10 +58,10 @@ fn in_place() -> Vec<(Op, Vec<TensorSpec>)> {
         (Op::LayerNorm(LayerNorm { eps: 0.1 }), vec![x(F32), vector(8), vector(8)]),
         (Op::LayerNormGrad(LayerNormGrad {}), vec![x(F32), x(F32), row.clone(), row.clone(), vector(8)]),
         (
-            Op::Quantize(Quantize { of: Quantized::LayerNorm(LayerNorm { eps: 0.1 }) }),
+            Op::Quantize(Quantize { of: Quantized::LayerNorm(LayerNorm { eps: 0.1 }), to: DType::F8 }),
             vec![x(Bf16), vector(8), vector(8)],
         ),
-        (Op::Quantize(Quantize { of: Quantized::Gelu(Gelu {}) }), vec![x(Bf16)]),
+        (Op::Quantize(Quantize { of: Quantized::Gelu(Gelu {}), to: DType::I8 }), vec![x(Bf16)]),
         (Op::RmsNorm(RmsNorm { eps: 0.1 }), norm.to_vec()),
         (Op::RmsNormGrad(RmsNormGrad {}), vec![x(F32), x(F32), row, vector(8)]),
         (Op::BatchNorm(BatchNorm { eps: 0.1 }), [&norm[..], &vec![vector(8); 3]].concat()),
@@ -127,19 +127,23 @@ fn what_meets_element_by_element_has_one_element_type() {
 
 #[test]
 fn products_of_codes_give_bf16() {
-    let linear = Op::Linear(Linear { bias: false, epilogue: Epilogue::None });
-    let w = spec(&[Fixed(4), Fixed(8)], DType::F8);
-    let quantised = infer(Op::Quantize(Quantize { of: Quantized::Rows }), &[x(Bf16)]).expect("rows");
-    assert_eq!(quantised, [x(DType::F8)]);
-    let y = infer(linear, &[quantised[0].clone(), w.clone()]).expect("codes");
-    assert_eq!(y, [spec(&[Tokens(1), Fixed(4)], Bf16)]);
-    for (x, w) in [(x(Bf16), w), (x(DType::F8), spec(&[Fixed(4), Fixed(8)], Bf16))] {
-        let error = infer(linear, &[x, w]).expect_err("mixed").to_string();
-        assert!(error.contains("f8"), "{error}");
+    let linear = Op::Linear(Linear::new(false, Epilogue::None));
+    for (to, other) in [(DType::F8, DType::I8), (DType::I8, DType::F8)] {
+        let w = |dtype| spec(&[Fixed(4), Fixed(8)], dtype);
+        let quantised = infer(Op::Quantize(Quantize { of: Quantized::Rows, to }), &[x(Bf16)]).expect("rows");
+        assert_eq!(quantised, [x(to)]);
+        let y = infer(linear, &[quantised[0].clone(), w(to)]).expect("codes");
+        assert_eq!(y, [spec(&[Tokens(1), Fixed(4)], Bf16)]);
+        for (x, w) in [(x(Bf16), w(to)), (x(to), w(Bf16)), (x(to), w(other))] {
+            let error = infer(linear, &[x, w]).expect_err("mixed").to_string();
+            assert!(error.contains(to.name()), "{error}");
+        }
+        let glu = Quantized::Glu(Glu { activation: Activation::Gelu });
+        let outs = infer(Op::Quantize(Quantize { of: glu, to }), &[x(Bf16)]).expect("a gate");
+        assert_eq!(outs, [spec(&[Tokens(1), Fixed(4)], to), spec(&[Tokens(1), Fixed(4)], Bf16)]);
     }
-    let glu = Quantized::Glu(Glu { activation: Activation::Gelu });
-    let outs = infer(Op::Quantize(Quantize { of: glu }), &[x(Bf16)]).expect("a gate");
-    assert_eq!(outs, [spec(&[Tokens(1), Fixed(4)], DType::F8), spec(&[Tokens(1), Fixed(4)], Bf16)]);
+    let error = infer(Op::Quantize(Quantize { of: Quantized::Rows, to: DType::U8 }), &[x(Bf16)]);
+    assert!(error.expect_err("no codes").to_string().contains("f8 or i8"));
 }
 
 #[test]

@@ -154,7 +154,7 @@ impl Stack<'_> {
         if self.c.bias {
             inputs.push(g.param_of(stacked("bias", &[width]), DType::F32));
         }
-        g.one(Op::Linear(Linear { bias: self.c.bias, epilogue: Epilogue::None }), &inputs)
+        g.one(Op::Linear(Linear::new(self.c.bias, Epilogue::None)), &inputs)
     }
 
     fn norm(&self, g: &mut Builder, x: ValueId, name: &str) -> ValueId {

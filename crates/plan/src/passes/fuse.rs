@@ -7,7 +7,7 @@
 
 use super::dce;
 use crate::Weights;
-use graph::ops::{Activation, Epilogue, Glu, Linear, Qkv};
+use graph::ops::{Activation, Epilogue, Glu, Linear, Prologue, Qkv};
 use graph::{DType, Def, Dim, Graph, NodeId, Op, Param, ParamId, Piece, Role, TensorSpec, Value, ValueId};
 
 /// The graph with fused ops. Trained weights stay apart: other plans share them one by one.
@@ -28,6 +28,14 @@ pub fn fuse(graph: &Graph, weights: Weights) -> Graph {
 pub fn gates(graph: &Graph) -> Graph {
     let mut fusion = Fusion { g: graph.clone(), reads: graph.reads() };
     (0..graph.nodes.len()).for_each(|i| fusion.gate(i));
+    dce(&fusion.g)
+}
+
+/// The graph with every layer norm of 16 bits and at most `widest` columns in front of the one linear that reads it: what
+/// a target's products do with rows that they hold whole. A linear with a gate behind it keeps its norm apart.
+pub fn norms(graph: &Graph, widest: u64) -> Graph {
+    let mut fusion = Fusion { g: graph.clone(), reads: graph.reads() };
+    (0..graph.nodes.len()).for_each(|i| fusion.norm(i, widest));
     dce(&fusion.g)
 }
 
@@ -75,6 +83,31 @@ impl Fusion {
             return;
         }
         self.g.nodes[i].op = Op::Linear(Linear { epilogue: Epilogue::Gate, ..linear });
+        self.set_inputs(i, inputs);
+    }
+
+    fn norm(&mut self, i: usize, widest: u64) {
+        let Op::Linear(linear) = self.g.nodes[i].op else { return };
+        let mut inputs = self.g.nodes[i].inputs.clone();
+        let normed = inputs[0];
+        let Def::Node(id, 0) = self.g.value(normed).def else { return };
+        let Op::LayerNorm(norm) = self.g.node(id).op else { return };
+        let narrow = [DType::Bf16, DType::F16].contains(&self.g.spec(normed).dtype);
+        let columns = self.g.spec(normed).row_elements();
+        let plain = match linear.epilogue {
+            Epilogue::None | Epilogue::Gelu => linear.prologue == Prologue::None,
+            Epilogue::Residual | Epilogue::Gate => false,
+        };
+        // Nobody else reads the normalised rows nor, since there is no gradient, what is known of them.
+        let alone = self.reads[normed.index()] == 1
+            && self.g.node(id).outputs[1..].iter().flatten().all(|v| self.reads[v.index()] == 0);
+        if !(narrow && plain && alone && columns <= widest && columns.is_multiple_of(8)) {
+            return;
+        }
+        let [x, gamma, beta] = self.g.node(id).inputs[..] else { return };
+        inputs[0] = x;
+        inputs.extend([gamma, beta]);
+        self.g.nodes[i].op = Op::Linear(Linear { prologue: Prologue::LayerNorm(norm), ..linear });
         self.set_inputs(i, inputs);
     }
 

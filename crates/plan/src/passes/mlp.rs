@@ -4,7 +4,7 @@
 //! [layer norm ->] linear with a gelu, or linear -> glu, -> linear [with a residual]  =>  mlp.
 
 use super::dce;
-use graph::ops::{Activation, Epilogue, Glu, Hidden, LayerNorm, Linear, Mlp};
+use graph::ops::{Activation, Epilogue, Glu, Hidden, LayerNorm, Linear, Mlp, Prologue};
 use graph::{DType, Def, Graph, Node, Op, ValueId};
 
 /// A fused graph of bf16 with its MLPs as one op each.
@@ -29,8 +29,8 @@ impl<'a> Chain<'a> {
     /// The MLP whose second product is `node`, and its inputs.
     fn ending_in(&self, node: &Node) -> Option<(Mlp, Vec<ValueId>)> {
         let (second, residual) = match linear(node)? {
-            Linear { epilogue: Epilogue::None, bias } => (bias, false),
-            Linear { epilogue: Epilogue::Residual, bias } => (bias, true),
+            Linear { epilogue: Epilogue::None, bias, .. } => (bias, false),
+            Linear { epilogue: Epilogue::Residual, bias, .. } => (bias, true),
             Linear { epilogue: Epilogue::Gelu | Epilogue::Gate, .. } => return None,
         };
         let (hidden, first, product) = self.hidden(node.inputs[0])?;
@@ -73,7 +73,8 @@ impl<'a> Chain<'a> {
     }
 }
 
+/// A linear of rows as they are.
 fn linear(node: &Node) -> Option<Linear> {
     let Op::Linear(linear) = node.op else { return None };
-    Some(linear)
+    (linear.prologue == Prologue::None).then_some(linear)
 }

@@ -1,8 +1,8 @@
 //! Passes: pure functions from a graph to a graph. Invariant: what goes in verified comes out verified.
 
 mod autodiff;
+mod codes;
 mod dce;
-mod fp8;
 mod fuse;
 mod layout;
 mod mlp;
@@ -14,9 +14,9 @@ use graph::{Def, Graph, Node, NodeId};
 
 pub use autodiff::autodiff;
 pub(crate) use autodiff::differentiate;
+pub use codes::codes;
 pub use dce::dce;
-pub use fp8::fp8;
-pub use fuse::{fuse, gates};
+pub use fuse::{fuse, gates, norms};
 pub use layout::layout;
 pub use mlp::mlp;
 pub use precision::{Precision, inference, precision};

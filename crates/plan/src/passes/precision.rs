@@ -21,15 +21,26 @@ pub enum Precision {
     Fp16,
     /// e4m3 in the products of encoder layers, bfloat16 elsewhere; for inference.
     Fp8,
+    /// Integers of 8 bits there; for inference.
+    Int8,
 }
 
 impl Precision {
-    /// The element type of what is not in e4m3.
+    /// The element type of what is not in codes.
     pub fn dtype(self) -> DType {
         match self {
             Self::F32 => DType::F32,
-            Self::Bf16 | Self::Fp8 => DType::Bf16,
+            Self::Bf16 | Self::Fp8 | Self::Int8 => DType::Bf16,
             Self::Fp16 => DType::F16,
+        }
+    }
+
+    /// The type of the codes, if there are any.
+    pub fn codes(self) -> Option<DType> {
+        match self {
+            Self::F32 | Self::Bf16 | Self::Fp16 => None,
+            Self::Fp8 => Some(DType::F8),
+            Self::Int8 => Some(DType::I8),
         }
     }
 
@@ -40,6 +51,7 @@ impl Precision {
             Self::Bf16 => "bf16",
             Self::Fp16 => "fp16",
             Self::Fp8 => "fp8",
+            Self::Int8 => "int8",
         }
     }
 }

@@ -252,7 +252,7 @@ impl Training<'_> {
         let (op, states) = self.optimizer.with_decay((self.group)(name) == Group::Decay).of(&spec);
         let master = match spec.dtype {
             DType::F32 => p,
-            DType::Bf16 | DType::F16 | DType::F8 | DType::I32 | DType::U8 => {
+            DType::Bf16 | DType::F16 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => {
                 g.state(state(format!("master {name}"), StateKind::Master), &spec.shape, DType::F32)
             }
         };

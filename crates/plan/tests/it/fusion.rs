@@ -2,10 +2,10 @@
 
 use crate::cases::{MEAN, attention_block, bounds, count, encoder, state, target};
 use crate::symbolic::meaning;
-use graph::ops::Epilogue;
-use graph::{Builder, DType, Dim, Graph, Layout, Op, ValueId};
+use graph::ops::{Epilogue, Prologue};
+use graph::{Builder, DType, Dim, Graph, Layout, Node, Op, ValueId};
 use models::{KNOWN, Output};
-use plimsoll_plan::{Policy, Precision, Weights, compile, passes};
+use plimsoll_plan::{Policy, Precision, Target, Weights, compile, passes};
 
 fn epilogues(graph: &Graph, wanted: Epilogue) -> usize {
     graph.nodes.iter().filter(|n| matches!(n.op, Op::Linear(l) if l.epilogue == wanted)).count()
@@ -133,6 +133,28 @@ fn what_others_read_of_an_mlp_stays() {
     for (keep, wanted) in wanted.into_iter().enumerate() {
         assert_eq!(fused(keep), wanted, "{keep}");
     }
+}
+
+#[test]
+fn norms_are_fused_where_products_hold_whole_rows() {
+    let fused_norms = |id: &str, norms: u64, precision| {
+        let graph = encoder(id).graph(bounds(512), MEAN).expect("verified");
+        let target = Target { norms, ..target("h200") };
+        let policy = Policy { precision, ..Policy::default() };
+        let plan = compile(&graph, &policy, &target).expect("planned").graph;
+        let with = |n: &&Node| matches!(n.op, Op::Linear(l) if l.prologue != Prologue::None);
+        let apart = compile(&graph, &policy, &self::target("a100-80")).expect("planned").graph;
+        assert_eq!(meaning(&plan), meaning(&apart), "{id}");
+        (plan.nodes.iter().filter(with).count(), count(&plan, "layer_norm"))
+    };
+    let (small, large) = ("facebook/esm2_t30_150M_UR50D", "facebook/esm2_t33_650M_UR50D");
+    // Both of a layer, and not the last one, whose rows are an output.
+    assert_eq!(fused_norms(small, 640, Precision::Bf16), (60, 1));
+    assert_eq!(fused_norms(small, 0, Precision::Bf16), (0, 61));
+    assert_eq!(fused_norms(small, 640, Precision::F32), (0, 61));
+    assert_eq!(fused_norms(large, 640, Precision::Bf16), (0, 67));
+    // What follows a block there reads its norm as the residual, too.
+    assert_eq!(fused_norms("zhihan1996/DNABERT-S", 768, Precision::Bf16).0, 0);
 }
 
 #[test]

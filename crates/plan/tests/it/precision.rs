@@ -2,7 +2,7 @@
 
 use crate::cases::{bounds, encoder, target};
 use graph::ops::Quantized;
-use graph::{DType, Def, Graph, Op, Role};
+use graph::{DType, Def, Graph, Layout, Op, Role};
 use models::{KNOWN, Output};
 use plimsoll_plan::{Policy, Precision, Weights, compile, passes};
 
@@ -80,10 +80,16 @@ fn sixteen_bits_take_half_of_the_bytes() {
     assert!(narrow.0 < 0.501 * wide.0 && narrow.1 < 0.75 * wide.1, "{narrow:?} of {wide:?}");
 }
 
-fn fp8(id: &str, outputs: &[Output], fuse: bool) -> Graph {
+/// (precision, a target that has it, the type of its codes, how products of codes want their weights)
+const CODES: [(Precision, &str, DType, Layout); 2] = [
+    (Precision::Fp8, "h200", DType::F8, Layout::Scaled),
+    (Precision::Int8, "cpu", DType::I8, Layout::ScaledTiles),
+];
+
+fn codes(precision: Precision, on: &str, id: &str, outputs: &[Output], fuse: bool) -> Graph {
     let graph = encoder(id).graph(bounds(512), outputs).expect("verified");
-    let policy = Policy { precision: Precision::Fp8, fuse, ..Policy::default() };
-    compile(&graph, &policy, &target("h200")).unwrap_or_else(|e| panic!("{id}: {e}")).graph
+    let policy = Policy { precision, fuse, ..Policy::default() };
+    compile(&graph, &policy, &target(on)).unwrap_or_else(|e| panic!("{id}: {e}")).graph
 }
 
 fn count(graph: &Graph, which: impl Fn(&Op) -> bool) -> usize {
@@ -93,9 +99,10 @@ fn count(graph: &Graph, which: impl Fn(&Op) -> bool) -> usize {
 /// Each layer has four inputs of linears; what reads one of them twice quantises it once, by whoever makes it.
 #[test]
 fn layers_read_codes_that_are_made_once() {
-    for (id, layers) in [("facebook/esm2_t6_8M_UR50D", 6), ("zhihan1996/DNABERT-S", 12)] {
-        for fuse in [true, false] {
-            let g = fp8(id, &[Output::Mean, Output::HiddenOf(2)], fuse);
+    let models = [("facebook/esm2_t6_8M_UR50D", 6), ("zhihan1996/DNABERT-S", 12)];
+    for ((id, layers), fuse) in models.into_iter().flat_map(|model| [(model, true), (model, false)]) {
+        for (precision, on, dtype, layout) in CODES {
+            let g = codes(precision, on, id, &[Output::Mean, Output::HiddenOf(2)], fuse);
             let dna = id.contains("DNA");
             let made = |of: fn(&Quantized) -> bool| count(&g, |op| matches!(op, Op::Quantize(q) if of(&q.of)));
             assert_eq!(made(|of| matches!(of, Quantized::Rows)), layers, "{id}: attention's rows\n{g}");
@@ -105,7 +112,11 @@ fn layers_read_codes_that_are_made_once() {
             assert_eq!(made(|of| matches!(of, Quantized::Glu(_))), if dna { layers } else { 0 }, "{id}");
             for node in g.nodes.iter().filter(|node| matches!(node.op, Op::Linear(_))) {
                 let types: Vec<DType> = node.inputs.iter().map(|&v| g.spec(v).dtype).collect();
-                assert_eq!(types[..2], [DType::F8; 2], "{id}");
+                assert_eq!(types[..2], [dtype; 2], "{id}");
+                assert_eq!(
+                    node.inputs[..2].iter().map(|&v| g.spec(v).layout).collect::<Vec<_>>(),
+                    [Layout::Scaled, layout]
+                );
                 assert!(types[2..].iter().all(|&dtype| dtype == DType::Bf16), "{id}");
             }
             // A post-LN encoder adds the rows of its norms; nobody reads those of the others.
@@ -122,23 +133,32 @@ fn layers_read_codes_that_are_made_once() {
 #[test]
 fn codes_take_half_of_the_bytes_again() {
     let graph = encoder("facebook/esm2_t36_3B_UR50D").graph(bounds(4096), &[Output::Mean]).expect("verified");
-    let of = |precision| {
-        let policy = Policy { precision, ..Policy::default() };
-        compile(&graph, &policy, &target("h200")).expect("planned").memory.persistent.0
-    };
-    let (bf16, fp8) = (of(Precision::Bf16), of(Precision::Fp8));
-    assert!((fp8 as f64) < 0.502 * bf16 as f64, "{fp8} of {bf16}");
+    for (precision, on, ..) in CODES {
+        let of = |precision| {
+            let policy = Policy { precision, ..Policy::default() };
+            compile(&graph, &policy, &target(on)).expect("planned").memory.persistent.0
+        };
+        let (bf16, codes) = (of(Precision::Bf16), of(precision));
+        assert!((codes as f64) < 0.502 * bf16 as f64, "{codes} of {bf16}");
+    }
 }
 
 #[test]
-fn fp8_is_refused_where_it_cannot_be() {
+fn codes_are_refused_where_they_cannot_be() {
     let graph = encoder("facebook/esm2_t6_8M_UR50D").graph(bounds(512), &[Output::Mean]).expect("verified");
     let policy = Policy { precision: Precision::Fp8, ..Policy::default() };
     for name in ["cpu", "a100-80", "3090"] {
         let error = compile(&graph, &policy, &target(name)).expect_err(name).to_string();
         assert!(error.contains("8.9 or later") && error.contains(name), "{error}");
     }
-    let trained = Policy { weights: Weights::Trained, ..policy };
-    let error = compile(&graph, &trained, &target("h200")).expect_err("training").to_string();
-    assert!(error.contains("fp8 is for inference"), "{error}");
+    let policy = Policy { precision: Precision::Int8, ..Policy::default() };
+    for name in ["cuda", "h200", "3090"] {
+        let error = compile(&graph, &policy, &target(name)).expect_err(name).to_string();
+        assert!(error.contains("int8 needs products of integers") && error.contains(name), "{error}");
+    }
+    for (precision, on, ..) in CODES {
+        let trained = Policy { precision, weights: Weights::Trained, ..Policy::default() };
+        let error = compile(&graph, &trained, &target(on)).expect_err("training").to_string();
+        assert!(error.contains(&format!("{} is for inference", precision.name())), "{error}");
+    }
 }

@@ -1,7 +1,7 @@
 //! What a graph computes, as terms: two graphs of one meaning compute the same function.
 //! Invariant: fused forms are expanded, so a pass that rewires anything wrongly changes the meaning.
 
-use graph::ops::{Activation, Attention, Epilogue, Glu, Hidden, Linear, Mlp, Qkv};
+use graph::ops::{Activation, Attention, Epilogue, Glu, Hidden, Linear, Mlp, Prologue, Qkv};
 use graph::{Def, Graph, Op, Role, TensorSpec, ValueId};
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -77,7 +77,7 @@ fn sum(a: Term, b: Term) -> Term {
 
 fn linear_term(g: &Graph, inputs: &[ValueId], ins: &[Term], linear: Linear) -> Term {
     let operands = 2 + usize::from(linear.bias);
-    let plain = term(("rows", plain_terms(g, &inputs[..operands], ins)));
+    let plain = term(("rows", plain_terms(g, &inputs[..operands], rows_of(linear, ins))));
     match linear.epilogue {
         Epilogue::None => plain,
         Epilogue::Gelu => term(("gelu", plain)),
@@ -96,7 +96,7 @@ fn mlp_term(g: &Graph, inputs: &[ValueId], ins: &[Term], mlp: Mlp) -> Term {
     // As `linear_term` has it, of x and the inputs from a weight on.
     let product = |x: Term, weight: usize, bias: bool, epilogue: Epilogue| {
         let (inputs, ins) = ([&inputs[..1], &inputs[weight..]].concat(), [&[x], &ins[weight..]].concat());
-        linear_term(g, &inputs, &ins, Linear { bias, epilogue })
+        linear_term(g, &inputs, &ins, Linear::new(bias, epilogue))
     };
     let [first, second] = *mlp.weights();
     let hidden = match mlp.hidden {
@@ -108,8 +108,19 @@ fn mlp_term(g: &Graph, inputs: &[ValueId], ins: &[Term], mlp: Mlp) -> Term {
     product(hidden, second, mlp.bias[1], last)
 }
 
+/// What a linear multiplies.
+fn rows_of(linear: Linear, ins: &[Term]) -> Term {
+    match linear.prologue {
+        Prologue::None => ins[0],
+        Prologue::LayerNorm(norm) => {
+            let operands = [&ins[..1], &ins[linear.norm_at()..]].concat();
+            term((format!("{:?}", Op::LayerNorm(norm)), operands, 0_usize))
+        }
+    }
+}
+
 /// x with each of the weights that were put under each other, one linear for each.
-fn plain_terms(g: &Graph, inputs: &[ValueId], ins: &[Term]) -> Vec<Term> {
+fn plain_terms(g: &Graph, inputs: &[ValueId], x: Term) -> Vec<Term> {
     let parts = |v: ValueId| -> Vec<Term> {
         match g.spec(v).role {
             Role::Param(p) => {
@@ -119,7 +130,7 @@ fn plain_terms(g: &Graph, inputs: &[ValueId], ins: &[Term]) -> Vec<Term> {
         }
     };
     let weights: Vec<Vec<Term>> = inputs[1..].iter().map(|&v| parts(v)).collect();
-    (0..weights[0].len()).map(|i| term((ins[0], weights.iter().map(|w| w[i]).collect::<Vec<_>>()))).collect()
+    (0..weights[0].len()).map(|i| term((x, weights.iter().map(|w| w[i]).collect::<Vec<_>>()))).collect()
 }
 
 /// q, k, v and what follows them, however they come.
@@ -130,7 +141,13 @@ fn attention_terms(g: &Graph, terms: &[Term], inputs: &[ValueId], a: Attention) 
         Def::Node(id, _) if fused => {
             let node = g.node(id);
             let ins: Vec<Term> = node.inputs.iter().map(|v| terms[v.index()]).collect();
-            all.extend(plain_terms(g, &node.inputs, &ins).into_iter().map(|part| term(("rows", vec![part]))));
+            let Op::Linear(linear) = node.op else { unreachable!("{} makes q, k and v", node.op.name()) };
+            let operands = 2 + usize::from(linear.bias);
+            all.extend(
+                plain_terms(g, &node.inputs[..operands], rows_of(linear, &ins))
+                    .into_iter()
+                    .map(|part| term(("rows", vec![part]))),
+            );
         }
         Def::Node(..) | Def::Source => all.extend(inputs[..a.operands()].iter().map(|v| terms[v.index()])),
     }

@@ -57,7 +57,7 @@ fn weights_that_change_cannot_be_packed() {
     let shape = [Dim::Fixed(8), Dim::Fixed(8)];
     let linear = |g: &mut Builder, w| {
         let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(8)], DType::F32);
-        let op = graph::ops::Linear { bias: false, epilogue: graph::ops::Epilogue::None };
+        let op = graph::ops::Linear::new(false, graph::ops::Epilogue::None);
         let y = g.one(graph::Op::Linear(op), &[x, w]);
         g.output("y", y);
     };

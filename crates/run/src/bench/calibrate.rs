@@ -68,21 +68,23 @@ pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Cal
 
 fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Rates, RunError> {
     let with = |precision| Settings { precision: Some(precision), ..settings.clone() };
-    let (f32, bf16, fp8) = match settings.device {
+    let (f32, bf16, fp8, int8) = match settings.device {
         Device::Cpu => {
             let of = |precision| products_rate(&with(precision), repeats);
-            (of(Precision::F32)?, of(Precision::Bf16)?, None)
+            let int8 = raw_products(&with(Precision::Int8))?;
+            (of(Precision::F32)?, of(Precision::Bf16)?, None, Some(int8))
         }
         Device::Machines(_) => {
             let of = |precision| raw_products(&with(precision));
             // Cards before sm_89 have no e4m3.
-            (of(Precision::F32)?, of(Precision::Bf16)?, of(Precision::Fp8).ok())
+            (of(Precision::F32)?, of(Precision::Bf16)?, of(Precision::Fp8).ok(), None)
         }
     };
     Ok(Rates {
         f32,
         bf16,
         fp8,
+        int8,
         memory: copy_rate(settings, repeats)?,
         launch: launch(settings, repeats)?,
         storage: storage.unwrap_or(settings.target()?.rates.storage),
@@ -186,13 +188,14 @@ fn text(path: &Path, settings: &Settings, rates: Rates, storage_is_measured: boo
     };
     let about = format!("{machine}; rates measured by plimsoll {}", env!("CARGO_PKG_VERSION"));
     let (name, about) = (quoted(&name), quoted(&about));
-    let Target { space, memory, alignment, units, saturation, gates, reserved, .. } = &target;
+    let Target { space, memory, alignment, units, saturation, gates, norms, reserved, .. } = &target;
     let reserved = reserved
         .iter()
         .map(|row| format!("[[reserved]]\nlabel = {}\nbytes = {}\n\n", quoted(&row.label), row.bytes.0));
     let (space, memory, reserved) = (quoted(space), memory.0, reserved.collect::<String>());
-    let Rates { f32, bf16, fp8, memory: bandwidth, launch, storage } = rates;
-    let fp8 = fp8.map_or_else(String::new, |rate| format!("fp8 = {rate:.3e}\n"));
+    let Rates { f32, bf16, fp8, int8, memory: bandwidth, launch, storage } = rates;
+    let line = |(name, rate): (&str, Option<f64>)| rate.map(|rate| format!("{name} = {rate:.3e}\n"));
+    let codes: String = [("fp8", fp8), ("int8", int8)].into_iter().filter_map(line).collect();
     let of_storage = match storage_is_measured {
         true => "Of the disk that this file was written to, past the cache.",
         false => "Not measured: of a SATA III SSD; where weights lie is not the target's to know.",
@@ -200,9 +203,9 @@ fn text(path: &Path, settings: &Settings, rates: Rates, storage_is_measured: boo
     Ok(format!(
         "# Written by `plimsoll bench --calibrate`; `plimsoll plan --target` reads it.\n\
          name = {name}\nabout = {about}\nspace = {space}\nmemory = {memory}\nalignment = {alignment}\n\
-         units = {units}\nsaturation = {saturation}\ngates = {gates}\nkernels_of = {kernels_of}\n\n{reserved}\
+         units = {units}\nsaturation = {saturation}\ngates = {gates}\nnorms = {norms}\nkernels_of = {kernels_of}\n\n{reserved}\
          # Operations, bytes and seconds.\n\
-         [rates]\nf32 = {f32:.3e}\nbf16 = {bf16:.3e}\n{fp8}memory = {bandwidth:.3e}\nlaunch = {launch:.3e}\n\
+         [rates]\nf32 = {f32:.3e}\nbf16 = {bf16:.3e}\n{codes}memory = {bandwidth:.3e}\nlaunch = {launch:.3e}\n\
          # {of_storage}\nstorage = {storage:.3e}\n"
     ))
 }
@@ -216,14 +219,17 @@ fn quoted(text: &str) -> String {
 impl Calibration {
     /// The same as JSON.
     pub fn to_json(&self) -> Value {
-        let Rates { f32, bf16, fp8, memory, launch, storage } = self.target.rates;
+        let Rates { f32, bf16, fp8, int8, memory, launch, storage } = self.target.rates;
         let storage = self.storage.then_some(storage);
         let products: Value =
             self.products.iter().cloned().map(|(model, with)| (model, Value::from(with))).collect();
         json!({
             "target": self.path.display().to_string(),
             "about": self.target.about,
-            "rates": {"f32": f32, "bf16": bf16, "fp8": fp8, "memory": memory, "launch": launch, "storage": storage},
+            "rates": {
+                "f32": f32, "bf16": bf16, "fp8": fp8, "int8": int8, "memory": memory, "launch": launch,
+                "storage": storage
+            },
             "products": products,
         })
     }
@@ -235,8 +241,10 @@ impl fmt::Display for Calibration {
         writeln!(f, "wrote {path}: {}", self.target.about)?;
         writeln!(f, "  f32 products  {:>10.1} GFLOP/s", rates.f32 / 1e9)?;
         writeln!(f, "  bf16          {:>10.1} GFLOP/s", rates.bf16 / 1e9)?;
-        if let Some(fp8) = rates.fp8 {
-            writeln!(f, "  fp8           {:>10.1} GFLOP/s", fp8 / 1e9)?;
+        for (name, rate) in [("fp8", rates.fp8), ("int8", rates.int8)] {
+            if let Some(rate) = rate {
+                writeln!(f, "  {name:<14}{:>10.1} GFLOP/s", rate / 1e9)?;
+            }
         }
         writeln!(f, "  memory        {:>10.1} GB/s, read and written", rates.memory / 1e9)?;
         writeln!(f, "  launch        {:>10.2} us", rates.launch * 1e6)?;
@@ -261,8 +269,15 @@ mod tests {
     fn the_file_can_be_planned_with() {
         let settings = Settings { threads: 7, ..Settings::default() };
         let cpu = Target::named("cpu").expect("read");
-        let rates =
-            Rates { f32: 1.25e11, bf16: 2e12, fp8: Some(4e12), memory: 3.5e10, launch: 4e-6, storage: 2.5e9 };
+        let rates = Rates {
+            f32: 1.25e11,
+            bf16: 2e12,
+            fp8: Some(4e12),
+            int8: Some(3e12),
+            memory: 3.5e10,
+            launch: 4e-6,
+            storage: 2.5e9,
+        };
         for (stem, storage) in [("here", true), ("odd \"name\\", false)] {
             let path = PathBuf::from(format!("{stem}.toml"));
             let text = text(&path, &settings, rates, storage).expect("text");

@@ -3,7 +3,8 @@
 
 use super::subject::Subject;
 use crate::{Device, RunError, Settings};
-use exec::cpu::{Cpu, peak};
+use exec::cpu::Cpu;
+use exec::cpu::peak::{self, Factors};
 use graph::DType;
 
 /// Rows, columns and depth of the products, and how many of them follow each other.
@@ -37,11 +38,16 @@ impl Ceiling {
     }
 }
 
-/// Operations per second of products as large as those of ESM-2 3B, in the precision of the settings.
+/// Operations per second of products as large as those of ESM-2 3B on a card, of 650M on the CPU, in the precision of the
+/// settings.
 pub(super) fn raw_products(settings: &Settings) -> Result<f64, RunError> {
     /// Seconds of measuring.
     const SECONDS: f64 = 0.3;
-    let mut products = Subject::products(settings, 16_384, 2560, COUNT)?;
+    let (rows, width) = match settings.device {
+        Device::Cpu => (2048, 1280),
+        Device::Machines(_) => (16_384, 2560),
+    };
+    let mut products = Subject::products(settings, rows, width, COUNT)?;
     products.pass()?;
     Ok(1e9 * products.linear_gflops(SECONDS)?)
 }
@@ -49,15 +55,16 @@ pub(super) fn raw_products(settings: &Settings) -> Result<f64, RunError> {
 fn raw_loop(cpu: &Cpu, dtype: DType, seconds: f64) -> Option<(&'static str, f64)> {
     match dtype {
         // On tiles an f32 product is made of six bf16 products.
-        DType::F32 => Some(match peak::amx_gflops(cpu, seconds) {
+        DType::F32 => Some(match peak::amx_gflops(cpu, Factors::Bf16, seconds) {
             Some(rate) => ("amx/6", rate / 6.0),
             None => ("fma", peak::fma_gflops(cpu, seconds)),
         }),
         // Without tiles a bf16 product is one of f32 on widened numbers.
-        DType::Bf16 => Some(match peak::amx_gflops(cpu, seconds) {
+        DType::Bf16 => Some(match peak::amx_gflops(cpu, Factors::Bf16, seconds) {
             Some(rate) => ("amx", rate),
             None => ("fma", peak::fma_gflops(cpu, seconds)),
         }),
+        DType::I8 => peak::amx_gflops(cpu, Factors::Int8, seconds).map(|rate| ("amx/int8", rate)),
         DType::F16 | DType::F8 | DType::I32 | DType::U8 => None,
     }
 }

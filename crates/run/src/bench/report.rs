@@ -4,7 +4,7 @@
 use super::subject::{Subject, Turns};
 use super::{Request, Work, median};
 use crate::machine;
-use graph::ops::{Epilogue, Hidden};
+use graph::ops::{Epilogue, Hidden, Prologue};
 use graph::{Bytes, Graph, Node, Op, PrecisionClass, node_label};
 use plan::Instr;
 use serde_json::{Value, json};
@@ -293,17 +293,16 @@ fn any_layer(label: &str, layer: Option<u32>) -> String {
     label.split(between).map(word).collect::<Vec<_>>().join(between)
 }
 
-/// From the first input to the first output, and what is done behind a product.
+/// From the first input to the first output, and what is done in front of a product and behind it.
 fn shape(graph: &Graph, node: &Node) -> String {
     let text = |v: Option<_>| v.map_or(String::new(), |v| graph.spec(v).to_string());
     let (from, to) = (node.inputs.first().copied(), node.outputs.iter().flatten().next().copied());
-    let between = if let Op::Mlp(mlp) = node.op {
-        let weight = node.inputs[mlp.weights()[1]];
-        format!(", {} columns between, {}", graph.spec(weight).row_elements(), hidden(mlp.hidden))
-    } else {
-        String::new()
-    };
-    format!("{} -> {}{between}{}", text(from), text(to), behind(&node.op))
+    if let Op::Mlp(mlp) = node.op {
+        let columns = graph.spec(node.inputs[mlp.weights()[1]]).row_elements();
+        return format!("{} -> {columns} columns of {} -> {}", text(from), hidden(mlp.hidden), text(to));
+    }
+    let (before, behind) = around(&node.op);
+    format!("{}{before} -> {}{behind}", text(from), text(to))
 }
 
 fn hidden(hidden: Hidden) -> &'static str {
@@ -313,17 +312,19 @@ fn hidden(hidden: Hidden) -> &'static str {
     }
 }
 
-fn behind(op: &Op) -> &'static str {
-    if let Op::Mlp(mlp) = op {
-        return if mlp.residual { ", residual" } else { "" };
-    }
-    let Op::Linear(linear) = op else { return "" };
-    match linear.epilogue {
+fn around(op: &Op) -> (&'static str, &'static str) {
+    let Op::Linear(linear) = op else { return ("", "") };
+    let before = match linear.prologue {
+        Prologue::None => "",
+        Prologue::LayerNorm(_) => ", normed",
+    };
+    let behind = match linear.epilogue {
         Epilogue::None => "",
         Epilogue::Gelu => ", gelu",
         Epilogue::Residual => ", residual",
         Epilogue::Gate => ", gate",
-    }
+    };
+    (before, behind)
 }
 
 #[cfg(test)]

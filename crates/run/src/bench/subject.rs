@@ -100,7 +100,7 @@ impl Subject {
                             numbers.flat_map(|x| x.to_le_bytes().into_iter().skip(2)).collect();
                         subject.executor.input_u8(0, "x", &halves)?;
                     }
-                    DType::F8 | DType::I32 | DType::U8 => {}
+                    DType::F8 | DType::I8 | DType::I32 | DType::U8 => {}
                 }
                 Ok(subject)
             }
@@ -340,9 +340,10 @@ impl Subject {
 fn element(precision: Precision) -> Result<DType, RunError> {
     match precision {
         Precision::F32 | Precision::Bf16 | Precision::Fp16 => Ok(precision.dtype()),
-        Precision::Fp8 => Err(RunError::Refused(
-            "--precision fp8: only products of a model's layers; give --model".to_owned(),
-        )),
+        Precision::Fp8 | Precision::Int8 => Err(RunError::Refused(format!(
+            "--precision {}: only products of a model's layers; give --model",
+            precision.name()
+        ))),
     }
 }
 

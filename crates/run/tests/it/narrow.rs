@@ -1,4 +1,4 @@
-//! Predictions in bf16 on the CPU. Invariant: labels are those of f32 wherever its scores are clear, and a result is
+//! Predictions in bf16 and int8 on the CPU. Invariant: labels are those of f32 wherever its scores are clear, and a result is
 //! never made of both.
 
 use crate::resume::{Stopper, break_off_with_results, kept, options, reads, results, same, smallest, tight};
@@ -14,6 +14,11 @@ const CLOSE: f32 = 0.3;
 
 fn bf16(mut options: Options) -> Options {
     options.settings.precision = Some(Precision::Bf16);
+    options
+}
+
+fn int8(mut options: Options) -> Options {
+    options.settings.precision = Some(Precision::Int8);
     options
 }
 
@@ -38,16 +43,19 @@ fn labels_are_those_of_f32_where_its_scores_are_clear() {
                 run(&narrow(Options { length, ..golden(&reads(), &out) })).unwrap_or_else(|e| panic!("{e}"));
             (labels(&out), report.run_record)
         };
-        let ((wide, _), (narrow, record)) = (of("wide", |options| options), of("narrow", bf16));
-        assert_eq!(record["precision"], "bf16");
-        assert!(wide.keys().eq(narrow.keys()), "rows differ");
-        let pairs = || wide.values().zip(narrow.values());
-        let same = pairs().filter(|(w, n)| w.0 == n.0).count();
-        println!("{length} bases: {same} of {} labels in bf16 are those of f32", wide.len());
-        for (w, n) in pairs().filter(|(w, _)| (w.1 - w.2).abs() >= CLOSE) {
-            assert_eq!(w.0, n.0, "{w:?} is {n:?} in bf16");
+        let (wide, _) = of("wide", |options| options);
+        for (name, narrow) in [("bf16", bf16 as fn(Options) -> Options), ("int8", int8)] {
+            let (narrow, record) = of(name, narrow);
+            assert_eq!(record["precision"], name);
+            assert!(wide.keys().eq(narrow.keys()), "rows differ");
+            let pairs = || wide.values().zip(narrow.values());
+            let same = pairs().filter(|(w, n)| w.0 == n.0).count();
+            println!("{length} bases: {same} of {} labels in {name} are those of f32", wide.len());
+            for (w, n) in pairs().filter(|(w, _)| (w.1 - w.2).abs() >= CLOSE) {
+                assert_eq!(w.0, n.0, "{w:?} is {n:?} in {name}");
+            }
+            assert!(pairs().any(|(w, n)| w.1 != n.1), "no bit differs: was it computed in f32?");
         }
-        assert!(pairs().any(|(w, n)| w.1 != n.1), "no bit differs: was it computed in f32?");
     }
 }
 
@@ -95,11 +103,14 @@ fn by_itself_bf16_is_taken_where_there_are_tiles() {
     let precision = |asked| Settings { precision: asked, ..Settings::default() }.precision();
     let best = if Isa::detect().has_tiles() { Precision::Bf16 } else { Precision::F32 };
     assert_eq!(precision(None).expect("a precision"), best);
-    for asked in [Precision::F32, Precision::Bf16] {
+    for asked in [Precision::F32, Precision::Bf16, Precision::Int8] {
         assert_eq!(precision(Some(asked)).expect("a precision"), asked);
     }
     for (asked, name) in [(Precision::Fp16, "fp16"), (Precision::Fp8, "fp8")] {
         let error = precision(Some(asked)).expect_err(name).to_string();
-        assert!(error.contains(&format!("--precision {name}")) && error.contains("bf16 or f32"), "{error}");
+        assert!(
+            error.contains(&format!("--precision {name}")) && error.contains("bf16, f32 or int8"),
+            "{error}"
+        );
     }
 }

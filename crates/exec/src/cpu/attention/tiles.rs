@@ -74,7 +74,7 @@ pub(super) fn attention(
 ) {
     assert!(cpu.isa().has_tiles() && takes(config, false), "tiles, and a form for them");
     // SAFETY: `has_tiles` proves them; a thread has no others while it runs a task.
-    attention_on(cpu, config, qkv, spans, o, workspace, &|| unsafe { Tiles::configure() });
+    attention_on(cpu, config, qkv, spans, o, workspace, &|| unsafe { <Tiles>::configure() });
 }
 
 /// The same on the registers that `configure` gives each task.

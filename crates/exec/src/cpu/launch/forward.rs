@@ -1,6 +1,7 @@
 //! Launches of norms, gates and other small ops of inference. Invariant: what a kernel relies on is checked here.
 
 use super::super::operands::Operands;
+use super::super::quantize::{self, Of};
 use super::super::{Bf16, Cpu, Element, elementwise, embed, norm, reduce, rope};
 use super::Launched;
 use super::backward::gate;
@@ -56,6 +57,32 @@ fn layer_norm_by<E: Element, P: Element>(l: &Operands<'_>, cpu: &Cpu, op: &Layer
     let (gamma, beta, y) = (l.vector::<P>(1)?, l.vector(2)?, l.output_if::<E>(0)?);
     let (mean, rstd) = (l.vector_out(1)?, l.vector_out(2)?);
     norm::layer_norm(cpu, l.input(0)?, gamma, beta, op.eps, y, mean, rstd);
+    Ok(())
+}
+
+pub(in super::super) fn quantize<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &Quantize) -> Launched {
+    let of = match op.of {
+        Quantized::Rows => Of::Rows,
+        Quantized::Gelu(_) => Of::Gelu,
+        Quantized::Glu(op) => Of::Glu(gate(op.activation)),
+        Quantized::LayerNorm(op) => {
+            return match params_in_bf16(l) {
+                true => quantize_norm_by::<E, Bf16>(l, cpu, &op),
+                false => quantize_norm_by::<E, f32>(l, cpu, &op),
+            };
+        }
+    };
+    quantize_as::<E, f32>(l, cpu, of)
+}
+
+fn quantize_norm_by<E: Element, P: Element>(l: &Operands<'_>, cpu: &Cpu, op: &LayerNorm) -> Launched {
+    quantize_as::<E, P>(l, cpu, Of::LayerNorm { gamma: l.vector(1)?, beta: l.vector(2)?, eps: op.eps })
+}
+
+fn quantize_as<E: Element, P: Element>(l: &Operands<'_>, cpu: &Cpu, of: Of<'_, P>) -> Launched {
+    // Of rows alone there is no y.
+    let y = if l.launch.outs.len() > 1 { l.output_if::<E>(1)? } else { None };
+    quantize::quantize(cpu, of, l.input::<E>(0)?, l.codes_out(0)?, y, l.workspace()?);
     Ok(())
 }
 

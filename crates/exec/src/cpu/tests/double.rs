@@ -2,8 +2,9 @@
 
 use crate::cpu::amx::{SIDE, STEP, STRIP, Unit};
 
-/// The sums, the rows of A, and of B a line for each pair of k, its 32 columns together.
-pub(in crate::cpu) struct Double {
+/// The sums by their bits, the rows of A, and of B a line for each pair of k, its 32 columns together. Of integers a pair is
+/// four codes.
+pub(in crate::cpu) struct Double<const INT8: bool = false> {
     c: [[f32; STRIP]; STRIP],
     a: [[u16; STEP]; STRIP],
     b: [[[u16; 2]; STRIP]; SIDE],
@@ -18,9 +19,9 @@ fn number(x: u16) -> f32 {
     flushed(f32::from_bits(u32::from(x) << 16))
 }
 
-impl Unit for Double {
+impl<const INT8: bool> Unit for Double<INT8> {
     unsafe fn configure() -> Self {
-        Double { c: [[f32::NAN; STRIP]; STRIP], a: [[0x7fc0; STEP]; STRIP], b: [[[0x7fc0; 2]; STRIP]; SIDE] }
+        Self { c: [[f32::NAN; STRIP]; STRIP], a: [[0x7fc0; STEP]; STRIP], b: [[[0x7fc0; 2]; STRIP]; SIDE] }
     }
 
     fn zero(&mut self) {
@@ -57,6 +58,9 @@ impl Unit for Double {
     /// Of an element's 32 products the even and the odd ones are summed apart, then together, then added. An exact
     /// product and its sum in f64 come before each rounding to f32.
     fn multiply(&mut self) {
+        if INT8 {
+            return self.multiply_codes();
+        }
         for (sums, a) in self.c.iter_mut().zip(&self.a) {
             for (n, sum) in sums.iter_mut().enumerate() {
                 let mut apart = [0.0f32; 2];
@@ -67,6 +71,26 @@ impl Unit for Double {
                     }
                 }
                 *sum = flushed(flushed(*sum) + flushed(apart[0] + apart[1]));
+            }
+        }
+    }
+}
+
+impl<const INT8: bool> Double<INT8> {
+    /// i32 sums, which wrap.
+    fn multiply_codes(&mut self) {
+        let codes = |pair: [u16; 2]| {
+            let [[a, b], [c, d]] = pair.map(u16::to_le_bytes);
+            [a, b, c, d].map(|code| i32::from(code as i8))
+        };
+        for (sums, a) in self.c.iter_mut().zip(&self.a) {
+            for (n, sum) in sums.iter_mut().enumerate() {
+                let mut bits = sum.to_bits() as i32;
+                for (pair, line) in a.chunks_exact(2).zip(&self.b) {
+                    let (a, b) = (codes([pair[0], pair[1]]), codes(line[n]));
+                    a.iter().zip(b).for_each(|(a, b)| bits = bits.wrapping_add(a * b));
+                }
+                *sum = f32::from_bits(bits as u32);
             }
         }
     }

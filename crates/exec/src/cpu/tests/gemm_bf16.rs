@@ -66,7 +66,7 @@ fn on_double(
     }
     let (job, each) = (Job::new(x, w, e, &y), workspace.len() / cpu.threads() * 4);
     // SAFETY: plain code runs everywhere, and `ways` saw AVX-512 with BF16.
-    unsafe { gemm_bf16_amx::linear::<Double>(cpu, job, workspace.as_mut_ptr(), each) }
+    unsafe { gemm_bf16_amx::linear::<Double>(cpu, job, None, workspace.as_mut_ptr(), each) }
 }
 
 /// The operands of one product.

@@ -8,6 +8,7 @@ mod experts;
 mod gemm;
 mod gemm_amx;
 mod gemm_bf16;
+mod gemm_int8;
 mod math;
 mod mlp_bf16;
 mod optimizer;

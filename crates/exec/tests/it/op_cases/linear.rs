@@ -30,7 +30,7 @@ pub fn cases() -> Vec<Case> {
     // Gates: ragged ones, and those that a tile of products has.
     for (n, k, bias) in [(2, 3, false), (66, 33, true), (64, 40, false), (272, 72, false)] {
         for rows in [1, 37] {
-            cases.push(linear(rows, Dim::Tokens(1), n, k, Linear { bias, epilogue: Epilogue::Gate }));
+            cases.push(linear(rows, Dim::Tokens(1), n, k, Linear::new(bias, Epilogue::Gate)));
         }
     }
     cases
@@ -39,7 +39,7 @@ pub fn cases() -> Vec<Case> {
 /// The six forms in turn.
 fn form(i: usize) -> Linear {
     let epilogue = [Epilogue::None, Epilogue::Gelu, Epilogue::Residual][i % 3];
-    Linear { bias: i % 6 < 3, epilogue }
+    Linear::new(i % 6 < 3, epilogue)
 }
 
 /// Noise whose sums of `k` products with unit noise are of order 1.

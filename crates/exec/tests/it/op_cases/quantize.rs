@@ -1,8 +1,8 @@
-//! Cases of rows in e4m3. Invariant: rows are of order 1, so that a limit for all of them is one for each.
+//! Cases of rows in codes. Invariant: rows are of order 1, so that a limit for all of them is one for each.
 
 use super::{Case, Noise, Tolerance, UNIT};
 use graph::ops::*;
-use graph::{Dim, Op};
+use graph::{DType, Dim, Op};
 
 /// (rows, columns): with padding and without, by every width of an access, and the widest row of the models.
 const SIZES: [(u64, u64); 9] =
@@ -11,11 +11,11 @@ const SIZES: [(u64, u64); 9] =
 /// All cases of this file.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for (rows, columns) in SIZES {
+    for ((rows, columns), to) in SIZES.into_iter().flat_map(|size| [(size, DType::F8), (size, DType::I8)]) {
         let norm = Quantized::LayerNorm(LayerNorm { eps: 1e-5 });
         let case = |of: Quantized, word: &str, wide: u64| {
-            let name = format!("quantize {word} {rows} x {columns}");
-            let (op, tolerance) = (Op::Quantize(Quantize { of }), Tolerance::sum(2.0, columns));
+            let name = format!("quantize {word} {rows} x {columns} to {}", to.name());
+            let (op, tolerance) = (Op::Quantize(Quantize { of, to }), Tolerance::sum(2.0, columns));
             let case = Case::new(name, op, &[rows], rows % 2 * 3, tolerance);
             case.noise(&[Dim::Tokens(1), Dim::Fixed(wide * columns)], UNIT)
         };

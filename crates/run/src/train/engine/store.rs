@@ -150,7 +150,7 @@ fn dtype(dtype: graph::DType) -> DType {
         graph::DType::Bf16 => DType::BF16,
         graph::DType::F16 => DType::F16,
         graph::DType::I32 => DType::I32,
-        // What is trained is never in e4m3: the compiler refuses that.
-        graph::DType::F8 | graph::DType::U8 => DType::U8,
+        // What is trained is never in codes: the compiler refuses that.
+        graph::DType::F8 | graph::DType::I8 | graph::DType::U8 => DType::U8,
     }
 }

@@ -1,20 +1,21 @@
-//! Products of encoder layers in e4m3: weights as codes with a scale for each output, activations with one for each
+//! Products of encoder layers on codes of 8 bits: weights with a scale for each output, activations with one for each
 //! token. Invariant: rows are quantised once for all linears that read them, by what makes them where that has a whole
 //! row at once; everything else stays as it was.
 
 use super::{dce, push_node};
-use crate::PlanError;
+use crate::{PlanError, Precision};
 use graph::ops::{Epilogue, Gelu, Linear, Quantize, Quantized};
 use graph::{DType, Def, Graph, Node, Op, Role, TensorSpec, Value, ValueId};
 
-/// The graph with the linears of its layers on codes.
+/// The graph with the linears of its layers on the codes of `precision`; itself where that has none.
 ///
 /// # Errors
-/// [`PlanError::BadPolicy`] where it has none.
-pub fn fp8(graph: &Graph) -> Result<Graph, PlanError> {
+/// [`PlanError::BadPolicy`] where it has no such linears.
+pub fn codes(graph: &Graph, precision: Precision) -> Result<Graph, PlanError> {
+    let Some(dtype) = precision.codes() else { return Ok(graph.clone()) };
     let chosen: Vec<bool> = graph.nodes.iter().map(|node| in_codes(graph, node)).collect();
     if !chosen.contains(&true) {
-        let why = "fp8 is for the linear layers of encoders, and the model has none".to_owned();
+        let why = format!("{} is for the linear layers of encoders, and the model has none", precision.name());
         return Err(PlanError::BadPolicy { field: "precision", why });
     }
     let mut wanted = vec![false; graph.values.len()];
@@ -22,7 +23,7 @@ pub fn fp8(graph: &Graph) -> Result<Graph, PlanError> {
         wanted[node.inputs[0].index()] = true;
     }
     let codes = vec![None; graph.values.len()];
-    let mut pass = Pass { g: Graph { nodes: vec![], ..graph.clone() }, codes };
+    let mut pass = Pass { g: Graph { nodes: vec![], ..graph.clone() }, codes, dtype };
     for (node, &chosen) in graph.nodes.iter().zip(&chosen) {
         let mut node = node.clone();
         if chosen {
@@ -50,6 +51,8 @@ struct Pass {
     g: Graph,
     /// By value of the old graph: its codes.
     codes: Vec<Option<ValueId>>,
+    /// Their type.
+    dtype: DType,
 }
 
 impl Pass {
@@ -62,26 +65,29 @@ impl Pass {
             (Quantized::Gelu(op), node.inputs)
         } else if let Op::Glu(op) = node.op {
             (Quantized::Glu(op), node.inputs)
-        } else if let Op::Linear(Linear { bias, epilogue: Epilogue::Gelu }) = node.op {
+        } else if let Op::Linear(Linear { bias, epilogue: Epilogue::Gelu, .. }) = node.op {
             let sum = self.value(self.g.spec(v).clone());
-            let op = Op::Linear(Linear { bias, epilogue: Epilogue::None });
+            let op = Op::Linear(Linear::new(bias, Epilogue::None));
             push_node(&mut self.g, Node { op, outputs: vec![Some(sum)], ..node });
             (Quantized::Gelu(Gelu {}), vec![sum])
         } else {
             push_node(&mut self.g, node);
             (Quantized::Rows, vec![v])
         };
-        let codes = self.value(TensorSpec::activation(self.g.spec(v).shape.clone(), DType::F8));
+        let codes = self.value(TensorSpec::activation(self.g.spec(v).shape.clone(), self.dtype));
         self.codes[v.index()] = Some(codes);
         let y = (of != Quantized::Rows).then_some(Some(v));
         let outputs = [Some(codes)].into_iter().chain(y).collect();
-        push_node(&mut self.g, Node { op: Op::Quantize(Quantize { of }), inputs, outputs, layer, phase });
+        push_node(
+            &mut self.g,
+            Node { op: Op::Quantize(Quantize { of, to: self.dtype }), inputs, outputs, layer, phase },
+        );
     }
 
     /// The codes of a parameter. Who else reads it keeps it as it is.
     fn codes_of_weight(&mut self, w: ValueId) -> ValueId {
         let role = self.g.spec(w).role;
-        let spec = TensorSpec::activation(self.g.spec(w).shape.clone(), DType::F8).with_role(role);
+        let spec = TensorSpec::activation(self.g.spec(w).shape.clone(), self.dtype).with_role(role);
         let codes = self.codes[w.index()].unwrap_or_else(|| self.value(spec));
         self.codes[w.index()] = Some(codes);
         codes
