@@ -211,7 +211,7 @@ fn mlp(cpu: &Cpu, (m, k, f): (usize, usize, usize), hidden: Hidden) {
     let mut raws = Vec::new();
     let (mut apart, mut whole) = (Vec::new(), Vec::new());
     let [_, parts, fused] = by_turns([
-        &mut || raws.push(peak::amx_gflops(cpu, 3e-3).unwrap_or_else(|| peak::fma_gflops(cpu, 3e-3))),
+        &mut || raws.push(peak::amx_gflops(cpu, peak::Factors::Bf16, 3e-3).unwrap_or_else(|| peak::fma_gflops(cpu, 3e-3))),
         &mut || {
             let start = Instant::now();
             norm::layer_norm(cpu, rows, &gamma, &gamma, 1e-5, Some(RowsMut::new(&mut normed, m, k, k)), None, None);
