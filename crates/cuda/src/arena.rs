@@ -66,16 +66,15 @@ impl Arena {
     }
 
     /// Takes `bytes` in place of what there was: what it held is lost. A segment that shrinks keeps its memory until it is
-    /// trimmed.
+    /// trimmed. Where it fails, there is no arena any more.
     pub(crate) fn resize(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
-        match &mut self.room {
-            Room::Segment(segment) => segment.resize(bytes).map_err(|error| refused(error, bytes))?,
-            Room::Plain(plain) => {
-                // Both at once may not fit.
-                self.bytes = Bytes::ZERO;
-                plain.replace(bytes).map_err(|error| refused(error, bytes))?;
-            }
-        }
+        // A chunk that was to be cut may be gone, and two plain allocations at once may not fit.
+        self.bytes = Bytes::ZERO;
+        let resized = match &mut self.room {
+            Room::Segment(segment) => segment.resize(bytes),
+            Room::Plain(plain) => plain.replace(bytes),
+        };
+        resized.map_err(|error| refused(error, bytes))?;
         self.bytes = bytes;
         Ok(())
     }
@@ -83,7 +82,9 @@ impl Arena {
     /// Bytes that [`Arena::trim`] would give back.
     pub(crate) fn spare(&self) -> Bytes {
         match &self.room {
-            Room::Segment(segment) => Bytes((segment.mapped() - segment.rounded(self.bytes)) as u64),
+            Room::Segment(segment) => {
+                Bytes(segment.mapped().saturating_sub(segment.rounded(self.bytes)) as u64)
+            }
             Room::Plain(_) => Bytes::ZERO,
         }
     }

@@ -404,6 +404,10 @@ impl Device for CudaDevice {
         format!("sm_{major}{minor}, driver {driver}, {versions}, products {products}")
     }
 
+    fn products_by(&self) -> Option<String> {
+        self.gemm.by()
+    }
+
     fn clear_interval(&self) -> u64 {
         self.options.cache_clear_interval
     }

@@ -222,7 +222,7 @@ impl Arg {
 
     /// `int`.
     pub(crate) fn int(value: impl TryInto<i32>) -> Self {
-        // Plans keep rows and columns far below 2^31; what is not, the kernel's own check refuses.
+        // More rows or columns than an `int` counts were refused with their tensor; an id of -1 matches none.
         Self(u64::from(value.try_into().unwrap_or(-1) as u32))
     }
 

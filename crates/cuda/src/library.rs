@@ -125,6 +125,12 @@ impl Libraries {
     }
 }
 
+/// Where a toolkit, and Debian's packages, keep libraries for this kind of processor.
+const OF_PROCESSOR: [&str; 2] = match cfg!(target_arch = "aarch64") {
+    true => ["targets/sbsa-linux/lib", "/usr/lib/aarch64-linux-gnu"],
+    false => ["targets/x86_64-linux/lib", "/usr/lib/x86_64-linux-gnu"],
+};
+
 /// Where to look; `None` is wherever the loader does.
 fn folders() -> Vec<Option<PathBuf>> {
     let listed = |variable| env::var_os(variable).map(|v| env::split_paths(&v).collect()).unwrap_or_default();
@@ -134,10 +140,9 @@ fn folders() -> Vec<Option<PathBuf>> {
     folders.push(None);
     let mut usual: Vec<PathBuf> = children(Path::new("/usr/local"), "cuda");
     usual.sort_by(|a, b| b.cmp(a));
-    folders.extend(
-        usual.iter().flat_map(|cuda| ["lib64", "targets/x86_64-linux/lib"].map(|l| Some(cuda.join(l)))),
-    );
-    for folder in ["/usr/local/nvidia/lib64", "/usr/lib/wsl/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib64"] {
+    let [toolkit, system] = OF_PROCESSOR;
+    folders.extend(usual.iter().flat_map(|cuda| ["lib64", toolkit].map(|l| Some(cuda.join(l)))));
+    for folder in ["/usr/local/nvidia/lib64", "/usr/lib/wsl/lib", system, "/usr/lib64"] {
         folders.push(Some(folder.into()));
     }
     let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(env::var_os).map(PathBuf::from);

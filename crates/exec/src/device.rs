@@ -93,6 +93,11 @@ pub trait Device: Send {
     /// What the bits depend on beside the plan: versions, the table of chosen products. For the run record.
     fn arithmetic(&self) -> String;
 
+    /// What computes products, and how many forms of them each, where the device chose among several.
+    fn products_by(&self) -> Option<String> {
+        None
+    }
+
     /// Steps between two calls of [`Device::trim`]; 0 is never.
     fn clear_interval(&self) -> u64 {
         0

@@ -231,7 +231,8 @@ pub(crate) fn computing_line(executor: &Executor, precision: Precision) -> Strin
     let attention = kernel(|op| matches!(op, Op::Attention(_))).unwrap_or("none");
     let linear = kernel(|op| matches!(op, Op::Linear(_))).unwrap_or("none");
     let (device, with) = (executor.device().name(), executor.device().arithmetic());
-    format!("{device}: precision {}, attention: {attention}, products: {linear} ({with})", precision.name())
+    let by = executor.device().products_by().map_or_else(String::new, |by| format!(" by {by}"));
+    format!("{device}: precision {}, attention: {attention}, products: {linear}{by} ({with})", precision.name())
 }
 
 /// The bounds of a step of `tokens`.

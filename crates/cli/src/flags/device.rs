@@ -52,7 +52,7 @@ impl DeviceName {
         match self {
             Self::Cpu => Ok(Device::Cpu),
             Self::Auto => auto(HowMany::One, options),
-            Self::AllCuda => Device::machines(HowMany::One.of(all(options)?)),
+            Self::AllCuda => Device::machines(named(&[0], options)?.into_iter().map(first).collect()),
             Self::Cuda(numbers) if numbers.len() > 1 => Err(RunError::Refused(format!(
                 "this command computes on one device; give --device cuda:{}",
                 numbers[0]
@@ -66,11 +66,8 @@ type Gpu = Arc<dyn run::Machine>;
 
 /// The GPUs that can be used, as far as they are of one kind; the CPU where there is none. What is not used is said.
 fn auto(how_many: HowMany, options: Options) -> Result<Device, RunError> {
-    let (mut usable, mut unusable): (Vec<Gpu>, Vec<NoGpu>) = (vec![], vec![]);
-    for ordinal in 0..gpus_there().max(1) {
-        gpu(ordinal, options).map_or_else(|why| unusable.push(why), |machine| usable.push(machine));
-    }
-    let Some(first) = usable.first().cloned() else {
+    let (usable, unusable) = opened(how_many, gpus_there(), |ordinal| gpu(ordinal, options));
+    let Some(one) = usable.first().cloned() else {
         if let Some(NoGpu { why, .. }) = unusable.iter().find(|no| !no.absent) {
             eprintln!("computing on the CPU: {why}");
         }
@@ -79,11 +76,39 @@ fn auto(how_many: HowMany, options: Options) -> Result<Device, RunError> {
     for NoGpu { why, .. } in unusable {
         eprintln!("one GPU less: {why}");
     }
-    let (same, others): (Vec<Gpu>, Vec<Gpu>) = usable.into_iter().partition(|gpu| same_kind(&**gpu, &*first));
-    for other in others {
-        eprintln!("not computing on {}: it is of another kind than {}", other.name(), first.name());
+    if matches!(how_many, HowMany::One) {
+        return Device::machines(vec![first(one)]);
     }
-    Device::machines(how_many.of(same))
+    let (same, others): (Vec<Gpu>, Vec<Gpu>) = usable.into_iter().partition(|gpu| same_kind(&**gpu, &*one));
+    for other in others {
+        eprintln!("not computing on {}: it is of another kind than {}", other.name(), one.name());
+    }
+    Device::machines(same)
+}
+
+/// Opens so many of those that can be used, and no other: each takes memory of its card.
+fn opened<T>(
+    how_many: HowMany,
+    there: usize,
+    mut open: impl FnMut(usize) -> Result<T, NoGpu>,
+) -> (Vec<T>, Vec<NoGpu>) {
+    let (mut usable, mut unusable) = (vec![], vec![]);
+    // Without any, the first says why.
+    for ordinal in 0..there.max(1) {
+        open(ordinal).map_or_else(|why| unusable.push(why), |one| usable.push(one));
+        if matches!(how_many, HowMany::One) && !usable.is_empty() {
+            break;
+        }
+    }
+    (usable, unusable)
+}
+
+/// Says that it is one of several.
+fn first(gpu: Gpu) -> Gpu {
+    if gpus_there() > 1 {
+        eprintln!("computing on {}, one of {} GPUs", gpu.name(), gpus_there());
+    }
+    gpu
 }
 
 /// All GPUs, each of which must be one that can be used.
@@ -102,21 +127,6 @@ fn named(numbers: &[usize], options: Options) -> Result<Vec<Gpu>, RunError> {
 enum HowMany {
     All,
     One,
-}
-
-impl HowMany {
-    fn of(self, mut gpus: Vec<Gpu>) -> Vec<Gpu> {
-        match self {
-            Self::All => {}
-            Self::One => {
-                if let [first, _, ..] = &gpus[..] {
-                    eprintln!("computing on {}, the first of {} GPUs", first.name(), gpus.len());
-                }
-                gpus.truncate(1);
-            }
-        }
-        gpus
-    }
 }
 
 /// Why there is no GPU, and whether this machine has none at all, of which `auto` says nothing.
@@ -204,5 +214,32 @@ mod tests {
         ] {
             assert_eq!(DeviceName::parse(word).ok(), wanted, "{word}");
         }
+    }
+
+    #[test]
+    fn a_command_on_one_device_opens_one() {
+        for (how_many, there, broken, wanted, asked) in [
+            (HowMany::One, 4, &[][..], &[0][..], 1),
+            (HowMany::One, 4, &[0, 1], &[2], 3),
+            (HowMany::One, 2, &[0, 1], &[], 2),
+            (HowMany::All, 4, &[1], &[0, 2, 3], 4),
+            (HowMany::All, 0, &[0], &[], 1),
+        ] {
+            let mut tries = 0;
+            let (usable, unusable) = opened(how_many, there, |ordinal| {
+                tries += 1;
+                let why = || NoGpu { why: format!("cuda:{ordinal} is broken"), absent: false };
+                (!broken.contains(&ordinal)).then_some(ordinal).ok_or_else(why)
+            });
+            assert_eq!((&usable[..], tries), (wanted, asked));
+            assert_eq!(unusable.len(), asked - wanted.len());
+        }
+    }
+
+    #[test]
+    fn a_command_on_one_device_refuses_several() {
+        let several = DeviceName::Cuda(vec![2, 0]).open_one(Options::default());
+        let error = several.expect_err("two are named").to_string();
+        assert_eq!(error, "this command computes on one device; give --device cuda:2");
     }
 }

@@ -18,7 +18,7 @@ use description::{Description, Handle};
 use graph::DType;
 use graph::ops::Epilogue;
 use hopper::Tile;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use table::Table;
@@ -207,10 +207,30 @@ impl Gemm {
         lines
     }
 
+    /// Who computes how many forms: `cuBLASLt (5 forms) and wgmma (12 forms)`.
+    pub(crate) fn by(&self) -> Option<String> {
+        by(self.products.values().map(|(_, choice)| choice))
+    }
+
     /// A digest of what was chosen: with the card and the library, all that the products' bits depend on.
     pub(crate) fn digest(&self) -> String {
         digest(&format!("cuBLASLt {}\n{}", self.handle.version(), self.choices().join("\n")))
     }
+}
+
+fn by<'a>(choices: impl Iterator<Item = &'a Choice>) -> Option<String> {
+    let mut forms = BTreeMap::new();
+    for choice in choices {
+        let who = match choice {
+            Choice::Library(_) => LIBRARY,
+            Choice::Hopper(_) => "wgmma",
+            Choice::Own => "plain loops",
+        };
+        *forms.entry(who).or_insert(0) += 1;
+    }
+    let of = |n| if n == 1 { "form" } else { "forms" };
+    let each: Vec<String> = forms.into_iter().map(|(who, n)| format!("{who} ({n} {})", of(n))).collect();
+    (!each.is_empty()).then(|| each.join(" and "))
 }
 
 /// Whether no product was ever timed on a card of this kind, with this driver and library.
@@ -301,4 +321,23 @@ pub(crate) fn every_kernel() -> Vec<Kernel> {
     let matmul =
         forms.iter().flat_map(|form| ["product", "noise"].map(|entry| form.kernel(entry))).chain(gates);
     matmul.chain(hopper::every_kernel()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_start_line_names_all_that_compute_products() {
+        let library = Choice::Library(lt::cublasLtMatmulAlgo_t { data: [0; 8] });
+        let hopper = Choice::Hopper(hopper::TILES[0]);
+        for (choices, wanted) in [
+            (&[][..], None),
+            (&[library], Some("cuBLASLt (1 form)")),
+            (&[hopper, library, hopper], Some("cuBLASLt (1 form) and wgmma (2 forms)")),
+            (&[Choice::Own, hopper], Some("plain loops (1 form) and wgmma (1 form)")),
+        ] {
+            assert_eq!(by(choices.iter()).as_deref(), wanted);
+        }
+    }
 }

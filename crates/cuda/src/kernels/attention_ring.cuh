@@ -27,6 +27,15 @@ __device__ __forceinline__ void store_shared(u32 at, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
+// What one lane reads, for all. Who waits for a barrier sees what was done before each lane's own arrival, and, by way of
+// __syncwarp, what other lanes did; racecheck knows the former alone. So what is read or written by many lanes is arrived
+// for by all of them, and what one lane arrives for is read by that one.
+__device__ __forceinline__ uint4 load_for_all(u32 at) {
+  uint4 v = make_uint4(0, 0, 0, 0);
+  if (threadIdx.x % 32 == 0) v = load_shared(at);
+  return make_uint4(__shfl_sync(~0u, v.x, 0), __shfl_sync(~0u, v.y, 0), __shfl_sync(~0u, v.z, 0), __shfl_sync(~0u, v.w, 0));
+}
+
 // A head of queries `first` .. of the sequence that starts at row `start`; after the last item comes one of no length.
 struct Item {
   int start, length, first, head;
@@ -55,11 +64,11 @@ struct Ring {
   __device__ __forceinline__ u32 empty(int i) const { return full(i) + 2 * SLOTS * 8; }
   __device__ __forceinline__ u32 note(int i) const { return full(0) + (3 * SLOTS + SLOTS % 2) * 8 + i * 32; }
   __device__ __forceinline__ Item item(int i) const {
-    uint4 x = load_shared(note(i));
+    uint4 x = load_for_all(note(i));
     return {(int)x.x, (int)x.y, (int)x.z, (int)x.w};
   }
   __device__ __forceinline__ Task task(int i) const {
-    uint4 x = load_shared(note(i) + 16);
+    uint4 x = load_for_all(note(i) + 16);
     return {(int)x.x, (int)x.y, (int)x.z};
   }
   __device__ __forceinline__ void tell(int i, const Item &x) const {
@@ -148,8 +157,7 @@ __device__ __forceinline__ void help(const Ring &ring, int helper, const Angle *
 #endif
     if (task.kind == CLEAR) clear(slot, task.rows);
     fence_async();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(ring.ready(place.slot));
+    arrive(ring.ready(place.slot));
     if (task.kind == END) return;
     place.skip(HELPERS);
   }

@@ -172,10 +172,11 @@ __device__ __forceinline__ void finish(const Rows &w, u32 mine, u16 *to, float *
   }
 }
 
-// This warp reads a slot no more.
+// This warp reads a slot no more, which one lane says for all, or each for itself.
 __device__ __forceinline__ void release(const Ring &ring, Place &place) {
-  if (threadIdx.x % 32 == 0) arrive(ring.empty(place.slot));
+  if (threadIdx.x % 32 == 0) arrive(ring.empty(place.slot), 32);
 }
+__device__ __forceinline__ void release_own(const Ring &ring, Place &place) { arrive(ring.empty(place.slot)); }
 __device__ __forceinline__ void await(const Ring &ring, const Place &place) { wait(ring.ready(place.slot), place.parity); }
 // Lets slots pass.
 __device__ __forceinline__ void pass(const Ring &ring, Place &place, int slots) {
@@ -268,8 +269,7 @@ __device__ __forceinline__ void attend(const Ring &ring, Place &place, const Ite
   for (int c = 0; c < HEAD_DIM / 16; c++)
     ldmatrix(rows.q[c], ring.slot(walk.place.slot) + warp * 2048 + c / 4 * TILE + tile_at(lane % 16, c % 4 * 2 + lane / 16));
   fence_async();
-  __syncwarp();
-  release(ring, walk.place);
+  release_own(ring, walk.place);
   walk.place.next();
   pass(ring, walk.place, tiles - m - 1);
 #pragma unroll
@@ -303,7 +303,7 @@ attention(const __grid_constant__ Map q, const __grid_constant__ Map k, const __
   extern __shared__ __align__(1024) u16 memory[];
   Ring ring = {shared_address(memory)};
   if (threadIdx.x == 0) {
-    for (int i = 0; i < SLOTS; i++) init(ring.full(i), 1), init(ring.ready(i), 1), init(ring.empty(i), GROUPS * 4);
+    for (int i = 0; i < SLOTS; i++) init(ring.full(i), 1), init(ring.ready(i), 32), init(ring.empty(i), GROUPS * 128);
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
   }
   __syncthreads();

@@ -15,6 +15,9 @@ __device__ __forceinline__ void expect(u32 barrier, int bytes) {
 __device__ __forceinline__ void arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+__device__ __forceinline__ void arrive(u32 barrier, int times) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(times) : "memory");
+}
 // Until the phase of this parity is complete.
 __device__ __forceinline__ void wait(u32 barrier, u32 parity) {
   u32 done;

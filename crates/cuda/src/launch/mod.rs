@@ -87,6 +87,11 @@ impl Call<'_> {
 
     fn tensor(&self, operand: &Operand) -> Result<Tensor, DeviceError> {
         let (rows, columns) = operand.matrix(self.launch.counts);
+        if !counted(rows, columns) {
+            return Err(
+                self.refused(format!("{rows} rows of {columns} columns are more than its kernels count"))
+            );
+        }
         let address = self.arena.range(operand.at, operand.bytes(self.launch.counts))?;
         Ok(Tensor { address, rows: rows as u64, columns: columns as u64, dtype: operand.spec.dtype })
     }
@@ -135,6 +140,11 @@ impl Call<'_> {
     pub(crate) fn refused(&self, why: String) -> DeviceError {
         DeviceError::Kernel { op: self.launch.op.name(), why }
     }
+}
+
+/// Whether kernels can count them: in `int`, while elements and bytes are `long long` there.
+fn counted(rows: usize, columns: usize) -> bool {
+    rows.max(columns) <= i32::MAX as usize
 }
 
 /// What the codes mean that kernels write to the status; `common.cuh` has their names.
@@ -218,4 +228,16 @@ pub(crate) fn every_kernel() -> Vec<Kernel> {
         gemm::every_kernel(),
     ]
     .concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_and_columns_are_counted_in_int() {
+        let most = i32::MAX as usize;
+        assert!(counted(0, most) && counted(most, 1));
+        assert!(!counted(most + 1, 1) && !counted(1, most + 1));
+    }
 }

@@ -66,14 +66,17 @@ fn a_plain_arena_is_replaced_as_a_whole() {
     }
 }
 
-/// What the card does not have is refused with the size, and the device goes on with less.
+/// What the card does not have is refused with the size; then there is no arena, and the device goes on with less.
 #[test]
 fn too_much_is_refused() {
     for expandable in [true, false] {
         let Some(mut device) = device(expandable) else { return };
+        alloc(&mut device, 32);
         for bytes in [Bytes(device.memory().expect("asked").0.0 + MIB), Bytes(1 << 50)] {
             let error = device.alloc_arena(bytes).expect_err("there is no such memory").to_string();
             assert!(error.contains(&bytes.to_string()), "{error}");
+            assert!(device.fill(0, Bytes(1), 0).is_err(), "what was there is not used any more");
+            device.trim().expect("trimmed");
         }
         alloc(&mut device, 64);
         device.fill(0, Bytes(64 * MIB), 1).expect("inside");

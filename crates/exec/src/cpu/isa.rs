@@ -86,13 +86,11 @@ impl Isa {
     }
 
     /// Whether lanes are of AVX-512.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn has_avx512(self) -> bool {
         match self.0 {
-            #[cfg(target_arch = "x86_64")]
             Kind::Amx | Kind::Avx512 => true,
-            #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => false,
-            Kind::Portable => false,
+            Kind::Avx2 | Kind::Portable => false,
         }
     }
 

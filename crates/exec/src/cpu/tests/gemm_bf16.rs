@@ -3,6 +3,8 @@
 #[cfg(target_arch = "x86_64")]
 use super::double::Double;
 use super::{machines, numbers, workspace};
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::Isa;
 use crate::cpu::cast::{bf16_to_f32, f32_to_bf16};
 use crate::cpu::gemm::Act;
 #[cfg(target_arch = "x86_64")]
@@ -10,7 +12,7 @@ use crate::cpu::gemm::Job;
 use crate::cpu::gemm_bf16::*;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::gemm_bf16_amx;
-use crate::cpu::{Bf16, Cpu, Isa, Rows, RowsMut};
+use crate::cpu::{Bf16, Cpu, Rows, RowsMut};
 use crate::tiles;
 
 pub(super) fn halves(seed: u64, n: usize) -> Vec<Bf16> {
