@@ -39,7 +39,8 @@ fn compare(id: &str, (sequences, length): (u64, u64), threads: usize, turns: usi
     let mut sides = [&apart, &target].map(|planned| executor(id, bounds, planned, &target, threads));
     let peaks = [0, 1].map(|i: usize| sides[i].program().peak());
     let [mut seconds, mut ratios] = [vec![], vec![]];
-    let mut times = sides.each_ref().map(|e| vec![Duration::ZERO; e.program().plans()[0].1.schedule.instrs.len()]);
+    let mut times =
+        sides.each_ref().map(|e| vec![Duration::ZERO; e.program().plans()[0].1.schedule.instrs.len()]);
     let raw = Cpu::new(threads);
     let mut rates = vec![];
     for turn in 0..turns + 1 {
@@ -104,8 +105,9 @@ fn by_op(executor: &Executor, times: &[Duration], turns: usize) -> String {
     for (instr, time) in plan.schedule.instrs.iter().zip(times) {
         let Instr::Launch(id) = *instr else { continue };
         let node = plan.graph.node(id);
-        let [from, to] = [node.inputs[0], node.outputs.iter().flatten().next().copied().unwrap_or(node.inputs[0])]
-            .map(|v| plan.graph.spec(v).row_elements());
+        let [from, to] =
+            [node.inputs[0], node.outputs.iter().flatten().next().copied().unwrap_or(node.inputs[0])]
+                .map(|v| plan.graph.spec(v).row_elements());
         let sum = sums.entry(format!("{} {from} -> {to}", node.op.name())).or_default();
         *sum = (sum.0 + time.as_secs_f64() * 1e3 / turns as f64, sum.1 + 1);
     }

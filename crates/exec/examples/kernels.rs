@@ -211,10 +211,23 @@ fn mlp(cpu: &Cpu, (m, k, f): (usize, usize, usize), hidden: Hidden) {
     let mut raws = Vec::new();
     let (mut apart, mut whole) = (Vec::new(), Vec::new());
     let [_, parts, fused] = by_turns([
-        &mut || raws.push(peak::amx_gflops(cpu, peak::Factors::Bf16, 3e-3).unwrap_or_else(|| peak::fma_gflops(cpu, 3e-3))),
+        &mut || {
+            raws.push(
+                peak::amx_gflops(cpu, peak::Factors::Bf16, 3e-3).unwrap_or_else(|| peak::fma_gflops(cpu, 3e-3)),
+            )
+        },
         &mut || {
             let start = Instant::now();
-            norm::layer_norm(cpu, rows, &gamma, &gamma, 1e-5, Some(RowsMut::new(&mut normed, m, k, k)), None, None);
+            norm::layer_norm(
+                cpu,
+                rows,
+                &gamma,
+                &gamma,
+                1e-5,
+                Some(RowsMut::new(&mut normed, m, k, k)),
+                None,
+                None,
+            );
             let act = if gate { Act::None } else { Act::Gelu };
             let e = Epilogue { bias: b1, act, residual: None };
             let (n, out) = (Rows::new(&normed, m, k, k), RowsMut::new(&mut sums, m, width, width));
@@ -238,7 +251,9 @@ fn mlp(cpu: &Cpu, (m, k, f): (usize, usize, usize), hidden: Hidden) {
     let of_raw = median(raws.iter().zip(&whole).map(|(raw, s)| flops / s / 1e9 / raw).collect());
     let of_parts = median(apart.iter().zip(&whole).map(|(parts, fused)| parts / fused).collect());
     let [raw, parts, fused] = [median(raws), flops / parts / 1e9, flops / fused / 1e9];
-    println!("{m:>8},{k:>6},{f:>6} {hidden:?} {raw:>8.1} {parts:>8.1} {fused:>8.1} | {of_raw:.2} {of_parts:.2}");
+    println!(
+        "{m:>8},{k:>6},{f:>6} {hidden:?} {raw:>8.1} {parts:>8.1} {fused:>8.1} | {of_raw:.2} {of_parts:.2}"
+    );
 }
 
 fn attend(cpu: &Cpu, heads: usize, hd: usize, len: usize, sequences: usize, alibi: bool) {

@@ -190,10 +190,7 @@ unsafe fn wide(v: __m512i) -> [__m512; 2] {
     unsafe {
         let low = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(v));
         let high = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64::<1>(v));
-        [
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(low)),
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(high)),
-        ]
+        [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(low)), _mm512_castsi512_ps(_mm512_slli_epi32::<16>(high))]
     }
 }
 

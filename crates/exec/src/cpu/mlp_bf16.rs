@@ -145,7 +145,10 @@ impl Kernel for Task<'_> {
         gemm_bf16::block(s, Job::new(x, op.w1, e, &sums), self.scratch);
         // SAFETY: its first columns, where the gate is written; read when that is done.
         let (gated, values) = unsafe {
-            (RowsMut::from_raw(hidden, rows, op.columns, width), Rows::from_raw(hidden, rows, op.columns, width))
+            (
+                RowsMut::from_raw(hidden, rows, op.columns, width),
+                Rows::from_raw(hidden, rows, op.columns, width),
+            )
         };
         if op.hidden == Hidden::Gate {
             elementwise::glu_rows(s, Gate::Gelu, sums.as_rows(), &gated);

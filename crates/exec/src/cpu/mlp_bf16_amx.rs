@@ -235,7 +235,14 @@ impl<U: Unit> Task<'_, U> {
                 let space = self.own.wrapping_add(self.space.row()).cast::<Bf16>();
                 // SAFETY: this worker's room for a row.
                 let normed = unsafe { RowsMut::from_raw(space, 1, k, k) };
-                layer_norm_rows(s, self.x.part(self.rows.start + r, 1), norm.gamma, norm.beta, norm.eps, &normed);
+                layer_norm_rows(
+                    s,
+                    self.x.part(self.rows.start + r, 1),
+                    norm.gamma,
+                    norm.beta,
+                    norm.eps,
+                    &normed,
+                );
                 row = space;
             }
             let to = to.wrapping_add(r / STRIP * steps * 2 * TILE + r % STRIP * 64);

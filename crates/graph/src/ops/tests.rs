@@ -44,7 +44,8 @@ fn in_place() -> Vec<(Op, Vec<TensorSpec>)> {
         (Op::Mlp(Mlp { residual: false, ..layer }), vec![x(F32), w.clone(), w.clone()]),
         (
             Op::Mlp(Mlp { norm: Some(LayerNorm { eps: 0.1 }), bias: [true; 2], ..layer }),
-            [&[x(F32), vector(8), vector(8), w.clone(), vector(8)][..], &[w.clone(), vector(8), x(F32)]].concat(),
+            [&[x(F32), vector(8), vector(8), w.clone(), vector(8)][..], &[w.clone(), vector(8), x(F32)]]
+                .concat(),
         ),
         (Op::Gelu(Gelu {}), vec![x(F32)]),
         (Op::GeluGrad(GeluGrad {}), vec![x(F32), x(F32)]),

@@ -129,7 +129,8 @@ fn what_others_read_of_an_mlp_stays() {
         assert_eq!(meaning(&narrow), meaning(&after), "{narrow}{after}");
         (parts(&after), count(&after, "add"))
     };
-    let wanted = [([1, 0, 1, 0], 0), ([0, 2, 1, 0], 0), ([0, 2, 1, 0], 0), ([1, 0, 0, 0], 1), ([1, 0, 0, 0], 0)];
+    let wanted =
+        [([1, 0, 1, 0], 0), ([0, 2, 1, 0], 0), ([0, 2, 1, 0], 0), ([1, 0, 0, 0], 1), ([1, 0, 0, 0], 0)];
     for (keep, wanted) in wanted.into_iter().enumerate() {
         assert_eq!(fused(keep), wanted, "{keep}");
     }

@@ -137,7 +137,14 @@ fn same(a: &[Bf16], b: &[Bf16], what: &str) {
 
 #[test]
 fn an_mlp_has_the_bits_of_its_parts() {
-    let sizes = [[1, 8, 32, 8], [33, 31, 64, 33], [70, 160, 96, 64], [13, 700, 2080, 40], [15, 800, 800, 300], [0, 8, 32, 8]];
+    let sizes = [
+        [1, 8, 32, 8],
+        [33, 31, 64, 33],
+        [70, 160, 96, 64],
+        [13, 700, 2080, 40],
+        [15, 800, 800, 300],
+        [0, 8, 32, 8],
+    ];
     for (name, cpu, linear, fused) in ways() {
         for size in sizes {
             for hidden in [Hidden::Gelu, Hidden::Gate] {
