@@ -141,7 +141,9 @@ fn has_codes(policy: &Policy, target: &Target) -> Result<(), PlanError> {
             "fp8 needs products of e4m3, which `{target}` does not have: an NVIDIA GPU of compute capability 8.9 or later"
         )
     } else if policy.precision == Precision::Int8 && rates.int8.is_none() {
-        format!("int8 needs products of integers of 8 bits, which `{target}` does not have: a CPU")
+        format!(
+            "int8 needs products of integers of 8 bits, which `{target}` does not have: a CPU, calibrated by this version"
+        )
     } else if policy.autodiff.is_some() || policy.weights == Weights::Trained {
         format!("{name} is for inference")
     } else {
