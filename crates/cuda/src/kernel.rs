@@ -72,9 +72,12 @@ impl File {
                 include_str!("kernels/warpgroup.cuh"),
                 include_str!("kernels/attention_hopper.cu")
             ),
-            Self::AttentionNarrow => {
-                concat!(include_str!("kernels/attention.cuh"), include_str!("kernels/attention_narrow.cu"))
-            }
+            Self::AttentionNarrow => concat!(
+                include_str!("kernels/attention.cuh"),
+                include_str!("kernels/copies.cuh"),
+                include_str!("kernels/attention_servers.cuh"),
+                include_str!("kernels/attention_narrow.cu")
+            ),
             Self::AttentionStay => concat!(
                 include_str!("kernels/attention.cuh"),
                 include_str!("kernels/warpgroup.cuh"),

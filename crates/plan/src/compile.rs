@@ -107,6 +107,10 @@ pub(crate) fn compile_checked(
     if policy.fuse && halves && target.norms > 0 && policy.autodiff.is_none() {
         graph = verified("norms", passes::norms(&graph, target.norms))?;
     }
+    let whole = policy.precision == Precision::Bf16 && policy.weights == Weights::Resident;
+    if policy.fuse && whole && policy.autodiff.is_none() && target.has_mlp() {
+        graph = verified("mlp", passes::mlp(&graph))?;
+    }
     graph = verified("dce", passes::dce(&graph))?;
     if policy.precision.codes().is_some() {
         has_codes(policy, target)?;

@@ -202,6 +202,7 @@ pub(crate) fn run(call: &mut Call<'_>) -> Result<(), DeviceError> {
         | Op::LinearCrossEntropyGrad(_)
         | Op::LinearInputGrad(_)
         | Op::LinearWeightGrad(_)
+        | Op::Mlp(_)
         | Op::ReluGrad(_)
         | Op::RmsNorm(_)
         | Op::RmsNormGrad(_)
