@@ -99,6 +99,11 @@ impl CudaDevice {
         gemm::own_products()
     }
 
+    /// The same of products with a layer norm in front.
+    pub fn own_norms() -> Vec<&'static str> {
+        gemm::own_norms()
+    }
+
     fn open(ordinal: usize, choosing: Choosing, options: Options) -> Result<Self, CudaError> {
         let context = Context::new(ordinal, options.streams)?;
         let (gemm, kernels) = (Gemm::new(&context, choosing)?, Kernels::new(&context, options.depth)?);

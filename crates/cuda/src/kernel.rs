@@ -36,6 +36,8 @@ pub enum File {
     Sequence,
     /// `wgmma.cu`: for compute capability 9.0 only.
     Wgmma,
+    /// `wgmma_norm.cu`: for compute capability 9.0 only.
+    WgmmaNorm,
 }
 
 impl File {
@@ -53,6 +55,7 @@ impl File {
             Self::Quantize => "quantize.cu",
             Self::Sequence => "sequence.cu",
             Self::Wgmma => "wgmma.cu",
+            Self::WgmmaNorm => "wgmma_norm.cu",
         }
     }
 
@@ -69,9 +72,12 @@ impl File {
                 include_str!("kernels/warpgroup.cuh"),
                 include_str!("kernels/attention_hopper.cu")
             ),
-            Self::AttentionNarrow => {
-                concat!(include_str!("kernels/attention.cuh"), include_str!("kernels/attention_narrow.cu"))
-            }
+            Self::AttentionNarrow => concat!(
+                include_str!("kernels/attention.cuh"),
+                include_str!("kernels/copies.cuh"),
+                include_str!("kernels/attention_servers.cuh"),
+                include_str!("kernels/attention_narrow.cu")
+            ),
             Self::AttentionStay => concat!(
                 include_str!("kernels/attention.cuh"),
                 include_str!("kernels/warpgroup.cuh"),
@@ -93,7 +99,15 @@ impl File {
             Self::Wgmma => concat!(
                 include_str!("kernels/activation.cuh"),
                 include_str!("kernels/copies.cuh"),
+                include_str!("kernels/wgmma.cuh"),
                 include_str!("kernels/wgmma.cu")
+            ),
+            Self::WgmmaNorm => concat!(
+                include_str!("kernels/activation.cuh"),
+                include_str!("kernels/rows.cuh"),
+                include_str!("kernels/copies.cuh"),
+                include_str!("kernels/wgmma.cuh"),
+                include_str!("kernels/wgmma_norm.cu")
             ),
         }
     }
@@ -135,7 +149,7 @@ impl Kernel {
     pub fn runs_on(&self, capability: (u32, u32)) -> bool {
         let codes = self.constants().any(|(name, _)| name == "CODES");
         match self.file {
-            File::AttentionHopper | File::AttentionStay | File::Wgmma => capability == HOPPER,
+            File::AttentionHopper | File::AttentionStay | File::Wgmma | File::WgmmaNorm => capability == HOPPER,
             File::Attention
             | File::AttentionF32
             | File::AttentionNarrow

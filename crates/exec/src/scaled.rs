@@ -6,6 +6,8 @@ use graph::GRANULE;
 
 /// Rows of smaller numbers are quantised as if this were their largest, so that no scale vanishes.
 pub(crate) const TINY: f32 = f32::from_bits(27 << 23); // 2^-100
+/// 1.5 * 2^23: adding it rounds to an integer, ties to even, which the low bits then are in two's complement.
+pub(crate) const ROUND: f32 = 12_582_912.0;
 /// Of e4m3, neither sign.
 const NAN: u8 = 0x7F;
 
@@ -41,7 +43,8 @@ impl Codes {
     fn round(self, x: f32) -> u8 {
         match self {
             Self::E4m3 => round(x),
-            Self::Int8 => x.round_ties_even().clamp(-127.0, 127.0) as i8 as u8,
+            // Without a call, which rounding is on a plain x86-64.
+            Self::Int8 => (x.clamp(-127.0, 127.0) + ROUND).to_bits() as u8,
         }
     }
 

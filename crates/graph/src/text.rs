@@ -7,7 +7,9 @@ use std::fmt;
 /// What a ledger calls a node: the op, and the parameter that tells it from its neighbours.
 pub fn node_label(graph: &Graph, id: NodeId) -> String {
     let node = graph.node(id);
-    let param = node.inputs.iter().find_map(|&v| match graph.spec(v).role {
+    // Of a product its weight, whatever stands before it.
+    let weights = node.op.weights().iter().map(|&i| &node.inputs[i]);
+    let param = weights.chain(&node.inputs).find_map(|&v| match graph.spec(v).role {
         Role::Param(p) => Some(graph.params[p.index()].name.as_str()),
         Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => None,
     });

@@ -107,6 +107,10 @@ pub(crate) fn compile_checked(
     if policy.fuse && halves && target.norms > 0 && policy.autodiff.is_none() {
         graph = verified("norms", passes::norms(&graph, target.norms))?;
     }
+    let whole = policy.precision == Precision::Bf16 && policy.weights == Weights::Resident;
+    if policy.fuse && whole && policy.autodiff.is_none() && target.has_mlp() {
+        graph = verified("mlp", passes::mlp(&graph))?;
+    }
     graph = verified("dce", passes::dce(&graph))?;
     if policy.precision.codes().is_some() {
         has_codes(policy, target)?;
@@ -137,7 +141,9 @@ fn has_codes(policy: &Policy, target: &Target) -> Result<(), PlanError> {
             "fp8 needs products of e4m3, which `{target}` does not have: an NVIDIA GPU of compute capability 8.9 or later"
         )
     } else if policy.precision == Precision::Int8 && rates.int8.is_none() {
-        format!("int8 needs products of integers of 8 bits, which `{target}` does not have: a CPU")
+        format!(
+            "int8 needs products of integers of 8 bits, which `{target}` does not have: a CPU, calibrated by this version"
+        )
     } else if policy.autodiff.is_some() || policy.weights == Weights::Trained {
         format!("{name} is for inference")
     } else {

@@ -123,8 +123,8 @@ pub struct KernelRow {
 }
 
 /// Scratch of a kernel: for each unit `per_unit + per_column * columns` bytes, where the columns are those
-/// of x (K) for a linear, of one head for attention, of the logits (E) for routing, of the first output for every
-/// other op; and for all units together `per_item * items`, where the items of a linear cross-entropy are, for each
+/// of x (K) for a linear, of x, the hidden layer or y, whichever is widest, for an MLP, of one head for attention, of the
+/// logits (E) for routing, of the first output for every other op; and for all units together `per_item * items`, where the items of a linear cross-entropy are, for each
 /// row of a chunk, its logits, its columns of x and two words, and of every other op the rows of its first input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -142,7 +142,12 @@ impl KernelRow {
     fn takes(&self, graph: &Graph, node: &Node) -> bool {
         let mut dtypes =
             node.inputs.iter().map(|&v| graph.spec(v).dtype).filter(|dtype| dtype.is_float()).peekable();
-        self.op == node.op.name() && dtypes.peek().is_some() && dtypes.all(|dtype| self.dtypes.contains(&dtype))
+        // Tiles hold bf16 and nothing else.
+        let mut weights = node.op.weights().iter().map(|&i| graph.spec(node.inputs[i]).dtype);
+        self.op == node.op.name()
+            && dtypes.peek().is_some()
+            && dtypes.all(|dtype| self.dtypes.contains(&dtype))
+            && (self.weights != Layout::Tiles || weights.all(|dtype| dtype == DType::Bf16))
     }
 }
 
@@ -162,6 +167,10 @@ fn columns(graph: &Graph, node: &Node) -> u64 {
         Op::Route(route) => u64::from(route.experts),
         Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) => {
             graph.spec(node.inputs[0]).row_elements()
+        }
+        Op::Mlp(mlp) => {
+            let hidden = graph.spec(node.inputs[mlp.weights()[1]]).row_elements();
+            graph.spec(node.inputs[0]).row_elements().max(hidden).max(first_output())
         }
         Op::Accumulate(_)
         | Op::Adafactor(_)
@@ -352,12 +361,21 @@ impl Target {
         self.kernels.iter().filter(|row| row.takes(graph, node))
     }
 
-    /// The kernel of a node: by its op, the element types of its inputs and, for a linear, the layout of its weight.
+    /// The kernel of a node: by its op, the element types of its inputs and, for a product, the layout of its weights.
     pub fn kernel_of(&self, graph: &Graph, node: &Node) -> Result<&KernelRow, PlanError> {
-        let layout =
-            if let Op::Linear(_) = node.op { graph.spec(node.inputs[1]).layout } else { Layout::RowMajor };
-        let row = self.kernels.iter().find(|row| row.weights == layout && row.takes(graph, node));
+        let weights = node.op.weights().iter().map(|&i| graph.spec(node.inputs[i]).layout);
+        let as_wanted = |row: &KernelRow| match node.op.weights() {
+            [] => row.weights == Layout::RowMajor,
+            _ => weights.clone().all(|layout| layout == row.weights),
+        };
+        let row = self.kernels.iter().find(|row| as_wanted(row) && row.takes(graph, node));
         row.ok_or_else(|| self.unsupported(graph, node))
+    }
+
+    /// Whether it has a kernel that keeps an MLP's hidden layer in its workspace: that takes its weights in tiles. The
+    /// reference takes rows.
+    pub(crate) fn has_mlp(&self) -> bool {
+        self.kernels.iter().any(|row| row.op == "mlp" && row.weights == Layout::Tiles)
     }
 
     /// The error of a node that no kernel takes.

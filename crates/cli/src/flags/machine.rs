@@ -16,7 +16,7 @@ pub struct Machine {
     device: DeviceName,
 
     /// Number format of the models: auto takes what the device does best, bf16 on a GPU and on a CPU with AMX, f32 on other
-    /// CPUs; a CPU has these two
+    /// CPUs; a CPU has these two and int8
     #[arg(long, value_enum, default_value_t = Precision::Auto)]
     precision: Precision,
 

@@ -6,6 +6,7 @@
 
 use super::description::Description;
 use super::hopper::{TILES, Tile};
+use super::normed::{NORMED, Normed};
 use super::{Choice, Choosing, Form, LIBRARY, Operands};
 use crate::CudaError;
 use crate::api::Driver;
@@ -63,6 +64,8 @@ impl Trial<'_> {
     /// The fastest admissible one, or the first or the named. The operands are poisoned again afterwards.
     pub(super) fn choose(&mut self, choosing: &Choosing) -> Result<Choice, CudaError> {
         let mut candidates: Vec<Choice> = match choosing {
+            // Nothing else has norms.
+            _ if self.form.norm.is_some() => self.normed(choosing)?,
             // The library has no gates.
             Choosing::First | Choosing::Timed if self.form.gate() => self.tiles().map(Choice::Hopper).collect(),
             Choosing::Named(name) if name == LIBRARY && self.form.gate() => vec![],
@@ -91,7 +94,10 @@ impl Trial<'_> {
             }
         }
         self.poison_all()?;
-        Ok(chosen)
+        match chosen {
+            Choice::Own if self.form.norm.is_some() => Err(self.without_norms()),
+            chosen => Ok(chosen),
+        }
     }
 
     /// Whether what was once chosen can be taken again.
@@ -99,12 +105,32 @@ impl Trial<'_> {
         match choice {
             Choice::Own => true,
             Choice::Hopper(tile) => tile.suits(self.context, self.form),
+            Choice::Normed(_) => Normed::suits(self.context, self.form),
             Choice::Library(algorithm) => self.admits_algorithm(algorithm),
         }
     }
 
     fn tiles(&self) -> impl Iterator<Item = Tile> {
         TILES.into_iter().filter(|tile| tile.suits(self.context, self.form))
+    }
+
+    /// Our own with norms: the named one, for any number of rows, or all.
+    fn normed(&self, choosing: &Choosing) -> Result<Vec<Choice>, CudaError> {
+        if !Normed::suits(self.context, self.form) {
+            return Err(self.without_norms());
+        }
+        let named = match choosing {
+            Choosing::Named(name) => Normed::named(name),
+            Choosing::Timed | Choosing::First => None,
+        };
+        Ok(match named {
+            Some(normed) => vec![Choice::Normed(Normed { few: 0, ..normed })],
+            None => NORMED.map(Choice::Normed).to_vec(),
+        })
+    }
+
+    fn without_norms(&self) -> CudaError {
+        CudaError::Unprepared { what: format!("a product with a layer norm in front of it, {}", self.form) }
     }
 
     /// Those that run, the fastest first.
@@ -240,8 +266,9 @@ impl Trial<'_> {
     /// Every operand of the form, with its elements and their type.
     fn extents(&self) -> impl Iterator<Item = Extent> + use<> {
         let (form @ Form { n, k, dtype, .. }, out) = (self.form, self.form.out());
-        let Operands { x, w, scales, bias, residual, y, rows, .. } = self.operands;
+        let Operands { x, w, scales, bias, residual, norm, y, rows, .. } = self.operands;
         let scales = if form.scaled() { scales } else { (0, 0) };
+        let params = form.norm.unwrap_or(DType::F32);
         let operands = [
             (x, rows * k, dtype),
             (w, form.outputs() * k, dtype),
@@ -250,6 +277,8 @@ impl Trial<'_> {
             (residual, rows * n, out),
             (scales.0, rows, DType::F32),
             (scales.1, n, DType::F32),
+            (norm.gamma, k, params),
+            (norm.beta, k, params),
         ];
         operands.into_iter().filter(|(address, ..)| *address != 0)
     }

@@ -30,11 +30,16 @@ pub(crate) struct Tile {
 }
 
 /// All that are tried.
-pub(super) const TILES: [Tile; 3] = [
+pub(super) const TILES: [Tile; 5] = [
     Tile { name: "128x192-turns", columns: 192, atoms: 2, turns: true, cluster: 2, stages: 4, group: 8 },
     Tile { name: "128x256", columns: 256, atoms: 1, turns: false, cluster: 2, stages: 4, group: 8 },
     Tile { name: "256x128", columns: 128, atoms: 2, turns: false, cluster: 2, stages: 4, group: 4 },
+    Tile { name: "128x128-turns", columns: 128, atoms: 2, turns: true, cluster: 2, stages: 5, group: 8 },
+    Tile { name: "128x128-alone", columns: 128, atoms: 2, turns: true, cluster: 1, stages: 5, group: 16 },
 ];
+
+/// The one for few rows.
+pub(super) const FEW: Tile = TILES[4];
 
 /// Columns of a box of y and of the residual: 128 bytes, which is what shared memory is swizzled in.
 const PIECE: u32 = 64;
@@ -151,7 +156,7 @@ impl Tile {
 
 /// A sample of it.
 pub(super) fn every_kernel() -> Vec<Kernel> {
-    let form = |dtype, epilogue| Form { n: 2560, k: 2560, dtype, bias: true, epilogue };
+    let form = |dtype, epilogue| Form { n: 2560, k: 2560, dtype, bias: true, epilogue, norm: None };
     let [none, gelu, residual, gate] =
         [Epilogue::None, Epilogue::Gelu, Epilogue::Residual, Epilogue::Gate].map(|e| form(DType::Bf16, e));
     let of = |tile: Tile| {

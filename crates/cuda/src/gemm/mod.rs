@@ -1,9 +1,11 @@
-//! Matrix products `y = f(x W^T + b) + r`, all row-major, where f is GELU, a gate or nothing. Invariant: what computes a product is chosen once for its form,
-//! from everything but the number of rows, and sums each element in one order; so a row has the same bits in any batch.
+//! Matrix products `y = f(p(x) W^T + b) + r`, all row-major, where f is GELU, a gate or nothing, and p a layer norm or
+//! nothing. Invariant: what computes a product is chosen once for its form, from everything but the number of rows, and sums
+//! each element in one order; so a row has the same bits in any batch.
 
 mod choose;
 mod description;
 mod hopper;
+mod normed;
 mod table;
 
 use crate::api::CublasLt;
@@ -18,10 +20,13 @@ use description::{Description, Handle};
 use graph::DType;
 use graph::ops::Epilogue;
 use hopper::Tile;
+use normed::Normed;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use table::Table;
+
+pub(crate) use normed::WIDEST;
 
 /// All of a product but its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,6 +39,8 @@ pub(crate) struct Form {
     pub(crate) dtype: DType,
     pub(crate) bias: bool,
     pub(crate) epilogue: Epilogue,
+    /// The type of gamma and beta, where rows of x go through a layer norm first.
+    pub(crate) norm: Option<DType>,
 }
 
 impl Form {
@@ -76,7 +83,7 @@ impl Form {
 
 impl fmt::Display for Form {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { n, k, dtype, bias, epilogue } = *self;
+        let Self { n, k, dtype, bias, epilogue, norm } = *self;
         let bias = if bias { "bias" } else { "-" };
         let behind = match epilogue {
             Epilogue::None => "-",
@@ -84,7 +91,8 @@ impl fmt::Display for Form {
             Epilogue::Residual => "residual",
             Epilogue::Gate => "gate",
         };
-        write!(f, "{n} {k} {} {bias} {behind}", dtype.name())
+        write!(f, "{n} {k} {} {bias} {behind}", dtype.name())?;
+        norm.map_or(Ok(()), |params| write!(f, " norm {}", params.name()))
     }
 }
 
@@ -101,12 +109,21 @@ pub(crate) struct Operands {
     pub(crate) bias: u64,
     /// (R, N), may be `y`.
     pub(crate) residual: u64,
+    pub(crate) norm: Norm,
     /// (R, N)
     pub(crate) y: u64,
     /// R
     pub(crate) rows: u64,
     /// Scratch: its address and bytes.
     pub(crate) workspace: (u64, u64),
+}
+
+/// A layer norm's (K) and (K), and what its variances are added to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Norm {
+    pub(crate) gamma: u64,
+    pub(crate) beta: u64,
+    pub(crate) eps: f32,
 }
 
 /// What computes a product.
@@ -118,6 +135,8 @@ enum Choice {
     Library(lt::cublasLtMatmulAlgo_t),
     /// Our own kernel on Hopper, with its epilogue.
     Hopper(Tile),
+    /// The same with a layer norm in front.
+    Normed(Normed),
 }
 
 /// What the library is called among the names of our own.
@@ -223,7 +242,7 @@ fn by<'a>(choices: impl Iterator<Item = &'a Choice>) -> Option<String> {
     for choice in choices {
         let who = match choice {
             Choice::Library(_) => LIBRARY,
-            Choice::Hopper(_) => "wgmma",
+            Choice::Hopper(_) | Choice::Normed(_) => "wgmma",
             Choice::Own => "plain loops",
         };
         *forms.entry(who).or_insert(0) += 1;
@@ -252,6 +271,7 @@ impl Choice {
     ) -> Result<(), CudaError> {
         match self {
             Self::Hopper(tile) => return tile.prepare(context, kernels, form),
+            Self::Normed(normed) => return normed.prepare(context, kernels, form),
             Self::Own => kernels.prepare(context, &own(form, operands).0, 0)?,
             Self::Library(_) => {}
         }
@@ -271,6 +291,7 @@ impl Choice {
     ) -> Result<(), CudaError> {
         match self {
             Self::Hopper(tile) => return tile.run(context, kernels, form, operands),
+            Self::Normed(normed) => return normed.run(context, kernels, form, operands),
             Self::Own => {
                 let (kernel, shape, args) = own(form, operands);
                 kernels.call(context, &kernel, shape, &args)?;
@@ -307,20 +328,30 @@ fn pass(form: Form, operands: &Operands) -> (Kernel, Shape, [Arg; 3]) {
     gelu_in_place(form.out(), operands.y, operands.rows * form.n)
 }
 
+/// Whether a form with a norm in front has a kernel on a card.
+pub(crate) fn has_norms(context: &Context, form: Form) -> bool {
+    Normed::suits(context, form)
+}
+
 /// The names of our own kernel's forms on Hopper.
 pub(crate) fn own_products() -> Vec<&'static str> {
     hopper::TILES.iter().map(|tile| tile.name).collect()
 }
 
+/// And of those with a norm in front.
+pub(crate) fn own_norms() -> Vec<&'static str> {
+    normed::NORMED.iter().map(|normed| normed.name).collect()
+}
+
 /// Every kernel of this folder, in every form.
 pub(crate) fn every_kernel() -> Vec<Kernel> {
-    let form = |dtype| Form { n: 1, k: 1, dtype, bias: false, epilogue: Epilogue::None };
+    let form = |dtype| Form { n: 1, k: 1, dtype, bias: false, epilogue: Epilogue::None, norm: None };
     let forms = [DType::F32, DType::Bf16, DType::F16, DType::F8].map(form);
     let gate = |dtype| Form { epilogue: Epilogue::Gate, ..form(dtype) }.kernel("product");
     let gates = [DType::F32, DType::Bf16].map(gate);
     let matmul =
         forms.iter().flat_map(|form| ["product", "noise"].map(|entry| form.kernel(entry))).chain(gates);
-    matmul.chain(hopper::every_kernel()).collect()
+    matmul.chain(hopper::every_kernel()).chain(normed::every_kernel()).collect()
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! file is used only if it is whole and made with this card, driver and library.
 
 use super::hopper::Tile;
+use super::normed::Normed;
 use super::{Choice, Form};
 use crate::compile::{cache, digest, keep};
 use crate::context::Card;
@@ -20,7 +21,7 @@ impl Table {
         type Tables = Mutex<BTreeMap<String, Arc<Mutex<Entries>>>>;
         static TABLES: OnceLock<Tables> = OnceLock::new();
         let identity =
-            format!("plimsoll products 2, {}, driver {}, cuBLASLt {library}", card.name, card.driver);
+            format!("plimsoll products 3, {}, driver {}, cuBLASLt {library}", card.name, card.driver);
         let mut tables = TABLES.get_or_init(Tables::default).lock().unwrap_or_else(PoisonError::into_inner);
         let name = || format!("products-{}.txt", &digest(&identity)[..16]);
         let file = || cache().map(|folder| folder.join(name()));
@@ -84,6 +85,7 @@ pub(super) fn text(choice: &Choice) -> String {
     match choice {
         Choice::Own => "own".to_owned(),
         Choice::Hopper(tile) => format!("{HOPPER}{}", tile.name),
+        Choice::Normed(normed) => format!("{HOPPER}{}", normed.name),
         Choice::Library(algorithm) => algorithm.data.map(|word| format!("{word:016x}")).join("."),
     }
 }
@@ -93,7 +95,8 @@ fn parse(text: &str) -> Option<Choice> {
         return Some(Choice::Own);
     }
     if let Some(name) = text.strip_prefix(HOPPER) {
-        return Tile::named(name).map(Choice::Hopper);
+        let normed = || Normed::named(name).map(Choice::Normed);
+        return Tile::named(name).map(Choice::Hopper).or_else(normed);
     }
     let words: Option<Vec<u64>> = text.split('.').map(|word| u64::from_str_radix(word, 16).ok()).collect();
     Some(Choice::Library(lt::cublasLtMatmulAlgo_t { data: words?.try_into().ok()? }))
@@ -125,7 +128,8 @@ mod tests {
     use graph::DType;
     use graph::ops::Epilogue;
 
-    const FORM: Form = Form { n: 10240, k: 2560, dtype: DType::Bf16, bias: true, epilogue: Epilogue::None };
+    const FORM: Form =
+        Form { n: 10240, k: 2560, dtype: DType::Bf16, bias: true, epilogue: Epilogue::None, norm: None };
     const OTHER: Form = Form { epilogue: Epilogue::Residual, ..FORM };
     const THIRD: Form = Form { epilogue: Epilogue::Gelu, ..FORM };
 

@@ -1,439 +1,333 @@
 // Packed attention of heads of 16, 24 and 32 columns, 16-bit elements, with rotary embedding and no mask, by mma.sync
 // m16n8k16. Such heads are bound by exponentials, one for every 64 to 128 operations, and by what stands beside them. So
-// keys and values of a whole short sequence lie in shared memory, rotated once; queries are rotated in registers, with the
-// scale and log2(e) in their rounding; sums of weights are a product with ones; and weights are exp2(score) as it is:
+// the warps that multiply do nothing else: what they need is fetched and rotated by others while they compute, queries with
+// the scale and log2(e) in their rounding; sums of weights are a product with ones; and weights are exp2(score) as it is:
 // element types with f32's exponents need no maximum. A row whose sums leave the range where all that matters is exact is
-// computed again below its maximum; f16 always is. TYPE is 1 (bf16) or 2 (f16).
+// computed again below its maximum; f16 always is, by a pass over the keys before. TYPE is 1 (bf16) or 2 (f16).
 //
 // Invariant: a row of o is a function of its own sequence, the same bits in every form: keys are added in blocks of 16
-// from the sequence's start, in order, and rows computed again are 16 MT of the sequence, whatever block has them. Only
-// rows of sequences are written.
+// from the sequence's start, in order, and rows computed again are 16 of the sequence, whatever block has them. Only rows of
+// sequences are written.
 //
-// Constants: HEAD_DIM (d), TABLE (element type of cos and sin), and the form, from which the host computes the shared
-// memory: WARPS of a block, ROUNDS of 16 MT queries of each, TILE keys in shared memory.
+// Constants: HEAD_DIM (d), TABLE (element type of cos and sin); for speed alone WARPS that multiply, SERVERS, MT tiles of 16
+// queries of a warp, TILE keys of a slot, STAGES slots, BLOCKS of a multiprocessor.
 
-#define MT 1                                 // 16 queries of a warp at a time
-#define UNROLL 2                             // blocks of keys that are worked on together
-#define IN_FLIGHT 3                          // loads of a thread that are, while keys and values are fetched
-#define THREADS (WARPS * 32)
-#define M_ROWS (16 * MT)                     // queries of a warp at a time
-#define ROWS (ROUNDS * WARPS * M_ROWS)       // queries of a block
-#define HALF (HEAD_DIM / 2)
-#define KC ((HEAD_DIM + 15) / 16)            // pieces of 16 columns of q and k: both halves' columns in one, or one each
-#define NT (HEAD_DIM / 8)                    // pieces of 8 columns of v and o
-// Rows in shared memory are LD elements apart, an odd number of 16-byte words: eight rows lie in different banks.
-#define LD (16 * KC + 8)
-#define PAIRS (HALF % 8 == 0 ? 8 : 4)         // columns of a half that a thread rotates at once
 #define LOG2E 1.4426950408889634f
-static_assert(HEAD_DIM == 16 || HEAD_DIM == 24 || HEAD_DIM == 32, "a narrow head");
-static_assert(TILE % 16 == 0, "blocks of 16 keys");
-
-typedef Element<TABLE>::type Angle;
-
-__device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ float exp2_fast(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
+__device__ __forceinline__ float inverse_fast(float x) { float r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 
-// Two neighbouring columns a and their partners b, of the other half, rotated by two angles and scaled (Su et al. 2021):
-// (a, b) -> (a cos - b sin, b cos + a sin).
-__device__ __forceinline__ void rotate(u32 &a, u32 &b, const Angle *cosines, const Angle *sines, float factor) {
-  float u[2], v[2], x[2], y[2];
-  unpack<TYPE>(a, u[0], u[1]);
-  unpack<TYPE>(b, v[0], v[1]);
-#pragma unroll
-  for (int e = 0; e < 2; e++) {
-    float cos = widen<TABLE>(cosines[e]), sin = widen<TABLE>(sines[e]);
-    x[e] = __fmul_rn(factor, fmaf(u[e], cos, -__fmul_rn(v[e], sin)));
-    y[e] = __fmul_rn(factor, fmaf(v[e], cos, __fmul_rn(u[e], sin)));
-  }
-  a = pack<TYPE>(x[0], x[1]);
-  b = pack<TYPE>(y[0], y[1]);
+__device__ __forceinline__ void ldmatrix(u32 &a, u32 &b, u32 &c, u32 &d, u32 at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(at));
 }
-
-// Reads that may pass writes to shared memory: nobody writes what is read here.
-__device__ __forceinline__ uint4 read(const uint4 *from) {
-  uint4 x;
-  asm("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
-  return x;
+__device__ __forceinline__ void ldmatrix(u32 &a, u32 &b, u32 at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(a), "=r"(b) : "r"(at));
 }
-__device__ __forceinline__ uint2 read(const uint2 *from) {
-  uint2 x;
-  asm("ld.global.nc.v2.u32 {%0,%1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from));
-  return x;
-}
-__device__ __forceinline__ u32 read(const u32 *from) {
-  u32 x;
-  asm("ld.global.nc.u32 %0, [%1];" : "=r"(x) : "l"(from));
-  return x;
-}
-
-// N elements, or angles, as words.
-template <int BYTES> struct Words { typedef uint4 type; };
-template <> struct Words<8> { typedef uint2 type; };
-template <> struct Words<4> { typedef u32 type; };
-template <typename X, int N> struct __align__(16) Vector {
-  static const int BYTES = N * sizeof(X) < 16 ? N * sizeof(X) : 16, MANY = N * sizeof(X) / BYTES;
-  typedef typename Words<BYTES>::type Word;
-  union {
-    X x[N];
-    u32 words[N * sizeof(X) / 4];
-    Word whole[MANY];
-  };
-  __device__ __forceinline__ void load(const X *from) {
-#pragma unroll
-    for (int i = 0; i < MANY; i++) whole[i] = read((const Word *)from + i);
-  }
-};
-
-// Rows `first` .. of a head of k, rotated, and of v to shared memory; behind the last zeros, up to whole blocks of 16.
-// Columns of v lie as o's are stored: word t NT + j, of 2, where piece j has a lane's word t. A thread has MANY reads of
-// each under way. (n, d) -> (TILE, LD)
-template <int MANY, int PAIR>
-__device__ __forceinline__ void bring(u16 *keys, u16 *values, const u16 *k, const u16 *v, long long stride,
-                                      const Angle *cosines, const Angle *sines, int first, int rows) {
-  constexpr int per_k = HALF / PAIR;
-  const int padded = (rows + 15) / 16 * 16;
-#pragma unroll 1
-  for (int at = threadIdx.x; at < padded * NT; at += MANY * THREADS) {
-    uint4 x[MANY];
-#pragma unroll
-    for (int j = 0; j < MANY; j++) {
-      int i = at + j * THREADS, r = min(i / NT, rows - 1);
-      x[j] = read((const uint4 *)(v + r * stride + i % NT * 8));
-    }
-#pragma unroll
-    for (int j = 0; j < MANY; j++) {
-      int i = at + j * THREADS, r = i / NT, c = i % NT;
-      if (r >= padded) continue;
-      u32 *to = (u32 *)(values + r * LD);
-      const u32 words[4] = {x[j].x, x[j].y, x[j].z, x[j].w};
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        int w = c * 4 + e;
-        to[w % NT * 4 + w / NT] = r < rows ? words[e] : 0;
-      }
-    }
-  }
-#pragma unroll 1
-  for (int at = threadIdx.x; at < padded * per_k; at += MANY * THREADS) {
-    Vector<u16, PAIR> a[MANY], b[MANY];
-#pragma unroll
-    for (int j = 0; j < MANY; j++) {
-      int i = at + j * THREADS, r = min(i / per_k, rows - 1), c = i % per_k * PAIR;
-      a[j].load(k + r * stride + c), b[j].load(k + r * stride + c + HALF);
-    }
-#pragma unroll
-    for (int j = 0; j < MANY; j++) {
-      int i = at + j * THREADS, r = i / per_k, c = i % per_k * PAIR;
-      if (r >= padded) continue;
-      const long long entry = (long long)(first + min(r, rows - 1)) * HALF + c;
-      Vector<Angle, PAIR> cosine, sine;
-      cosine.load(cosines + entry), sine.load(sines + entry);
-      u16 *to = keys + r * LD + c;
-#pragma unroll
-      for (int e = 0; e < PAIR / 2; e++) {
-        u32 &low = a[j].words[e], &high = b[j].words[e];
-        rotate(low, high, cosine.x + 2 * e, sine.x + 2 * e, 1.0f);
-        if (r >= rows) low = high = 0;
-      }
-      *(typename Vector<u16, PAIR>::Word *)to = a[j].whole[0];
-      *(typename Vector<u16, PAIR>::Word *)(to + (KC == 1 ? HALF : 16)) = b[j].whole[0];
-    }
-  }
-}
-
-__device__ __forceinline__ void ldmatrix(u32 (&r)[4], u32 at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-}
-__device__ __forceinline__ void ldmatrix_transposed(u32 (&r)[4], u32 at) {
+__device__ __forceinline__ void ldmatrix_transposed(u32 &a, u32 &b, u32 &c, u32 &d, u32 at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+               : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(at));
 }
-__device__ __forceinline__ void ldmatrix_transposed(u32 (&r)[2], u32 at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(at));
+__device__ __forceinline__ void ldmatrix_transposed(u32 &a, u32 &b, u32 at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(a), "=r"(b) : "r"(at));
 }
 
-// c += a b: (16, 16) (16, 8) -> (16, 8)
-__device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #if TYPE == 1
-#define PRODUCT "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+#define OF_TYPE ".f32.bf16.bf16.f32"
 #else
-#define PRODUCT "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+#define OF_TYPE ".f32.f16.f16.f32"
 #endif
-  asm(PRODUCT " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+// c += a b: (16, 16) (16, 8) -> (16, 8), of two words of 8 columns of a, or (16, 8) (8, 8), of one.
+__device__ __forceinline__ void mma(float (&c)[4], const u32 (&low)[2], const u32 (&high)[2], u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col" OF_TYPE " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+      : "r"(low[0]), "r"(low[1]), "r"(high[0]), "r"(high[1]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[2], u32 b) {
+  asm("mma.sync.aligned.m16n8k8.row.col" OF_TYPE " {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 
-// What a warp holds of its MT * 16 queries. A thread has, of each 16, rows lane / 4 and that + 8.
+// What a warp holds of 16 queries. A thread has rows lane / 4 and that + 8.
 struct Rows {
-  u32 q[MT][KC][4];
-  float o[MT][NT][4];  // sums of exp2(score - top) v
-  float sum[MT][4];    // and of exp2(score - top): of one row twice, of the other twice
-  float top[MT][2];    // read where it is not zero
-};
+  u32 q[CHUNKS][2];
+  float o[CHUNKS][4]; // sums of exp2(score - top) v
+  float sum[4];       // and of exp2(score - top): of one row twice, of the other twice
+  float top[2];       // read where it is not zero
 
-// The warp's queries as they are: pairs of columns of the first half, and their partners.
-struct Queries {
-  u32 a[MT][2][KC], b[MT][2][KC];
-  // `q` points to the warp's first row; rows behind the last are zeros.
-  __device__ __forceinline__ void ask(const u16 *q, long long stride, int rows) {
-    const int lane = threadIdx.x % 32;
+  // Takes queries out of shared memory; no key is added yet.
+  __device__ __forceinline__ void take(u32 at, u32 lane) {
 #pragma unroll
-    for (int m = 0; m < MT; m++)
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        const int r = m * 16 + h * 8 + lane / 4;
-#pragma unroll
-        for (int e = 0; e < KC; e++) {
-          const int c = e * 8 + lane % 4 * 2;
-          const u32 *from = (const u32 *)(q + r * stride + c);
-          const bool there = r < rows && c < HALF;
-          a[m][h][e] = there ? read(from) : 0, b[m][h][e] = there ? read(from + HALF / 2) : 0;
-        }
-      }
+    for (int c = 0; c + 1 < CHUNKS; c += 2)
+      ldmatrix(q[c][0], q[c][1], q[c + 1][0], q[c + 1][1], at + word_at(lane % 16, c + lane / 16));
+    if (CHUNKS % 2) ldmatrix(q[CHUNKS - 1][0], q[CHUNKS - 1][1], at + word_at(lane % 16, CHUNKS - 1));
   }
-  // Rotated and scaled; the first row is number `position` of its sequence, of `rows` that are left.
-  __device__ __forceinline__ void rotated(Rows &w, const Angle *cosines, const Angle *sines, int position, int rows, float factor) {
-    const int lane = threadIdx.x % 32;
+  __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (int m = 0; m < MT; m++)
+    for (int e = 0; e < 4; e++) {
+      sum[e] = 0.0f;
 #pragma unroll
-      for (int h = 0; h < 2; h++) {
-        const int r = min(m * 16 + h * 8 + lane / 4, rows - 1);
-#pragma unroll
-        for (int e = 0; e < KC; e++) {
-          const long long entry = (long long)(position + r) * HALF + min(e * 8 + lane % 4 * 2, HALF - 2);
-          Vector<Angle, 2> cosine, sine;
-          cosine.load(cosines + entry), sine.load(sines + entry);
-          u32 low = a[m][h][e], high = b[m][h][e];
-          rotate(low, high, cosine.x, sine.x, factor);
-          // Registers of a fragment: rows and rows + 8, then the same of columns 8 ..
-          if (KC == 1) w.q[m][0][h] = low, w.q[m][0][2 + h] = high;
-          else w.q[m][0][2 * e + h] = low, w.q[m][KC - 1][2 * e + h] = high;
-        }
-      }
-  }
-};
-
-// q k^T of the warp's rows and 16 keys at `k`. (MT * 16, d) (16, d) -> (MT * 16, 16)
-__device__ __forceinline__ void scores(float (&s)[MT][2][4], const Rows &w, u32 k) {
-#pragma unroll
-  for (int m = 0; m < MT; m++)
-#pragma unroll
-    for (int n = 0; n < 2; n++) s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0.0f;
-#pragma unroll
-  for (int c = 0; c < KC; c++) {
-    u32 b[4];
-    ldmatrix(b, k + c * 32);
-#pragma unroll
-    for (int m = 0; m < MT; m++) {
-      mma(s[m][0], w.q[m][c], b[0], b[1]);
-      mma(s[m][1], w.q[m][c], b[2], b[3]);
+      for (int c = 0; c < CHUNKS; c++) o[c][e] = 0.0f;
     }
   }
-}
+  // The maximum of the four threads that have a row.
+  __device__ __forceinline__ void agree() {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      top[h] = fmaxf(top[h], __shfl_xor_sync(~0u, top[h], 1));
+      top[h] = fmaxf(top[h], __shfl_xor_sync(~0u, top[h], 2));
+    }
+  }
+  // Whether any sum of weights that were not taken relative to a maximum has left 2^-60 .. 2^90, where weights of f32's
+  // exponents lose nothing that 2^-60 of the sum would show, or any sum of values its own range; or is no number.
+  __device__ __forceinline__ bool astray() const {
+    bool far = false;
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      far |= !(sum[e] >= 0x1p-60f && sum[e] <= 0x1p90f);
+#pragma unroll
+      for (int c = 0; c < CHUNKS; c++) far |= !(fabsf(o[c][e]) <= 3e38f);
+    }
+    return __any_sync(~0u, far);
+  }
+};
 
-// Bytes, after the first of keys or values, that a lane gives to ldmatrix.
-__device__ __forceinline__ int by_key() {
-  int lane = threadIdx.x % 32;
-  return ((lane / 16 * 8 + lane % 8) * LD + lane / 8 % 2 * 8) * 2;
-}
-__device__ __forceinline__ int by_row() {
-  int lane = threadIdx.x % 32;
-  return (lane % 16 * LD + lane / 16 * 8) * 2;
-}
+// Keys and values in shared memory; words of 8 columns c, of 8 keys n, as products take them.
+struct Near {
+  u32 k[(CHUNKS + 1) / 2], v[(CHUNKS + 1) / 2];
+  __device__ __forceinline__ Near(const u16 *keys, const u16 *values) {
+    const u32 lane = lane_now();
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c += 2) {
+      const bool two = c + 1 < CHUNKS;
+      k[c / 2] = shared_address(keys) + (two ? word_at(lane / 16 * 8 + lane % 8, c + lane / 8 % 2) : word_at(lane % 16, c));
+      v[c / 2] = shared_address(values) + word_at(lane % 16, two ? c + lane / 16 : c);
+    }
+  }
+  __device__ __forceinline__ void key_words(u32 (&b)[CHUNKS][2], int key) const {
+#pragma unroll
+    for (int c = 0; c + 1 < CHUNKS; c += 2) ldmatrix(b[c][0], b[c + 1][0], b[c][1], b[c + 1][1], k[c / 2] + key * ROW);
+    if (CHUNKS % 2) ldmatrix(b[CHUNKS - 1][0], b[CHUNKS - 1][1], k[CHUNKS / 2] + key * ROW);
+  }
+  __device__ __forceinline__ void value_words(u32 (&b)[CHUNKS][2], int key) const {
+#pragma unroll
+    for (int c = 0; c + 1 < CHUNKS; c += 2)
+      ldmatrix_transposed(b[c][0], b[c][1], b[c + 1][0], b[c + 1][1], v[c / 2] + key * ROW);
+    if (CHUNKS % 2) ldmatrix_transposed(b[CHUNKS - 1][0], b[CHUNKS - 1][1], v[CHUNKS / 2] + key * ROW);
+  }
+};
 
-// Adds the keys of a tile: `k` and `v` are the lane's addresses. A key that is not there has zeros as value and as one.
-template <bool TOPPED> __device__ __forceinline__ void add_keys(Rows &w, u32 k, u32 v, int keys) {
-#pragma unroll UNROLL
-  for (int key = 0; key < keys; key += 16) {
-    float s[MT][2][4];
-    scores(s, w, k + key * LD * 2);
-    u32 a[MT][4], one[2];
-    const int left = keys - key - threadIdx.x % 4 * 2; // from the thread's own first key on
+// Keys and values of a sequence, fetched anew, 16 at a time, to where the warp's own queries were: for what is seldom
+// computed. Operands point to the sequence's head.
+struct Far {
+  const Operands &from;
+  u16 *mine;
+  int length;
+  __device__ __forceinline__ void bring(const u16 *x, int key) const {
+    __syncwarp();
+    fetch(mine, x + key * from.kv_stride, from.kv_stride, min(length - key, 16));
+    fetched();
+  }
+  __device__ __forceinline__ void key_words(u32 (&b)[CHUNKS][2], int key) const {
+    bring(from.k, key);
+    rotate_rows(from, mine, min(length - key, 16), mine, 0, key);
+    __syncwarp();
+    Near(mine, mine).key_words(b, 0);
+  }
+  __device__ __forceinline__ void value_words(u32 (&b)[CHUNKS][2], int key) const {
+    bring(from.v, key);
+    Near(mine, mine).value_words(b, 0);
+  }
+};
+
+// q k^T of M times 16 rows and of 16 keys. (M, 16, d) (16, d) -> (M, 16, 16)
+template <int M, class Keys> __device__ __forceinline__ void scores(float (&s)[M][2][4], const Rows *w, const Keys &keys, int key) {
+  u32 b[CHUNKS][2];
+  keys.key_words(b, key);
+#pragma unroll
+  for (int m = 0; m < M; m++)
 #pragma unroll
     for (int n = 0; n < 2; n++) {
-      // 1.0 twice.
-      const u32 ones = TYPE == 1 ? 0x3F803F80u : 0x3C003C00u;
-      one[n] = left >= n * 8 + 2 ? ones : left == n * 8 + 1 ? ones & 0xFFFFu : 0u;
+      float (&x)[4] = s[m][n];
+      x[0] = x[1] = x[2] = x[3] = 0.0f;
+#pragma unroll
+      for (int c = 0; c + 1 < CHUNKS; c += 2) mma(x, w[m].q[c], w[m].q[c + 1], b[c][n], b[c + 1][n]);
+      if (CHUNKS % 2) mma(x, w[m].q[CHUNKS - 1], b[CHUNKS - 1][n]);
     }
+}
+
+// Adds 16 keys, of which `left` are there from the thread's own first one on. LAST: not all may be; one that is not has
+// zeros as value and as one.
+template <bool TOPPED, bool LAST, int M, class Keys>
+__device__ __forceinline__ void add_block(Rows *w, const Keys &keys, int key, int left) {
+  float s[M][2][4];
+  scores<M>(s, w, keys, key);
+  u32 a[M][2][2], one[2], b[CHUNKS][2];
 #pragma unroll
-    for (int m = 0; m < MT; m++)
+  for (int n = 0; n < 2; n++) {
+    const u32 ones = TYPE == 1 ? 0x3F803F80u : 0x3C003C00u; // 1.0 twice
+    one[n] = !LAST || left >= n * 8 + 2 ? ones : left == n * 8 + 1 ? ones & 0xFFFFu : 0u;
 #pragma unroll
-      for (int n = 0; n < 2; n++) {
-        float (&x)[4] = s[m][n];
+    for (int m = 0; m < M; m++) {
+      float (&x)[4] = s[m][n];
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-          if (TOPPED) x[e] = n * 8 + e % 2 < left ? x[e] - w.top[m][e / 2] : -INFINITY;
-          x[e] = exp2_fast(x[e]);
-        }
-        a[m][2 * n] = pack<TYPE>(x[0], x[1]);
-        a[m][2 * n + 1] = pack<TYPE>(x[2], x[3]);
+      for (int e = 0; e < 4; e++) {
+        if (TOPPED) x[e] = LAST && n * 8 + e % 2 >= left ? -INFINITY : x[e] - w[m].top[e / 2];
+        x[e] = exp2_fast(x[e]);
       }
-#pragma unroll
-    for (int m = 0; m < MT; m++) mma(w.sum[m], a[m], one[0], one[1]);
-#pragma unroll
-    for (int c = 0; c < NT / 2; c++) {
-      u32 b[4];
-      ldmatrix_transposed(b, v + (key * LD + c * 16) * 2);
-#pragma unroll
-      for (int m = 0; m < MT; m++) {
-        mma(w.o[m][2 * c], a[m], b[0], b[1]);
-        mma(w.o[m][2 * c + 1], a[m], b[2], b[3]);
-      }
-    }
-    if constexpr (NT % 2) {
-      u32 b[2];
-      ldmatrix_transposed(b, v + (key * LD + (NT - 1) * 8) * 2);
-#pragma unroll
-      for (int m = 0; m < MT; m++) mma(w.o[m][NT - 1], a[m], b[0], b[1]);
+      a[m][n][0] = pack<TYPE>(x[0], x[1]);
+      a[m][n][1] = pack<TYPE>(x[2], x[3]);
     }
   }
+#pragma unroll
+  for (int m = 0; m < M; m++) mma(w[m].sum, a[m][0], a[m][1], one[0], one[1]);
+  keys.value_words(b, key);
+#pragma unroll
+  for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
+    for (int m = 0; m < M; m++) mma(w[m].o[c], a[m][0], a[m][1], b[c][0], b[c][1]);
+}
+
+template <bool TOPPED, int M, class Keys> __device__ __forceinline__ void add_keys(Rows *w, const Keys &keys, int count) {
+  int key = 0;
+#pragma unroll 1
+  for (; key + 16 <= count; key += 16) add_block<TOPPED, false, M>(w, keys, key, 16);
+  if (key < count) add_block<TOPPED, true, M>(w, keys, key, count - key - (int)(lane_now() % 4 * 2));
 }
 
 // Follows the maxima of the rows' scores.
-__device__ __forceinline__ void follow(Rows &w, u32 k, int keys) {
+template <int M, class Keys> __device__ __forceinline__ void follow(Rows *w, const Keys &keys, int count) {
 #pragma unroll 1
-  for (int key = 0; key < keys; key += 16) {
-    float s[MT][2][4];
-    scores(s, w, k + key * LD * 2);
-    const int left = keys - key - threadIdx.x % 4 * 2;
+  for (int key = 0; key < count; key += 16) {
+    float s[M][2][4];
+    scores<M>(s, w, keys, key);
+    const int left = count - key - (int)(lane_now() % 4 * 2);
 #pragma unroll
-    for (int m = 0; m < MT; m++)
+    for (int m = 0; m < M; m++)
 #pragma unroll
       for (int n = 0; n < 2; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-          if (n * 8 + e % 2 < left) w.top[m][e / 2] = fmaxf(w.top[m][e / 2], s[m][n][e]);
+          if (n * 8 + e % 2 < left) w[m].top[e / 2] = fmaxf(w[m].top[e / 2], s[m][n][e]);
   }
 }
 
-// Before a pass: 0 sums weights as they are, 1 looks for maxima, 2 sums weights below them.
-__device__ __forceinline__ void begin(Rows &w, int pass) {
+// Where the rows of o and lse of a warp's first query are, and how many are there from it on.
+struct Target {
+  u16 *o;
+  float *lse;
+  u32 heads, rows;
+};
+
+// o / sum of rows `from` .. by way of the warp's own rows in shared memory, and the logarithms of the sums.
+__device__ __forceinline__ void finish(const Rows &w, u16 *mine, const Target &to, u32 from, u32 lane) {
 #pragma unroll
-  for (int m = 0; m < MT; m++) {
+  for (int h = 0; h < 2; h++) {
+    const u32 r = h * 8 + lane / 4;
+    const float sum = w.sum[2 * h], inverse = inverse_fast(sum);
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-      float &top = w.top[m][h];
-      if (pass == 2) {
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      } else {
-        top = pass == 0 ? 0.0f : -INFINITY;
+    for (int c = 0; c < CHUNKS; c++)
+      *(u32 *)((char *)mine + word_at(r, c) + lane % 4 * 4) =
+          pack<TYPE>(__fmul_rn(w.o[c][2 * h], inverse), __fmul_rn(w.o[c][2 * h + 1], inverse));
+    if (to.lse && lane % 4 == 0 && from + r < to.rows)
+      to.lse[(from + r) * to.heads] = (w.top[h] + log2f(sum)) * 0.6931471805599453f;
+  }
+  __syncwarp();
+#pragma unroll
+  for (u32 i = lane; i < 16 * CHUNKS; i += 32) {
+    const u32 r = i / CHUNKS, c = i % CHUNKS;
+    if (from + r < to.rows)
+      *(uint4 *)(to.o + (from + r) * to.heads * HEAD_DIM + c * 8) = *(const uint4 *)((const char *)mine + word_at(r, c));
+  }
+}
+
+// Rows whose sums are astray, with weights below the rows' maxima.
+__device__ __forceinline__ void again(const Far &far, const Target &to, u32 from) {
+  const u32 lane = lane_now();
+  Rows w;
+  w.take(shared_address(far.mine), lane);
+  w.clear();
+  w.top[0] = w.top[1] = -INFINITY;
+  follow<1>(&w, far, far.length);
+  w.agree();
+  add_keys<true, 1>(&w, far, far.length);
+  __syncwarp();
+  finish(w, far.mine, to, from, lane);
+}
+
+// An item's rows of this warp: MT tiles of 16, that lie at `mine` and are number `first` .. of their sequence.
+__device__ __forceinline__ void attend(Memory &m, Place &place, Operands x, u16 *o, float *lse, int heads, u16 *mine, int first) {
+  const int length = m.items[place.queries].length;
+  Rows w[MT];
+#pragma unroll
+  for (int t = 0; t < MT; t++) {
+    w[t].take(shared_address(mine) + t * 16 * ROW, lane_now());
+    w[t].clear();
+    w[t].top[0] = w[t].top[1] = PASSES == 1 ? 0.0f : -INFINITY;
+  }
+#pragma unroll 1
+  for (int pass = 0; pass < PASSES; pass++) {
+#pragma unroll 1
+    for (int from = 0; from < length; from += TILE, place.next()) {
+      const int n = min(length - from, TILE);
+      await(m.full[place.slot], place.parity);
+      if (first < length) {
+        const Near near(m.keys[place.slot], m.values[place.slot]);
+        if (PASSES == 1) add_keys<false, MT>(w, near, n);
+        else if (pass == 0) follow<MT>(w, near, n);
+        else add_keys<true, MT>(w, near, n);
       }
+      __syncwarp();
+      if (lane_now() == 0) done(m.empty[place.slot]);
     }
 #pragma unroll
-    for (int e = 0; e < 4; e++) {
-      w.sum[m][e] = 0.0f;
-#pragma unroll
-      for (int n = 0; n < NT; n++) w.o[m][n][e] = 0.0f;
-    }
+    for (int t = 0; t < MT; t++)
+      if (PASSES == 2 && pass == 0) w[t].agree();
   }
-}
-
-// Whether any sum of weights that were not taken relative to a maximum has left 2^-60 .. 2^90, where weights of f32's
-// exponents lose nothing that 2^-60 of the sum would show, or any sum of values its own range; or is no number.
-__device__ __forceinline__ bool astray(const Rows &w) {
-  bool far = false;
+  if (first >= length) return;
+  const Item item = m.items[place.queries]; // read anew, for the sake of registers
+  const long long row = (long long)(item.start + first) * heads + item.head;
+  const Target to = {o + row * HEAD_DIM, lse ? lse + row : lse, (u32)heads, (u32)(item.length - first)};
+  const u32 lane = lane_now();
+  u32 astray = 0;
 #pragma unroll
-  for (int m = 0; m < MT; m++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      far |= !(w.sum[m][e] >= 0x1p-60f && w.sum[m][e] <= 0x1p90f);
-#pragma unroll
-      for (int n = 0; n < NT; n++) far |= !(fabsf(w.o[m][n][e]) <= 3e38f);
-    }
-  return far;
-}
-
-// o / sum to `to`, and the logarithms of the sums. `to` and `lse` point to the warp's first row.
-__device__ __forceinline__ void finish(const Rows &w, u16 *to, long long stride, float *lse, int heads, int rows) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int m = 0; m < MT; m++)
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      const int r = m * 16 + h * 8 + lane / 4;
-      const float sum = w.sum[m][2 * h], inverse = 1.0f / sum;
-      u32 words[NT];
-#pragma unroll
-      for (int n = 0; n < NT; n++)
-        words[n] = pack<TYPE>(__fmul_rn(w.o[m][n][2 * h], inverse), __fmul_rn(w.o[m][n][2 * h + 1], inverse));
-      if (r >= rows) continue;
-      u32 *at = (u32 *)(to + r * stride) + lane % 4 * NT;
-      if constexpr (NT == 2) *(uint2 *)at = make_uint2(words[0], words[1]);
-      else if constexpr (NT == 4) *(uint4 *)at = make_uint4(words[0], words[1], words[2], words[NT - 1]);
-      else at[0] = words[0], at[1] = words[1], at[2] = words[NT - 1];
-      if (lse && lane % 4 == 0) lse[(long long)r * heads] = (w.top[m][h] + log2f(sum)) * 0.6931471805599453f;
-    }
+  for (int t = 0; t < MT; t++) {
+    if (to.rows <= t * 16) break;
+    if (PASSES == 1 && w[t].astray()) astray |= 1 << t;
+    else finish(w[t], mine + t * 16 * HEAD_DIM, to, t * 16, lane);
+  }
+  const long long head = item.start * x.kv_stride + item.head * HEAD_DIM;
+  x.k += head, x.v += head;
+#pragma unroll 1
+  for (int t = 0; astray >> t; t++)
+    if (astray >> t & 1) again({x, mine + t * 16 * HEAD_DIM, item.length}, to, t * 16);
 }
 
 // q: (T, H d), k, v: (T, H d), each with its stride; spans: (S, 2); cos, sin: (longest, d/2); o: (T, H d); lse: (T, H).
-// A block for each head and each number below T / ROWS + S: see block_of.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long long kv_stride, const int *spans,
           int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest, u16 *o, float *lse, int heads,
           int, float scale, u32 *status) {
-  extern __shared__ __align__(16) u16 memory[]; // keys, then values: (TILE, LD) each
-  const int number = blockIdx.x / heads, head = blockIdx.x % heads;
-  if (head == 0 && threadIdx.x == 0) check_span(spans, sequences, tokens, longest, number, status);
-  Block block = block_of<ROWS>(spans, sequences, number);
-  const int length = block.end - block.start;
-  if (block.first >= length || block.first < 0 || block.start < 0 || block.end > tokens || length > longest) return;
-
-  u16 *keys = memory, *values = memory + TILE * LD;
-  int first = block.first + threadIdx.x / 32 * M_ROWS; // the warp's first row in the sequence
-  q += (long long)block.start * q_stride + head * HEAD_DIM;
-  k += (long long)block.start * kv_stride + head * HEAD_DIM;
-  v += (long long)block.start * kv_stride + head * HEAD_DIM;
-  Queries asked;
-  asked.ask(q + first * q_stride, q_stride, length - first);
-#if HEAD_DIM == 24
-  for (int i = threadIdx.x; i < TILE * 2; i += THREADS) *(uint2 *)(keys + i / 2 * LD + i % 2 * 16 + HALF) = make_uint2(0, 0);
-#endif
-  bring<IN_FLIGHT, PAIRS>(keys, values, k, v, kv_stride, cosines, sines, 0, min(length, TILE));
+  extern __shared__ __align__(128) char bytes[];
+  Memory &m = *(Memory *)bytes;
+  const int warp = threadIdx.x / 32;
+  const Operands operands = {q, k, v, q_stride, kv_stride, cosines, sines, scale * LOG2E};
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; i++) init(shared_address(&m.full[i]), SERVERS), init(shared_address(&m.empty[i]), WARPS);
+    for (int i = 0; i < 2; i++) init(shared_address(&m.answered[i]), WARPS);
+  }
   __syncthreads();
-  const u32 k_at = shared_address(keys) + by_key(), v_at = shared_address(values) + by_row();
-  const int tiles = (length + TILE - 1) / TILE;
-  int there = 0; // the tile in shared memory
-
+  if (warp >= WARPS) {
+    serve_all(m, operands, spans, sequences, tokens, longest, heads, status, warp - WARPS);
+    return;
+  }
+  Place place = {0, 0, 0, 0};
 #pragma unroll 1
-  for (int round = 0; round < ROUNDS; round++, first += WARPS * M_ROWS) {
-    if (block.first + round * WARPS * M_ROWS >= length) break;
-    const bool mine = first < length;
-    Rows w;
-    if (mine) {
-      asked.rotated(w, cosines, sines, first, length - first, scale * LOG2E);
-      if (round + 1 < ROUNDS) asked.ask(q + (first + WARPS * M_ROWS) * q_stride, q_stride, length - first - WARPS * M_ROWS);
-    }
-    // Sums of weights as they are; where that does not do, maxima, and sums of weights below them.
-    bool work = mine;
-#pragma unroll 1
-    for (int pass = TYPE == 1 ? 0 : 1; pass < 3; pass++) {
-      if (work) begin(w, pass);
-#pragma unroll 1
-      for (int tile = 0; tile < tiles; tile++) {
-        const int from = tile * TILE, n = min(length - from, TILE);
-        if (there != tile) {
-          __syncthreads(); // all are done with the tile before
-          bring<1, 4>(keys, values, k + from * kv_stride, v + from * kv_stride, kv_stride, cosines, sines, from, n);
-          there = tile;
-          __syncthreads();
-        }
-        if (!work) continue;
-        if (TYPE == 1 && pass == 0) add_keys<false>(w, k_at, v_at, n);
-        else if (pass == 1) follow(w, k_at, n);
-        else add_keys<true>(w, k_at, v_at, n);
-      }
-      if (pass > 0) continue;
-      work = work && __any_sync(~0u, astray(w));
-      if (tiles > 1 ? !__syncthreads_or(work) : !work) break;
-    }
-    if (mine) {
-      const long long row = block.start + first;
-      finish(w, o + row * heads * HEAD_DIM + head * HEAD_DIM, (long long)heads * HEAD_DIM,
-             lse ? lse + row * heads + head : lse, heads, length - first);
-    }
+  while (true) {
+    await(m.full[place.slot], place.parity);
+    if (m.items[place.queries].length == 0) return;
+    const int tile = warp * MT * 16;
+    attend(m, place, operands, o, lse, heads, m.queries[place.queries] + tile * HEAD_DIM, m.items[place.queries].first + tile);
+    __syncwarp();
+    if (lane_now() == 0) done(m.answered[place.queries]);
+    place.next_item();
   }
 }

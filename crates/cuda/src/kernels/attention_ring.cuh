@@ -9,13 +9,16 @@
 #define ROWS (GROUPS * 64)
 #define HELPERS (SERVERS * 4 - 1)
 #define THREADS ((GROUPS + SERVERS) * 128)
-// Registers of a thread: 64 Ki are shared out.
-#define FEW (GROUPS == 3 ? 48 : 56)
-#define MOST (GROUPS == 3 ? 128 : 200)
+// Registers of a thread: 64 Ki are shared out. Of four warpgroups those of queries are not among them, and helpers have none
+// for rotation.
+#define FEW (GROUPS == 4 ? 32 : GROUPS == 3 ? 48 : 56)
+#define MOST (GROUPS == 4 ? 112 : GROUPS == 3 ? 128 : 200)
+#define SHARED (GROUPS == 4)
 #define HALF (HEAD_DIM / 2)
 #define TILE (STEP * 128) // bytes of 64 columns of a step
 #define SLOT (PANELS * TILE)
 static_assert(HEAD_DIM % 64 == 0, "tiles have 64 columns");
+static_assert(!SHARED || (PANELS == 1 && SERVERS == 1 && !ROTARY && !ALIBI && !CAUSAL), "no registers for more");
 typedef Element<TABLE>::type Angle;
 
 __device__ __forceinline__ uint4 load_shared(u32 at) {

@@ -21,12 +21,24 @@ __device__ __forceinline__ void ldmatrix(u32 (&r)[4], u32 at) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
 }
 
+// a from shared memory too: (64, 16) (16, 64) -> (64, 64)
+__device__ __forceinline__ void product_shared(float (&c)[32], u64 a, u64 b, int add) {
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n64k16" OF_TYPE " {" UP_TO_31 "}, %32, %33, add, 1, 1, 0, 0;\n}"
+               : C8(0), C8(8), C8(16), C8(24) : "l"(a), "l"(b), "r"(add));
+}
+// All of the warpgroup.
+__device__ __forceinline__ void together() { asm volatile("bar.sync %0, 128;" ::"r"(threadIdx.x / 128 + 1) : "memory"); }
+
 // What a warp holds of its 16 queries. A thread has rows lane / 4 and that + 8.
 struct Rows {
+#if SHARED
+  u32 q; // the warpgroup's are in shared memory, as products know a tile
+#else
   u32 q[HEAD_DIM / 16][4];
+#endif
   float o[PANELS][32];    // sums of exp2(score - top) v
   float top[2], sum[2];   // as in attention.cu; the sum is of this thread's keys
-  float limit[2], slack;  // the score, as products give it, that moves the top: one that is 8 above it
   float shrink[2];        // what o must be multiplied by then
 };
 
@@ -45,7 +57,14 @@ __device__ __forceinline__ void scores(float (&s)[32], const Rows &rows, u32 k) 
   Tile tile = {k >> 4 | 64u << 16};
   products_begin();
 #pragma unroll
-  for (int c = 0; c < HEAD_DIM / 16; c++) product<0>(s, rows.q[c], tile.at(c / 4 * TILE + c % 4 * 32), c > 0);
+  for (int c = 0; c < HEAD_DIM / 16; c++) {
+    int at = c / 4 * TILE + c % 4 * 32;
+#if SHARED
+    product_shared(s, Tile{rows.q}.at(at), tile.at(at), c > 0);
+#else
+    product<0>(s, rows.q[c], tile.at(at), c > 0);
+#endif
+  }
   products_commit();
 }
 
@@ -75,32 +94,32 @@ __device__ __forceinline__ void mask(float (&s)[32], int left, int before) {
 // Scores to exp2(score - top), with the maxima of attention.cu; true where o must be multiplied for some row of the warp.
 // `row` and `key` are this thread's first ones, `factor` and `slope` in units of log2.
 __device__ __forceinline__ bool softmax(float (&s)[32], Rows &rows, int row, int key, float factor, float slope) {
-  float most[2];
+  float most[4]; // of this thread's keys; two for each row, as one would wait for itself
 #pragma unroll
-  for (int h = 0; h < 2; h++) {
+  for (int n = 0; n < STEP / 8; n++)
 #pragma unroll
-    for (int n = 0; n < STEP / 8; n++) {
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        float &x = s[n * 4 + h * 2 + e];
+    for (int e = 0; e < 4; e++) {
+      float &x = s[n * 4 + e];
 #if ALIBI
-        x = fmaf(x, factor, __fmul_rn(fabsf((float)(row + h * 8 - key) - (float)(n * 8 + e)), -slope));
+      x = fmaf(x, factor, __fmul_rn(fabsf((float)(row + e / 2 * 8 - key) - (float)(n * 8 + e % 2)), -slope));
 #endif
-        most[h] = n + e ? fmaxf(most[h], x) : x;
-      }
+      most[e] = n ? fmaxf(most[e], x) : x;
     }
-    most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 1));
-    most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 2));
-  }
-  bool grown = __any_sync(~0u, most[0] > rows.limit[0] || most[1] > rows.limit[1]);
+  most[0] = fmaxf(most[0], most[1]), most[1] = fmaxf(most[2], most[3]);
+#if !ALIBI
+  most[0] = __fmul_rn(most[0], factor), most[1] = __fmul_rn(most[1], factor);
+#endif
+  bool grown = __any_sync(~0u, most[0] > rows.top[0] + 8.0f || most[1] > rows.top[1] + 8.0f);
   if (grown) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      bool up = most[h] > rows.limit[h];
-      float top = up ? (ALIBI ? most[h] : __fmul_rn(most[h], factor)) : rows.top[h];
+      float x = most[h];
+      x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+      x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+      bool up = x > rows.top[h] + 8.0f;
+      float top = up ? x : rows.top[h];
       rows.shrink[h] = up ? exp2_fast(rows.top[h] - top) : 1.0f;
       rows.top[h] = top;
-      rows.limit[h] = up ? most[h] + rows.slack : rows.limit[h];
       rows.sum[h] = __fmul_rn(rows.sum[h], rows.shrink[h]);
     }
   }
@@ -170,6 +189,7 @@ __device__ __forceinline__ void finish(const Rows &w, u32 mine, u16 *to, float *
     if (r < rows)
       *(uint4 *)(to + (long long)r * heads * HEAD_DIM + word * 8) = load_shared(mine + word / 8 * 2048 + tile_at(r, word % 8));
   }
+  __syncwarp(); // queries come next
 }
 
 // This warp reads a slot no more, which one lane says for all, or each for itself.
@@ -254,6 +274,35 @@ struct Walk {
   }
 };
 
+// Where this warp's queries are, and later what it writes. The thread's number is read anew: registers are short.
+__device__ __forceinline__ u32 own(const Ring &ring) {
+  u32 thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return ring.staging() + (thread / 32 - SERVERS * 4) * (2048 * PANELS);
+}
+
+// This warp's queries to where products read them: registers, or `staging`.
+__device__ __forceinline__ void take(const Ring &ring, Place &place, Rows &rows, u32 staging) {
+  await(ring, place);
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  u32 from = ring.slot(place.slot) + warp * 2048;
+#if SHARED
+#pragma unroll
+  for (int i = 0; i < 4; i++) store_shared(staging + (i * 32 + lane) * 16, load_shared(from + (i * 32 + lane) * 16));
+  rows.q = (staging - warp * 2048) >> 4 | 64u << 16;
+#else
+#pragma unroll
+  for (int c = 0; c < HEAD_DIM / 16; c++)
+    ldmatrix(rows.q[c], from + c / 4 * TILE + tile_at(lane % 16, c % 4 * 2 + lane / 16));
+#endif
+  fence_async();
+  release_own(ring, place);
+  place.next();
+#if SHARED
+  together(); // the first to ask for products asks for all rows
+#endif
+}
+
 // The rows of o of the item's tile m, whose queries come next in the ring.
 __device__ __forceinline__ void attend(const Ring &ring, Place &place, const Item &item, int m, int tiles, int steps, u16 *o,
                                        float *lse, int heads, float factor, float slope) {
@@ -264,20 +313,13 @@ __device__ __forceinline__ void attend(const Ring &ring, Place &place, const Ite
   Walk walk = {ring, place};
   Rows &rows = walk.rows;
   walk.row = first + warp * 16 + lane / 4, walk.many = many, walk.factor = factor, walk.slope = slope;
-  await(ring, walk.place);
-#pragma unroll
-  for (int c = 0; c < HEAD_DIM / 16; c++)
-    ldmatrix(rows.q[c], ring.slot(walk.place.slot) + warp * 2048 + c / 4 * TILE + tile_at(lane % 16, c % 4 * 2 + lane / 16));
-  fence_async();
-  release_own(ring, walk.place);
-  walk.place.next();
+  take(ring, walk.place, rows, own(ring));
   pass(ring, walk.place, tiles - m - 1);
 #pragma unroll
   for (int c = 0; c < PANELS; c++)
 #pragma unroll
     for (int i = 0; i < 32; i++) rows.o[c][i] = 0.0f;
-  rows.top[0] = rows.top[1] = rows.limit[0] = rows.limit[1] = -INFINITY;
-  rows.slack = ALIBI ? 8.0f : 8.0f / factor;
+  rows.top[0] = rows.top[1] = -INFINITY;
   rows.sum[0] = rows.sum[1] = 0.0f;
   if (mine == 1) walk.first<true>();
   else walk.first<false>();
@@ -287,11 +329,14 @@ __device__ __forceinline__ void attend(const Ring &ring, Place &place, const Ite
   walk.last(many - (mine - 1) * STEP);
   place = walk.place;
   pass(ring, place, 2 * (steps - mine));
+#if SHARED
+  together(); // nobody's products read queries any more
+#endif
 
   int at = first + warp * 16, here = item.length - at;
   if (here <= 0) return;
   long long to = (long long)(item.start + at) * heads + item.head;
-  finish(rows, ring.staging() + (threadIdx.x / 32 - SERVERS * 4) * (2048 * PANELS), o + to * HEAD_DIM, lse ? lse + to : lse, heads, here);
+  finish(rows, own(ring), o + to * HEAD_DIM, lse ? lse + to : lse, heads, here);
 }
 
 // q: (T, H d), k, v: (T, G d) from columns of their matrices on; spans: (S, 2); cos, sin: (longest, d/2); o: (T, H d);

@@ -1,4 +1,4 @@
-// Hopper's copy engine and the barriers in shared memory that its copies arrive at.
+// Barriers in shared memory, and Hopper's copy engine, whose copies arrive at them.
 
 // What the engine knows of a matrix; it lies in a kernel's arguments.
 struct __align__(64) Map { u64 words[16]; };
@@ -18,11 +18,16 @@ __device__ __forceinline__ void arrive(u32 barrier) {
 __device__ __forceinline__ void arrive(u32 barrier, int times) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(times) : "memory");
 }
+#if __CUDA_ARCH__ >= 900
+#define WAIT "try_wait"
+#else
+#define WAIT "test_wait"
+#endif
 // Until the phase of this parity is complete.
 __device__ __forceinline__ void wait(u32 barrier, u32 parity) {
   u32 done;
   do {
-    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+    asm volatile("{\n.reg .pred p;\nmbarrier." WAIT ".parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
                  : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
   } while (!done);
 }

@@ -19,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     ) {
   const int lane = threadIdx.x % GROUP;
   const long long first = ((long long)blockIdx.x * (BLOCK / GROUP) + threadIdx.x / GROUP) * each;
-  Raw raw[VECTORS], next[VECTORS];
+  Raw raw[1][VECTORS], next[VECTORS];
   if constexpr (KEPT) load_raw(x, first, rows, lane, next);
   float g[KEPT ? VECTORS : 1][WIDTH], b[KEPT ? VECTORS : 1][WIDTH];
   if constexpr (KEPT) {
@@ -36,30 +36,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     const long long row = first + i;
     if constexpr (KEPT) {
 #pragma unroll
-      for (int v = 0; v < VECTORS; v++) raw[v] = next[v];
+      for (int v = 0; v < VECTORS; v++) raw[0][v] = next[v];
       if (i + 1 < each) load_raw(x, row + 1, rows, lane, next);
     } else {
-      load_raw(x, row, rows, lane, raw);
+      load_raw(x, row, rows, lane, raw[0]);
     }
-    float sum = 0.0f, squares = 0.0f, f[VECTORS][WIDTH];
-#pragma unroll
-    for (int v = 0; v < VECTORS; v++) {
-      if (v * GROUP + lane >= ACCESSES) continue;
-      widen_raw(raw[v], f[v]);
-#pragma unroll
-      for (int k = 0; k < WIDTH; k++) sum += f[v][k];
-    }
-    const float mean = group_sum(sum, 0) / (float)COLUMNS;
-#pragma unroll
-    for (int v = 0; v < VECTORS; v++) {
-      if (v * GROUP + lane >= ACCESSES) continue;
-#pragma unroll
-      for (int k = 0; k < WIDTH; k++) {
-        f[v][k] -= mean;
-        squares = fmaf(f[v][k], f[v][k], squares);
-      }
-    }
-    const float rstd = 1.0f / sqrtf(group_sum(squares, 1) / (float)COLUMNS + eps);
+    float f[VECTORS][WIDTH], mean[1], rstd[1];
+    statistics(raw, lane, eps, mean, rstd);
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
       const int at = v * GROUP + lane;
@@ -68,12 +51,14 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
         load_many<PARAM, WIDTH>(gamma + at * WIDTH, g[0]);
         load_many<PARAM, WIDTH>(beta + at * WIDTH, b[0]);
       }
+      widen_raw(raw[0][v], f[v]);
 #pragma unroll
-      for (int k = 0; k < WIDTH; k++) f[v][k] = fmaf(f[v][k] * rstd, g[KEPT ? v : 0][k], b[KEPT ? v : 0][k]);
+      for (int k = 0; k < WIDTH; k++)
+        f[v][k] = fmaf((f[v][k] - mean[0]) * rstd[0], g[KEPT ? v : 0][k], b[KEPT ? v : 0][k]);
       if (row < rows && y) store_many<TYPE, WIDTH>(y + row * COLUMNS + at * WIDTH, f[v]);
     }
-    if (row < rows && lane == 0 && means) means[row] = mean;
-    if (row < rows && lane == 0 && rstds) rstds[row] = rstd;
+    if (row < rows && lane == 0 && means) means[row] = mean[0];
+    if (row < rows && lane == 0 && rstds) rstds[row] = rstd[0];
 #if defined(CODES)
     write_codes(f, row, rows, lane, codes, scales);
 #endif

@@ -40,6 +40,40 @@ __device__ __forceinline__ float group_sum(float x, int buffer) {
   return x;
 }
 
+// Of ROWS rows: mean = sum x / D, rstd = 1 / sqrt(sum (x - mean)^2 / D + eps). Rows side by side hide what their sums wait
+// for.
+template <int ROWS>
+__device__ __forceinline__ void statistics(const Raw (&raw)[ROWS][VECTORS], int lane, float eps, float (&mean)[ROWS],
+                                           float (&rstd)[ROWS]) {
+#pragma unroll
+  for (int pass = 0; pass < 2; pass++) {
+    float sums[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+      sums[r] = 0.0f;
+#pragma unroll
+      for (int v = 0; v < VECTORS; v++) {
+        if (v * GROUP + lane >= ACCESSES) continue;
+        float f[WIDTH];
+        widen_raw(raw[r][v], f);
+#pragma unroll
+        for (int k = 0; k < WIDTH; k++) {
+          const float d = f[k] - mean[r];
+          sums[r] = pass == 0 ? sums[r] + f[k] : fmaf(d, d, sums[r]);
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) sums[r] = group_sum(sums[r], pass);
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+      sums[r] /= (float)COLUMNS;
+      if (pass == 0) mean[r] = sums[r];
+      else rstd[r] = 1.0f / sqrtf(sums[r] + eps);
+    }
+  }
+}
+
 __device__ __forceinline__ void load_raw(const T *x, long long row, long long rows, int lane,
                                          Raw (&raw)[VECTORS]) {
   const T *from = x + row * COLUMNS;

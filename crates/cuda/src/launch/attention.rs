@@ -2,6 +2,7 @@
 //! sequence of a run; which form of it runs depends on counts, for speed alone: all forms of a kernel give the same bits.
 
 use super::{Call, Tensor};
+use crate::context::Card;
 use crate::kernel::{Arg, File, HOPPER, Kernel, Shape, code};
 use crate::tensor_map::tensor_map;
 use exec::DeviceError;
@@ -16,15 +17,19 @@ const WARPS: [u32; 3] = [2, 4, 6];
 /// of 64 keys, blocks of a multiprocessor, heads of a block. A short sequence is one block's, whole, and with several heads
 /// the search for it is shared. Longer ones are `attention_stay.cu`'s, which gives the same bits.
 const FORMS: [[u32; 5]; 2] = [[1, 1, 3, 4, 4], [1, 2, 3, 3, 2]];
-/// Warpgroups of `attention_stay.cu` that multiply, and that fetch and rotate; tiles of 64 rows in shared memory.
-const STAY: [u32; 3] = [3, 2, 25];
+/// The forms of `attention_stay.cu` for heads of 64 columns: warpgroups that multiply, and that fetch and rotate; tiles of
+/// 64 rows in shared memory. The second one has registers for plain attention only (H200, 40 heads, 65 536 tokens of 1 024
+/// and 4 096: 1 612 and 6 052 us for 1 820 and 6 623).
+const STAY: [[u32; 3]; 2] = [[3, 2, 25], [4, 1, 23]];
 /// The same for heads of 128 columns, of all lengths (H200, 20 heads, 65 536 tokens of 51 and 168 and 4 096, against
 /// `attention_hopper.cu`: 507, 668 and 9 561 us for 1 053, 1 027 and 12 664).
-const STAY_WIDE: [u32; 3] = [2, 2, 12];
-/// The forms of `attention_narrow.cu`: warps of a block, rounds of 16 queries of each, keys in shared memory, blocks of a
-/// multiprocessor (H200, 20 heads of 16, 24 and 32 columns, 16 296 tokens of 168, against `attention.cu`: 44, 57 and 61 us
-/// for 76, 107 and 105). Long sequences are read anew by every block and round.
-const NARROW: [[u32; 4]; 3] = [[2, 2, 64, 10], [4, 3, 192, 6], [10, 1, 192, 2]];
+const STAY_WIDE: [[u32; 3]; 1] = [[2, 2, 12]];
+/// The forms of `attention_narrow.cu`: warps of a block that multiply, and that fetch and rotate; tiles of 16 queries of each
+/// that multiplies; keys of a slot; slots; blocks of a multiprocessor. (H200, 20 heads of 16, 24 and 32 columns, 16 300
+/// tokens: 168 a sequence 38, 52 and 52 us, 51 a sequence 30, 44 and 42, 1 000 a sequence 157, 197 and 200.)
+const NARROW: [[u32; 6]; 2] = [[2, 1, 2, 64, 2, 6], [4, 1, 3, 176, 2, 3]];
+/// Those of heads of more than 16 columns, for which a multiprocessor has registers for fewer warps.
+const LESS_NARROW: [[u32; 6]; 2] = [[2, 2, 2, 64, 2, 4], [4, 2, 3, 176, 2, 2]];
 
 pub(super) fn attention(call: &mut Call<'_>, op: &Attention) -> Result<(), DeviceError> {
     let [q, k, v] = check(call, op)?;
@@ -33,6 +38,7 @@ pub(super) fn attention(call: &mut Call<'_>, op: &Attention) -> Result<(), Devic
     let (preparing, counts, capability) = (call.preparing, call.launch.counts, call.context.card.capability);
     let mut call_form = |form: Form| {
         let blocks = (counts.tokens / form.rows + counts.sequences) * u64::from(op.heads.div_ceil(form.heads));
+        let blocks = form.staying(&call.context.card).map_or(blocks, |most| blocks.min(most));
         let shape = Shape { shared: form.shared, ..Shape::of(blocks, form.threads) };
         let kernel = form.kernel(op, q.dtype, table);
         if form.file == File::AttentionStay {
@@ -49,8 +55,7 @@ pub(super) fn attention(call: &mut Call<'_>, op: &Attention) -> Result<(), Devic
     }
 }
 
-/// Calls the kernel whose blocks stay, one on a multiprocessor, and whose operands come by the copy engine. `shape` has a
-/// block for every item, and `args` are those of the other kernels.
+/// Calls the kernel whose operands come by the copy engine. `args` are those of the other kernels.
 fn stay(
     call: &mut Call<'_>,
     op: &Attention,
@@ -64,21 +69,22 @@ fn stay(
     let map = |x: Tensor| tensor_map(call.context, x.dtype, (x.address, x.rows, x.columns), 64);
     let maps = [map(q)?, map(k)?, map(v)?];
     [args[3], args[4]] = columns(op).map(Arg::int);
-    let blocks = shape.blocks.0.min(call.context.card.multiprocessors);
-    call.kernel_on(kernel, Shape { blocks: (blocks, 1, 1), ..shape }, &maps, &args[3..17])
+    call.kernel_on(kernel, shape, &maps, &args[3..17])
 }
 
 /// A kernel with what it takes.
 struct Form {
     file: File,
     /// What says the form; the kernel of f32 has none. Nothing here is on the heap: a step allocates nothing.
-    constants: [Option<(&'static str, u32)>; 4],
+    constants: [Option<(&'static str, u32)>; 6],
     /// Queries of a block.
     rows: u64,
     /// Heads of a block.
     heads: u32,
     threads: u32,
     shared: u32,
+    /// Blocks of a multiprocessor, where blocks stay and take item after item.
+    resident: Option<u32>,
 }
 
 impl Form {
@@ -86,7 +92,15 @@ impl Form {
     fn f32(op: &Attention) -> Self {
         let words = op.head_dim.div_ceil(4) | 1; // of 16 bytes, of a row
         let shared = 2 * 64 * words * 16 + 64 * 68 * 4;
-        Self { file: File::AttentionF32, constants: [None; 4], rows: 64, heads: 1, threads: 256, shared }
+        Self {
+            file: File::AttentionF32,
+            constants: [None; 6],
+            rows: 64,
+            heads: 1,
+            threads: 256,
+            shared,
+            resident: None,
+        }
     }
 
     /// `attention.cu`: queries, and the stages of keys and values. Small tiles leave shared
@@ -102,43 +116,64 @@ impl Form {
         };
         let rows = warps * m_tiles * 16;
         let shared = (rows + stages * 2 * tile) * (columns + 8) * 2;
-        let constants = [("WARPS", warps), ("MT", m_tiles), ("TILE", tile), ("STAGES", stages)].map(Some);
-        Self { file: File::Attention, constants, rows: u64::from(rows), heads: 1, threads: warps * 32, shared }
+        let constants = constants([("WARPS", warps), ("MT", m_tiles), ("TILE", tile), ("STAGES", stages)]);
+        let (rows, threads) = (u64::from(rows), warps * 32);
+        Self { file: File::Attention, constants, rows, heads: 1, threads, shared, resident: None }
     }
 
     /// `attention_hopper.cu`: queries, and the stages of keys and values, 64 rows of each. A fourth block has no registers
     /// for ALiBi.
     fn hopper(op: &Attention, [groups, m_tiles, stages, blocks, heads]: [u32; 5]) -> Self {
         let blocks = if op.bias == Bias::Alibi { blocks.min(3) } else { blocks };
-        let constants = [("GROUPS", groups), ("MT", m_tiles), ("STAGES", stages), ("BLOCKS", blocks)].map(Some);
+        let constants =
+            constants([("GROUPS", groups), ("MT", m_tiles), ("STAGES", stages), ("BLOCKS", blocks)]);
         let rows = groups * m_tiles * 64;
         let shared = (rows + stages * 2 * 64) * op.head_dim * 2;
         let file = File::AttentionHopper;
-        Self { file, constants, rows: u64::from(rows), heads, threads: groups * 128, shared }
+        Self { file, constants, rows: u64::from(rows), heads, threads: groups * 128, shared, resident: None }
     }
 
     /// `attention_stay.cu`: tiles, each with three barriers and a note of 32 bytes, and what warpgroups write.
     fn stay(op: &Attention, [groups, servers, slots]: [u32; 3]) -> Self {
-        let constants = [Some(("GROUPS", groups)), Some(("SERVERS", servers)), Some(("SLOTS", slots)), None];
+        let constants = constants([("GROUPS", groups), ("SERVERS", servers), ("SLOTS", slots)]);
         let shared = (slots + groups) * 64 * op.head_dim * 2 + slots.next_multiple_of(2) * (3 * 8 + 32);
         let (rows, threads) = (u64::from(groups * 64), (groups + servers) * 128);
-        Self { file: File::AttentionStay, constants, rows, heads: 1, threads, shared }
+        Self { file: File::AttentionStay, constants, rows, heads: 1, threads, shared, resident: Some(1) }
     }
 
-    /// `attention_narrow.cu`: keys and values, rows of which are an odd number of 16-byte words.
-    fn narrow(op: &Attention, [warps, rounds, tile, blocks]: [u32; 4]) -> Self {
-        // Heads of more than 16 columns have registers for 20 warps.
-        let blocks = if op.head_dim > 16 { blocks.min(20 / warps) } else { blocks };
-        let constants = [("WARPS", warps), ("ROUNDS", rounds), ("TILE", tile), ("BLOCKS", blocks)].map(Some);
-        let shared = 2 * tile * (op.head_dim.next_multiple_of(16) + 8) * 2;
-        let (rows, threads) = (u64::from(16 * warps * rounds), 32 * warps);
-        Self { file: File::AttentionNarrow, constants, rows, heads: 1, threads, shared }
+    /// `attention_narrow.cu`: queries of two items, each with the item and a barrier, and stages of keys and values, each with
+    /// two barriers.
+    fn narrow(op: &Attention, [warps, servers, m_tiles, tile, stages, blocks]: [u32; 6]) -> Self {
+        let names = ["WARPS", "SERVERS", "MT", "TILE", "STAGES", "BLOCKS"];
+        let values = [warps, servers, m_tiles, tile, stages, blocks];
+        let constants = std::array::from_fn(|i| Some((names[i], values[i])));
+        let rows = warps * m_tiles * 16;
+        let shared = (rows + stages * tile) * 2 * op.head_dim * 2 + 2 * (16 + 8) + stages * 2 * 8;
+        let (file, threads) = (File::AttentionNarrow, (warps + servers) * 32);
+        Self { file, constants, rows: u64::from(rows), heads: 1, threads, shared, resident: Some(blocks) }
+    }
+
+    /// The most blocks that a card has at once, where they stay. A multiprocessor has a KiB more than a block may ask for,
+    /// and takes one for itself of each (CUDA programming guide, "Technical Specifications per Compute Capability").
+    fn staying(&self, card: &Card) -> Option<u64> {
+        let fit = (card.shared + 1024) / (self.shared + 1024);
+        self.resident.map(|each| u64::from(each.min(fit.max(1)) * card.multiprocessors))
     }
 
     /// Whether that one computes it.
     fn is_narrow(op: &Attention) -> bool {
         let plain = op.mask == Mask::Full && op.bias == Bias::None && op.kv_heads == op.heads;
         plain && op.rotary && [16, 24, 32].contains(&op.head_dim)
+    }
+
+    /// Those of `attention_stay.cu`.
+    fn stays(op: &Attention) -> &'static [[u32; 3]] {
+        let plain = op.mask == Mask::Full && op.bias == Bias::None && !op.rotary;
+        match op.head_dim {
+            64 if plain => &STAY,
+            64 => &STAY[..1],
+            _ => &STAY_WIDE,
+        }
     }
 
     /// The forms for short sequences by Hopper's products of warpgroups, where those are used.
@@ -153,10 +188,15 @@ impl Form {
     /// All of 16 bits, of one kernel; the last one is for sequences that are no block's alone.
     fn all(op: &Attention, capability: (u32, u32)) -> impl Iterator<Item = Self> {
         let hoppers = Self::hoppers(op, capability).filter(|_| !Self::is_narrow(op));
-        let long = hoppers.map(|_| Self::stay(op, if op.head_dim == 64 { STAY } else { STAY_WIDE }));
-        let narrow = if Self::is_narrow(op) { &NARROW[..] } else { &[] };
+        let stays = if hoppers.is_some() { Self::stays(op) } else { &[] };
+        let narrow = match op.head_dim {
+            _ if !Self::is_narrow(op) => &[][..],
+            16 => &NARROW,
+            _ => &LESS_NARROW,
+        };
         let warps = if hoppers.is_none() && narrow.is_empty() { &WARPS[..] } else { &[] };
-        let hoppers = hoppers.into_iter().flatten().map(|&form| Self::hopper(op, form)).chain(long);
+        let hoppers = hoppers.into_iter().flatten().map(|&form| Self::hopper(op, form));
+        let hoppers = hoppers.chain(stays.iter().map(|&form| Self::stay(op, form)));
         let narrow = narrow.iter().map(|&form| Self::narrow(op, form));
         narrow.chain(hoppers).chain(warps.iter().map(|&warps| Self::of_warps(op, warps)))
     }
@@ -193,6 +233,11 @@ impl Form {
         let constants = self.constants.iter().flatten();
         constants.fold(kernel, |kernel, &(name, value)| kernel.with(name, i64::from(value)))
     }
+}
+
+/// What says a form, and nothing.
+fn constants<const N: usize>(some: [(&'static str, u32); N]) -> [Option<(&'static str, u32)>; 6] {
+    std::array::from_fn(|i| some.get(i).copied())
 }
 
 /// What the kernels rely on; gives the matrices of q, k and v.
@@ -298,5 +343,8 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
         let of_f32 = Form::f32(op).kernel(op, DType::F32, DType::Bf16);
         narrow.into_iter().map(|dtype| Form::of_warps(op, WARPS[1]).kernel(op, dtype, dtype)).chain([of_f32])
     });
-    ops.iter().flat_map(of).chain(tables).collect()
+    // Of plain attention the form that is its own. (`attention_hopper.cu` with four blocks spills a register of it.)
+    let plain = op(64, Mask::Full, Bias::None, false);
+    let four = narrow.map(|dtype| Form::stay(&plain, STAY[1]).kernel(&plain, dtype, DType::F32));
+    ops.iter().flat_map(of).chain(tables).chain(four).collect()
 }

@@ -2,9 +2,9 @@
 //! type, which is what the product's sums are rounded to once; or else x and w are codes, and all others bf16.
 
 use super::{Call, Tensor};
-use crate::gemm::{Form, Operands};
+use crate::gemm::{self, Form, Norm, Operands};
 use exec::DeviceError;
-use graph::ops::{Epilogue, Linear, Prologue};
+use graph::ops::{Epilogue, LayerNorm, Linear, Prologue};
 use graph::{DType, Layout};
 
 pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError> {
@@ -23,12 +23,17 @@ pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError
         accepted(call, &[Some(x), Some(w), bias, residual, Some(y)])?;
     }
     let address = |tensor: Option<Tensor>| tensor.map_or(0, |tensor| tensor.address);
-    if op.prologue != Prologue::None {
-        return Err(call.refused("products have no norm in front of them".to_owned()));
-    }
     let (scratch, bytes) = call.workspace()?;
     let (n, k, dtype) = (y.columns, x.stride(), x.dtype);
-    let form = Form { n, k, dtype, bias: bias.is_some(), epilogue: op.epilogue };
+    let (params, norm) = norm(call, op)?.unzip();
+    let form = Form { n, k, dtype, bias: bias.is_some(), epilogue: op.epilogue, norm: params };
+    if form.norm.is_some() && !gemm::has_norms(call.context, form) {
+        let widest = gemm::WIDEST;
+        return Err(call.refused(format!(
+            "norms are in front of products of 16 bits with at most {widest} columns, in multiples of 8, and no gate or \
+             residual behind them, on compute capability 9.0: this is {form}"
+        )));
+    }
     let (scales, bias, residual) = ((x.scales(), w.scales()), address(bias), address(residual));
     let operands = Operands {
         x: x.address,
@@ -36,6 +41,7 @@ pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError
         scales,
         bias,
         residual,
+        norm: norm.unwrap_or_default(),
         y: y.address,
         rows: y.rows,
         workspace: (scratch, bytes.0),
@@ -48,6 +54,16 @@ pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError
         false => call.gemm.run(call.context, call.kernels, form, &operands)?,
     }
     Ok(())
+}
+
+/// A norm in front, and the type of its gamma and beta.
+fn norm(call: &Call<'_>, op: &Linear) -> Result<Option<(DType, Norm)>, DeviceError> {
+    let Prologue::LayerNorm(LayerNorm { eps }) = op.prologue else { return Ok(None) };
+    let (gamma, beta) = (call.input(op.norm_at())?, call.input(op.norm_at() + 1)?);
+    match gamma.dtype == beta.dtype {
+        true => Ok(Some((gamma.dtype, Norm { gamma: gamma.address, beta: beta.address, eps }))),
+        false => Err(call.refused(format!("gamma is {:?} and beta is {:?}", gamma.dtype, beta.dtype))),
+    }
 }
 
 /// An error unless all are of the type that products of codes give, on a card that has these.

@@ -15,7 +15,7 @@ use crate::machine::FP8;
 use cudarc::driver::sys::CUtensorMap;
 use exec::{DeviceError, Launch, Operand};
 use graph::{Bytes, DType, GRANULE, Layout, Op};
-pub(crate) use rows::gelu_in_place;
+pub(crate) use rows::{gelu_in_place, norm_of};
 
 /// An op with everything that its kernels need.
 pub(crate) struct Call<'a> {
@@ -202,6 +202,7 @@ pub(crate) fn run(call: &mut Call<'_>) -> Result<(), DeviceError> {
         | Op::LinearCrossEntropyGrad(_)
         | Op::LinearInputGrad(_)
         | Op::LinearWeightGrad(_)
+        | Op::Mlp(_)
         | Op::ReluGrad(_)
         | Op::RmsNorm(_)
         | Op::RmsNormGrad(_)

@@ -104,10 +104,7 @@ pub(super) fn norm(
     let Some(group) = group(x.dtype, x.columns) else {
         return Err(call.refused(format!("rows of {} columns are too wide for a block", x.columns)));
     };
-    // Several rows share what a group reads of gamma and beta, once there are enough rows for all groups.
-    let each = if x.rows * group >= 1 << 20 { 8 } else { 1 };
-    let threads = group.max(128);
-    let shape = Shape::of(x.rows.div_ceil(each * (threads / group)), threads as u32);
+    let (shape, each) = norm_shape(x.rows, group);
     let [y, mean, rstd, codes_at] = [y, mean, rstd, codes].map(|t| Arg::pointer(t.map_or(0, |t| t.address)));
     let scales = Arg::pointer(codes.map_or(0, |codes| codes.scales()));
     let [x_at, gamma_at, beta_at] = [x, gamma, beta].map(|t| t.pointer());
@@ -119,6 +116,28 @@ pub(super) fn norm(
         Some(_) => call.kernel(&kernel.on_codes(), shape, &args),
         None => call.kernel(&kernel, shape, &args[..9]),
     }
+}
+
+/// Rows of at most [`KEPT`] elements a lane of a warp through a layer norm in front of a product: kernel, grid and arguments.
+pub(crate) fn norm_of(
+    (dtype, params): (DType, DType),
+    (rows, columns): (u64, u64),
+    [x, gamma, beta, y]: [u64; 4],
+    eps: f32,
+) -> (Kernel, Shape, [Arg; 9]) {
+    const WARP: u64 = 32;
+    let (shape, each) = norm_shape(rows, WARP);
+    let [x, gamma, beta, y, none] = [x, gamma, beta, y, 0].map(Arg::pointer);
+    let args = [x, gamma, beta, y, none, none, Arg::long(rows), Arg::int(each), Arg::float(eps)];
+    (layer_norm_kernel(dtype, params, columns, WARP), shape, args)
+}
+
+/// The grid, and how many rows a group does: several share what it reads of gamma and beta, once there are enough rows for
+/// all groups.
+fn norm_shape(rows: u64, group: u64) -> (Shape, u64) {
+    let each = if rows * group >= 1 << 20 { 8 } else { 1 };
+    let threads = group.max(128);
+    (Shape::of(rows.div_ceil(each * (threads / group)), threads as u32), each)
 }
 
 fn layer_norm_kernel(dtype: DType, params: DType, columns: u64, group: u64) -> Kernel {

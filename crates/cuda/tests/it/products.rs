@@ -2,7 +2,7 @@
 
 use exec::scaled::Codes;
 use exec::{Device, Launch, Operand};
-use graph::ops::{Epilogue, Linear};
+use graph::ops::{Epilogue, LayerNorm, Linear, Prologue};
 use graph::{Bytes, Counts, DType, Dim, GRANULE, Op, TensorSpec};
 use plimsoll_cuda::{CudaDevice, cards};
 
@@ -23,6 +23,15 @@ fn found() -> bool {
         println!("skipped: no CUDA device");
     }
     found
+}
+
+/// Whether there is one with our own kernels of warpgroups.
+fn on_hopper() -> bool {
+    let hopper = cards().is_ok_and(|cards| cards.first().is_some_and(|card| card.capability == (9, 0)));
+    if !hopper {
+        println!("skipped: no CUDA device of compute capability 9.0");
+    }
+    hopper
 }
 
 /// A linear map whose operands lie in a device's arena.
@@ -48,15 +57,22 @@ impl Case {
         shapes.extend(linear.bias.then(|| vec![Dim::Fixed(products)]));
         let residual = linear.epilogue == Epilogue::Residual;
         shapes.extend(residual.then(|| vec![t, Dim::Fixed(n)]));
+        let norm = linear.prologue != Prologue::None;
+        shapes.extend([Dim::Fixed(k), Dim::Fixed(k)].map(|dim| vec![dim]).into_iter().filter(|_| norm));
         shapes.push(vec![t, Dim::Fixed(n)]);
         let mut end = 0;
         // Beside codes everything is bf16.
         let others = if dtype == DType::F8 { DType::Bf16 } else { dtype };
+        let of = |i| match i {
+            0 | 1 => dtype,
+            i if norm && (linear.norm_at()..linear.norm_at() + 2).contains(&i) => DType::F32,
+            _ => others,
+        };
         let mut operands: Vec<Operand> = shapes
             .into_iter()
             .enumerate()
             .map(|(i, shape)| {
-                let spec = TensorSpec::activation(shape, if i < 2 { dtype } else { others });
+                let spec = TensorSpec::activation(shape, of(i));
                 let at = end;
                 end += spec.bytes_at(full()).align_up(256).0;
                 Operand { at, spec }
@@ -125,7 +141,7 @@ impl Case {
             );
         }
         let k = self.ins[0].spec.row_elements() as usize;
-        let (x, w) = (&self.values[0][row * k..][..k], &self.values[1][column * k..][..k]);
+        let (x, w) = (self.row_of_x(linear, row), &self.values[1][column * k..][..k]);
         let products = x.iter().zip(w).map(|(x, w)| x * w);
         let squares: f64 = products.clone().map(|p| p * p).sum();
         let n = self.out.spec.row_elements() as usize;
@@ -138,6 +154,10 @@ impl Case {
             DType::F8 | DType::I8 | DType::I32 | DType::U8 => panic!("no product"),
         };
         let mut summing = 2f64.powi(-22) * (k as f64 * squares).sqrt().max(s.abs()) + 1e-7;
+        if linear.prologue != Prologue::None {
+            // Normalised rows are rounded: ten times what half a unit of each adds up to.
+            summing += 3.0 * rounding * squares.sqrt();
+        }
         if self.ins[0].spec.dtype == DType::F8 {
             // Sums that stay on the tensor cores are cut to 14 bits after every 32 terms.
             summing += 2f64.powi(-13) * (k as f64 / 32.0).ceil() * s.abs().max(2.0 * squares.sqrt());
@@ -154,6 +174,18 @@ impl Case {
             Epilogue::Gate => unreachable!("two sums"),
             Epilogue::Gelu => (gelu(s), 1.2 * (summing + rounding * s.abs()) + rounding * gelu(s).abs()),
         }
+    }
+
+    /// What is multiplied: a row as it was fed, or normalised.
+    fn row_of_x(&self, linear: Linear, row: usize) -> Vec<f64> {
+        let k = self.ins[0].spec.row_elements() as usize;
+        let x = &self.values[0][row * k..][..k];
+        let Prologue::LayerNorm(LayerNorm { eps }) = linear.prologue else { return x.to_vec() };
+        let [gamma, beta] = [0, 1].map(|i| &self.values[linear.norm_at() + i]);
+        let mean = x.iter().sum::<f64>() / k as f64;
+        let variance = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / k as f64;
+        let rstd = 1.0 / (variance + f64::from(eps)).sqrt();
+        x.iter().zip(gamma).zip(beta).map(|((x, g), b)| (x - mean) * rstd * g + b).collect()
     }
 
     /// Some rows of the full step.
@@ -211,7 +243,10 @@ fn encode(values: &[f64], spec: &TensorSpec) -> Vec<u8> {
     let half = |value: f64| {
         let bits = (value as f32).to_bits();
         let exponent = (bits >> 23 & 0xff) as i32 - 127 + 15;
-        let magnitude = if exponent <= 0 { 0 } else { (exponent as u32) << 10 | bits >> 13 & 0x3ff };
+        let magnitude = match exponent {
+            ..=0 => (value.abs() * 2f64.powi(24)) as u32,
+            _ => (exponent as u32) << 10 | bits >> 13 & 0x3ff,
+        };
         (bits >> 16 & 0x8000 | magnitude) as u16
     };
     match spec.dtype {
@@ -308,9 +343,7 @@ fn rows_have_the_same_bits_in_any_batch() {
 
 #[test]
 fn our_own_kernel_on_hopper_is_the_sum_in_f64() {
-    let hopper = cards().is_ok_and(|cards| cards.first().is_some_and(|card| card.capability == (9, 0)));
-    if !hopper {
-        println!("skipped: no CUDA device of compute capability 9.0");
+    if !on_hopper() {
         return;
     }
     for name in CudaDevice::own_products() {
@@ -324,9 +357,14 @@ fn our_own_kernel_on_hopper_is_the_sum_in_f64() {
                     let device = CudaDevice::with_product(0, name).expect("a card");
                     let mut case = Case::on(device, (n, k), dtype, linear, in_place);
                     let chosen = case.device.products();
-                    // The largest tile has no registers for a residual, and its halves are no whole pieces.
-                    let plain = [Epilogue::None, Epilogue::Gelu].contains(&epilogue);
-                    if plain || name != "128x192-turns" {
+                    // The largest tile has no registers for a residual, and its halves are no whole pieces; a gate takes two
+                    // blocks.
+                    let without: &[&str] = match epilogue {
+                        Epilogue::None | Epilogue::Gelu => &[],
+                        Epilogue::Residual => &["128x192-turns"],
+                        Epilogue::Gate => &["128x192-turns", "128x128-alone"],
+                    };
+                    if !without.contains(&name) {
                         assert!(chosen[0].ends_with(&format!("wgmma {name}")), "{chosen:?}");
                     }
                     let full = case.check(linear);
@@ -336,6 +374,87 @@ fn our_own_kernel_on_hopper_is_the_sum_in_f64() {
                 }
             }
         }
+    }
+}
+
+/// The rows of a case through a layer norm of its own.
+fn normalised(case: &Case, linear: Linear, norm: LayerNorm) -> Vec<f64> {
+    let mut device = CudaDevice::without_timing(0).expect("a card");
+    let (at, params) = (&case.ins[0], linear.norm_at());
+    let op = Op::LayerNorm(norm);
+    let ins = [at.clone(), case.ins[params].clone(), case.ins[params + 1].clone()];
+    // Behind all operands, where the other device has its workspace.
+    let y = Operand { at: case.workspace.0, ..at.clone() };
+    device.alloc_arena(Bytes(y.at) + y.bytes(full())).expect("memory");
+    let outs = [Some(y.clone()), None, None];
+    let launch = Launch { op: &op, ins: &ins, outs: &outs, workspace: None, counts: full() };
+    device.prepare(&launch).expect("a norm");
+    for (operand, values) in ins.iter().zip([&case.values[0], &case.values[params], &case.values[params + 1]]) {
+        device.upload(operand.at, &encode(values, &operand.spec)).expect("upload");
+    }
+    device.launch(&launch).expect("a norm");
+    let mut bytes = vec![0; y.bytes(full()).0 as usize];
+    device.download(y.at, &mut bytes).expect("download");
+    decode(&bytes, &y.spec)
+}
+
+#[test]
+fn a_norm_in_front_has_the_bits_of_the_two_apart() {
+    if !on_hopper() {
+        return;
+    }
+    let norm = LayerNorm { eps: 1e-5 };
+    for (name, dtype) in CudaDevice::own_norms().into_iter().zip([DType::Bf16, DType::F16].into_iter().cycle())
+    {
+        // Those of ESM-2, parts of tiles, rows that end inside of a stage or of a word's lane.
+        for (n, k) in [(1280, 320), (1440, 480), (1920, 640), (200, 72), (8, 8), (264, 536)] {
+            for epilogue in [Epilogue::None, Epilogue::Gelu] {
+                let plain = Linear::new(n != 1440, epilogue);
+                let linear = Linear { prologue: Prologue::LayerNorm(norm), ..plain };
+                let device = CudaDevice::with_product(0, name).expect("a card");
+                let mut case = Case::on(device, (n, k), dtype, linear, false);
+                assert!(case.device.products()[0].ends_with(&format!("wgmma {name}")), "{}", case.name());
+                let full = case.check(linear);
+                case.check_batches(&full);
+                let device = CudaDevice::with_product(0, CudaDevice::own_products()[0]).expect("a card");
+                let mut apart = Case::on(device, (n, k), dtype, plain, false);
+                let rows = normalised(&case, linear, norm);
+                apart.values = [vec![rows], case.values[1..linear.norm_at()].to_vec()].concat();
+                assert!(apart.run(FULL, 0) == full, "{}: not the bits of {}", case.name(), apart.name());
+                // Few rows go through two kernels unless one is named.
+                let device = CudaDevice::without_timing(0).expect("a card");
+                let mut few = Case::on(device, (n, k), dtype, linear, false);
+                few.values = case.values.clone();
+                assert!(few.run(FULL, 0) == full, "{}: not the bits of {}", few.name(), case.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn norms_that_no_kernel_has_are_refused() {
+    if !found() {
+        return;
+    }
+    let prologue = Prologue::LayerNorm(LayerNorm { eps: 1e-5 });
+    for (k, dtype, epilogue) in [
+        (648, DType::Bf16, Epilogue::None),
+        (320, DType::F32, Epilogue::None),
+        (320, DType::Bf16, Epilogue::Residual),
+        (324, DType::Bf16, Epilogue::Gelu),
+    ] {
+        let plain = Linear::new(false, epilogue);
+        let mut case = Case::new(64, k, dtype, plain, false);
+        case.op = Op::Linear(Linear { prologue, ..plain });
+        let spec = TensorSpec::activation(vec![Dim::Fixed(k)], DType::F32);
+        case.ins.extend([0, 0].map(|at| Operand { at, spec: spec.clone() }));
+        let (op, ins, outs) = (&case.op, &case.ins[..], [Some(case.out.clone())]);
+        let launch = Launch { op, ins, outs: &outs, workspace: Some(case.workspace), counts: full() };
+        let error = case.device.prepare(&launch).expect_err("no such kernel").to_string();
+        assert!(
+            error.contains("norms are in front of products of 16 bits with at most 640 columns"),
+            "{error}"
+        );
     }
 }
 

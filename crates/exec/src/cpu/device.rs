@@ -152,6 +152,7 @@ fn run<E: Element>(l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
         Op::Glu(op) => launch::forward::glu::<E>(l, cpu, op)?,
         Op::LayerNorm(op) => launch::forward::layer_norm::<E>(l, cpu, op)?,
         Op::Linear(op) => l.linear(cpu, op)?,
+        Op::Mlp(op) => launch::mlp::mlp(l, cpu, op)?,
         Op::Quantize(op) => launch::forward::quantize::<E>(l, cpu, op)?,
         Op::Relu(op) => launch::forward::relu::<E>(l, cpu, op)?,
         Op::RotaryTable(op) => launch::forward::rotary_table(l, op)?,

@@ -3,7 +3,7 @@
 //! Invariant: an output element depends on the input elements at its own place only.
 
 use super::Cpu;
-use super::element::Element;
+use super::element::{Bf16, Element};
 use super::isa::Kernel;
 use super::math;
 use super::simd::{LANES, Simd};
@@ -41,6 +41,13 @@ pub fn glu<E: Element>(cpu: &Cpu, gate: Gate, x: Rows<'_, E>, y: RowsMut<'_, E>)
     let half = y.cols();
     assert_eq!(x.cols(), 2 * half, "columns of x");
     each(cpu, Op::Glu(gate), x.columns(0, half), x.columns(half, half), y);
+}
+
+/// The same for a few rows of bf16, with the lanes `s`.
+#[inline(always)]
+pub(super) fn glu_rows<S: Simd>(s: S, gate: Gate, x: Rows<'_, Bf16>, y: &RowsMut<'_, Bf16>) {
+    let (half, range) = (y.cols(), 0..y.rows());
+    Each { op: Op::Glu(gate), a: x.columns(0, half), b: x.columns(half, half), y, range }.run(s);
 }
 
 /// dx[.., ..F] = dy f'(x[.., ..F]) x[.., F..], dx[.., F..] = dy f(x[.., ..F]) for x (T, 2F).

@@ -36,7 +36,7 @@ pub const WORKSPACE: Workspace =
 
 /// f32 of workspace per thread, whole cache lines: the widened rows, a group's sums, a panel's widened slice. Tiles
 /// take less.
-const EACH: usize = BLOCK * (STRIDE + GROUP * PANEL) + DEPTH * PANEL;
+pub(super) const EACH: usize = BLOCK * (STRIDE + GROUP * PANEL) + DEPTH * PANEL;
 
 #[cfg(target_arch = "x86_64")]
 const _: () = assert!(super::gemm_bf16_amx::EACH <= 4 * EACH);
@@ -74,6 +74,18 @@ pub fn linear(
         let scratch = (scratch as *mut f32).wrapping_add(worker * EACH);
         cpu.isa().run(Task { job, rows, panels, scratch });
     });
+}
+
+/// A product of one block of rows, with the lanes `s`. `scratch` is `EACH` f32 of the caller's own.
+#[inline(always)]
+pub(super) fn block<S: Simd>(s: S, job: Job<'_, Bf16>, scratch: *mut f32) {
+    let (rows, panels) = (0..job.x.rows(), job.y.cols().div_ceil(PANEL));
+    assert!(rows.len() <= BLOCK, "at most {BLOCK} rows");
+    let group = if job.x.cols() > DEPTH { GROUP } else { panels.max(1) };
+    for first in (0..panels).step_by(group) {
+        let panels = first..panels.min(first + group);
+        Task { job, rows: rows.clone(), panels, scratch }.run(s);
+    }
 }
 
 /// One task, for `Isa::run`. `scratch` is `EACH` f32 of this worker's own.

@@ -11,14 +11,13 @@
 
 use super::Cpu;
 use super::amx::{SIDE, STEP, STRIP, TILE, Unit};
+use super::amx_sums::{Sums, Then, lay};
 use super::element::Bf16;
 use super::gemm::{Act, Job};
 use super::gemm_int8::Scales;
-use super::math::gelu_bf16;
 use super::simd::{LANES, Simd};
 use super::simd_x86::Avx512;
 use super::tile::PANEL;
-use core::arch::x86_64::*;
 use core::marker::PhantomData;
 use core::ops::Range;
 
@@ -119,7 +118,7 @@ impl<U: Unit> Task<'_, U> {
             }
         }
         // SAFETY: sums of this task's.
-        unsafe { chores.finish(0, STRIP) };
+        unsafe { chores.sums.finish(0, STRIP) };
     }
 
     /// Adds the product of a strip and a panel, in one slice, to their sums; the last slice goes on to y.
@@ -136,7 +135,7 @@ impl<U: Unit> Task<'_, U> {
         let of = panel - self.panels.start;
         let sums = rooms.wrapping_add((2 + of * strips + strip) * STRIP * PANEL);
         // Two rooms in L1 take turns: what is in one is being finished.
-        let room = if chores.sum == rooms { rooms.wrapping_add(STRIP * PANEL) } else { rooms };
+        let room = if chores.sums.at() == rooms { rooms.wrapping_add(STRIP * PANEL) } else { rooms };
         chores.panels = (of, self.panels.len());
         chores.strips = (strip, strips);
         chores.w = if last { core::ptr::null() } else { b.wrapping_add(steps.len() * 2 * TILE) };
@@ -150,7 +149,7 @@ impl<U: Unit> Task<'_, U> {
             }
             for step in 0..steps.len() {
                 unit.step(self.scratch.add(step * 2 * TILE), 64, b.add(step * 2 * TILE));
-                chores.finish(step * each, (step + 1) * each);
+                chores.sums.finish(step * each, (step + 1) * each);
                 if last {
                     chores.ask_out(rows, panel, step * each, (step + 1) * each);
                 }
@@ -171,21 +170,11 @@ impl<U: Unit> Task<'_, U> {
     unsafe fn lay(&self, rows: &Range<usize>, steps: &Range<usize>) {
         let x = self.job.x;
         for r in 0..STRIP {
-            for (i, step) in steps.clone().enumerate() {
-                let left = if r < rows.len() { (x.cols() - step * STEP).min(STEP) } else { 0 };
-                let from = x.row(rows.start + r).wrapping_add(step * STEP);
-                let to = self.scratch.wrapping_add(i * 2 * TILE + r * 64);
-                // SAFETY: `left` columns are left of a row in x; row r of step i.
-                unsafe { _mm512_storeu_si512(to.cast(), _mm512_maskz_loadu_epi16(first(left), from.cast())) };
-            }
+            let columns = if r < rows.len() { x.cols() } else { 0 };
+            // SAFETY: a row of x, or nothing of it; its lines of the strip's room.
+            unsafe { lay(x.row(rows.start + r), columns, steps, self.scratch.add(r * 64)) };
         }
     }
-}
-
-/// The first `n` of 32 columns.
-#[inline(always)]
-fn first(n: usize) -> __mmask32 {
-    ((1_u64 << n) - 1) as __mmask32
 }
 
 /// What the core does while the tiles multiply.
@@ -199,23 +188,15 @@ struct Chores<'a> {
     /// Which panel of how many, and strip: each asks for its share of the lines.
     panels: (usize, usize),
     strips: (usize, usize),
-    /// Sums on their way to y: 32 columns of so many rows.
-    sum: *const f32,
-    row: usize,
-    rows: usize,
-    column: usize,
-    bias: [__m512; 2],
-    /// Of codes, the scales of their columns.
-    scale: [__m512; 2],
+    /// On their way to y.
+    sums: Sums,
 }
 
 impl<'a> Chores<'a> {
     #[inline(always)]
     fn new(job: Job<'a, Bf16>, scales: Option<Scales<'a>>, s: Avx512) -> Self {
-        let (x, w, sum) = (core::ptr::null(), core::ptr::null(), core::ptr::null());
-        let none = [s.splat(0.0); 2];
-        let (panels, strips) = ((0, 1), (0, 1));
-        Self { job, scales, s, x, w, panels, strips, sum, row: 0, rows: 0, column: 0, bias: none, scale: none }
+        let (x, w) = (core::ptr::null(), core::ptr::null());
+        Self { job, scales, s, x, w, panels: (0, 1), strips: (0, 1), sums: Sums::none(s) }
     }
 
     /// From now on these sums are to be finished.
@@ -223,66 +204,19 @@ impl<'a> Chores<'a> {
     /// # Safety
     /// The rows and the panel are the task's.
     #[inline(always)]
-    unsafe fn begin(&mut self, rows: &Range<usize>, panel: usize, sum: *const f32) {
-        (self.row, self.rows, self.column, self.sum) = (rows.start, rows.len(), panel * PANEL, sum);
-        if let Some(bias) = self.job.epilogue.bias {
-            // SAFETY: the columns that y has are inside the bias.
-            self.bias = unsafe { self.widen(bias.as_ptr().wrapping_add(self.column)) };
-        }
-        if let Some(scales) = self.scales {
-            let at = scales.w[self.column..self.column + PANEL].as_ptr();
-            // SAFETY: the columns of a panel.
-            self.scale = unsafe { [self.s.load(at), self.s.load(at.add(LANES))] };
-        }
-    }
-
-    /// A row of the sums as numbers.
-    ///
-    /// # Safety
-    /// 32 sums at `sum`, of row `r` of them.
-    #[inline(always)]
-    unsafe fn numbers(&self, sum: *const f32, r: usize) -> [__m512; 2] {
-        let s = self.s;
-        // SAFETY: as the caller promises; `s` proves AVX-512.
-        unsafe {
-            let Some(scales) = self.scales else { return [s.load(sum), s.load(sum.add(LANES))] };
-            let of = s.splat(*scales.x.get_unchecked(self.row + r));
-            let number = |at: *const f32| _mm512_cvtepi32_ps(_mm512_loadu_si512(at.cast()));
-            [
-                s.mul(number(sum), s.mul(of, self.scale[0])),
-                s.mul(number(sum.add(LANES)), s.mul(of, self.scale[1])),
-            ]
-        }
-    }
-
-    /// Rows `low..high` of the sums, as far as there are: to y.
-    ///
-    /// # Safety
-    /// The sums are complete, and their rows of y this task's.
-    #[inline(always)]
-    unsafe fn finish(&self, low: usize, high: usize) {
-        let (s, e) = (self.s, &self.job.epilogue);
-        for r in low..high.min(self.rows) {
-            let sum = self.sum.wrapping_add(r * PANEL);
-            // SAFETY: a row of the sums and, under the mask, of the residual and of y.
-            unsafe {
-                let v = self.numbers(sum, r);
-                let v = [s.add(v[0], self.bias[0]), s.add(v[1], self.bias[1])];
-                // Not by `map`: its closure would be a function without these instructions.
-                let mut v = match e.act {
-                    Act::None => v,
-                    Act::Gelu => [gelu_bf16(s, v[0]), gelu_bf16(s, v[1])],
-                    Act::Relu => [s.max(s.splat(0.0), v[0]), s.max(s.splat(0.0), v[1])],
-                };
-                if let Some(x) = e.residual {
-                    let x = self.widen(x.row(self.row + r).add(self.column));
-                    v = [s.add(x[0], v[0]), s.add(x[1], v[1])];
-                }
-                let y = self.job.y.row(self.row + r).add(self.column);
-                let rounded = core::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(v[1], v[0]));
-                _mm512_mask_storeu_epi16(y.cast(), self.mask(), rounded);
-            }
-        }
+    unsafe fn begin(&mut self, rows: &Range<usize>, panel: usize, sum: *mut f32) {
+        let (e, y, column) = (&self.job.epilogue, self.job.y, panel * PANEL);
+        let then = match e.act {
+            Act::None => Then::Nothing,
+            Act::Gelu => Then::Gelu,
+            Act::Relu => Then::Relu,
+        };
+        let residual = e.residual.map(|x| (x.row(rows.start).wrapping_add(column), x.ld()));
+        let bias = e.bias.map(|bias| &bias[column..]);
+        let to = (y.row(rows.start).wrapping_add(column), y.ld(), (y.cols() - column).min(PANEL));
+        let scales = self.scales.map(|s| (&s.x[rows.clone()], &s.w[column..]));
+        // SAFETY: as the caller promises.
+        self.sums = unsafe { Sums::new(self.s, (sum, rows.len()), scales, bias, then, residual, to) };
     }
 
     /// Asks for rows `low..high` of what this block will read and write when it is finished.
@@ -309,26 +243,6 @@ impl<'a> Chores<'a> {
                 self.s.prefetch_far(self.w.wrapping_add(step * 2 * TILE + line * 64).cast());
             }
         }
-    }
-
-    /// 32 columns of bias or residual as f32, zeros past the last.
-    ///
-    /// # Safety
-    /// Those columns that y has are readable at `p`.
-    #[inline(always)]
-    unsafe fn widen(&self, p: *const Bf16) -> [__m512; 2] {
-        // SAFETY: as the caller promises; `s` proves AVX-512.
-        unsafe {
-            let v = _mm512_maskz_loadu_epi16(self.mask(), p.cast());
-            let up = |x| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x)));
-            [up(_mm512_castsi512_si256(v)), up(_mm512_extracti64x4_epi64::<1>(v))]
-        }
-    }
-
-    /// The columns of y that these sums have.
-    #[inline(always)]
-    fn mask(&self) -> __mmask32 {
-        first((self.job.y.cols() - self.column).min(PANEL))
     }
 }
 

@@ -1,9 +1,11 @@
 //! The table of the CPU's kernels: what `launch` runs, with the scratch that each takes. Invariant: the target file
 //! `cpu` states the same rows; an executor refuses where they differ, and a launch runs as its row says.
 
-use super::{attention, cross_entropy, gemm, gemm_bf16, gemm_int8, product, quantize, route, router_loss};
+use super::{
+    attention, cross_entropy, gemm, gemm_bf16, gemm_int8, mlp_bf16, product, quantize, route, router_loss,
+};
 use crate::device::Launch;
-use graph::{DType, Layout, Op};
+use graph::{DType, Layout};
 use plan::{KernelRow, Workspace};
 
 use Takes::{Native, Widened, WidenedF16};
@@ -76,6 +78,7 @@ const KERNELS: &[(&str, &str, Takes)] = &[
     ("linear_cross_entropy_grad", "linear_cross_entropy_grad_f32", Widened),
     ("linear_input_grad", "linear_input_grad_f32", Widened),
     ("linear_weight_grad", "linear_weight_grad_f32", Widened),
+    ("mlp", "mlp_bf16", Takes::Bf16),
     ("quantize", "quantize_f32", WidenedF16),
     ("quantize", "quantize_bf16", Takes::Bf16),
     ("relu", "relu_f32", WidenedF16),
@@ -144,6 +147,7 @@ fn needs(kernel: &str) -> (Layout, Workspace) {
     match kernel {
         "gemm_f32" => (Layout::Panels { width: gemm::PANEL as u32 }, gemm::WORKSPACE),
         "gemm_bf16" => (Layout::Tiles, gemm_bf16::WORKSPACE),
+        "mlp_bf16" => (Layout::Tiles, mlp_bf16::WORKSPACE),
         "gemm_int8" => (Layout::ScaledTiles, gemm_int8::WORKSPACE),
         "quantize_f32" | "quantize_bf16" => (Layout::RowMajor, quantize::WORKSPACE),
         "product_f32"
@@ -167,7 +171,7 @@ fn needs(kernel: &str) -> (Layout, Workspace) {
 /// Whether the kernel of a launch works on f32 copies of operands of 16 bits: the row is the one that the plan chose.
 pub(super) fn widens(launch: &Launch<'_>) -> bool {
     let dtypes = launch.ins.iter().map(|o| o.spec.dtype).filter(|dtype| dtype.is_float());
-    let layout = if let Op::Linear(_) = launch.op { launch.ins[1].spec.layout } else { Layout::RowMajor };
+    let layout = launch.op.weights().first().map_or(Layout::RowMajor, |&i| launch.ins[i].spec.layout);
     let runs = |&&(op, kernel, takes): &&(&str, &str, Takes)| {
         op == launch.op.name()
             && dtypes.clone().all(|dtype| takes.dtypes().contains(&dtype))

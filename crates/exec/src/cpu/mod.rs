@@ -7,6 +7,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "x86_64")]
+mod amx_sums;
 mod codes;
 mod columns;
 mod device;
@@ -20,6 +22,8 @@ mod isa;
 mod kernels;
 mod launch;
 mod math;
+#[cfg(target_arch = "x86_64")]
+mod mlp_bf16_amx;
 mod operands;
 #[cfg(target_arch = "x86_64")]
 mod parts;
@@ -46,6 +50,7 @@ pub mod gemm;
 pub mod gemm_bf16;
 pub mod gemm_int8;
 pub mod grouped;
+pub mod mlp_bf16;
 pub mod norm;
 pub mod norm_grad;
 pub mod optimizer;

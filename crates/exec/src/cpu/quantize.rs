@@ -12,7 +12,7 @@ use super::math::{gelu, gelu_bf16, silu};
 use super::norm;
 use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
-use crate::scaled::{Codes, TINY};
+use crate::scaled::{Codes, ROUND, TINY};
 use core::ops::Range;
 use graph::Bytes;
 use plan::Workspace;
@@ -171,9 +171,6 @@ impl<E: Element, P: Element> Quantize<'_, E, P> {
         unsafe { scale.write(most / largest) };
     }
 }
-
-/// 1.5 * 2^23: adding it rounds to an integer, ties to even, which the low bits then are in two's complement.
-const ROUND: f32 = 12_582_912.0;
 
 /// What numbers of 16 bits are made of is as exact as what is rounded to them.
 #[inline(always)]

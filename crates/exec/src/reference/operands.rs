@@ -174,7 +174,8 @@ impl<'a> Operands<'a> {
         Ok(spans)
     }
 
-    fn take(&mut self) -> Result<&'a Tensor, ReferenceError> {
+    /// The next one, whatever it is.
+    pub fn take(&mut self) -> Result<&'a Tensor, ReferenceError> {
         let found = self.ins.len();
         let tensor = self.ins.get(self.next).ok_or(ReferenceError::Inputs { wanted: found + 1, found })?;
         self.next += 1;

@@ -364,7 +364,9 @@ fn streamed_weights_give_the_bits_of_resident_ones() {
                 let found = encode(&mut streamed, d, &sequences);
                 assert!(found == wanted, "step {step} on {}, fuse {fuse}", on.name());
             }
-            assert!(streamed.program().peak() < resident.program().peak());
+            // Beside resident weights of bf16 there is no hidden layer, which is more than a tiny model's weights.
+            let less = streamed.program().peak() < resident.program().peak();
+            assert!(less || matches!(on, On::CpuNarrow(_, _, Precision::Bf16)), "{}", on.name());
         }
     }
 }

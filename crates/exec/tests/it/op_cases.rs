@@ -8,6 +8,7 @@
 pub mod attention;
 pub mod experts;
 mod linear;
+mod mlp;
 pub mod optimizer;
 mod products;
 mod quantize;
@@ -79,6 +80,7 @@ pub fn cases() -> Vec<Case> {
     [
         rows::cases(),
         linear::cases(),
+        mlp::cases(),
         products::cases(),
         quantize::cases(),
         attention::cases(),

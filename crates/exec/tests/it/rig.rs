@@ -72,8 +72,12 @@ impl On {
             Self::Cpu(_, threads) | Self::CpuNarrow(_, threads, _) => {
                 Ok(Target::named("cpu")?.with_units(threads as u64))
             }
-            // As on Hopper; other cards have gates by plain loops.
-            Self::Cuda(_) => Ok(Target { gates: true, ..Target::named("cuda")? }),
+            // As on Hopper; other cards have gates by plain loops, and no norms in front of products.
+            Self::Cuda(_) => {
+                let hopper =
+                    cuda::cards().is_ok_and(|cards| cards.iter().all(|card| card.capability == (9, 0)));
+                Ok(Target { gates: true, norms: if hopper { 640 } else { 0 }, ..Target::named("cuda")? })
+            }
         }
     }
 

@@ -32,7 +32,8 @@ pub fn gates(graph: &Graph) -> Graph {
 }
 
 /// The graph with every layer norm of 16 bits and at most `widest` columns in front of the one linear that reads it: what
-/// a target's products do with rows that they hold whole. A linear with a gate behind it keeps its norm apart.
+/// a target's products do with rows that they hold whole. A linear with a gate behind it keeps its norm apart, and so does
+/// one whose rows are no whole words of 16 bytes, such as a few classes' scores.
 pub fn norms(graph: &Graph, widest: u64) -> Graph {
     let mut fusion = Fusion { g: graph.clone(), reads: graph.reads() };
     (0..graph.nodes.len()).for_each(|i| fusion.norm(i, widest));
@@ -101,7 +102,9 @@ impl Fusion {
         // Nobody else reads the normalised rows nor, since there is no gradient, what is known of them.
         let alone = self.reads[normed.index()] == 1
             && self.g.node(id).outputs[1..].iter().flatten().all(|v| self.reads[v.index()] == 0);
-        if !(narrow && plain && alone && columns <= widest && columns.is_multiple_of(8)) {
+        let whole = columns.is_multiple_of(8)
+            && matches!(self.g.spec(inputs[1]).shape[0], Dim::Fixed(n) if n.is_multiple_of(8));
+        if !(narrow && plain && alone && columns <= widest && whole) {
             return;
         }
         let [x, gamma, beta] = self.g.node(id).inputs[..] else { return };

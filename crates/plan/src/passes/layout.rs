@@ -1,8 +1,8 @@
 //! Weights in the order in which the target's kernels stream them. Invariant: a weight that anything but
-//! linears reads keeps its rows, and the linears get a packed copy of their own, which the ledger shows.
+//! products reads keeps its rows, and the products get a packed copy of their own, which the ledger shows.
 
 use crate::{PlanError, Target};
-use graph::{Def, Graph, Layout, Op, Role, Value, ValueId};
+use graph::{Def, Graph, Layout, Role, Value, ValueId};
 
 /// The graph with the layouts of `target`.
 ///
@@ -13,35 +13,36 @@ pub fn layout(graph: &Graph, target: &Target) -> Result<Graph, PlanError> {
     let mut g = graph.clone();
     let (updated, by_others) = readers(graph);
     for i in 0..g.nodes.len() {
-        let Op::Linear(_) = g.nodes[i].op else { continue };
-        let weight = g.nodes[i].inputs[1];
-        let found = g.spec(weight).layout;
-        let preferred = target.kernels_for(&g, &g.nodes[i]).next();
-        let wanted = preferred.ok_or_else(|| target.unsupported(&g, &g.nodes[i]))?.weights;
-        if found == wanted {
-            continue;
-        }
-        if !matches!(g.spec(weight).role, Role::Param(_)) || updated[weight.index()] {
-            let (op, dtype) = ("linear with a weight that is computed or updated", g.spec(weight).dtype);
-            return Err(PlanError::Unsupported { op, dtype, target: target.name.clone() });
-        }
-        if by_others[weight.index()] {
-            let copy = packed_copy(&mut g, weight, wanted);
-            g.nodes[i].inputs[1] = copy;
-        } else {
-            g.values[weight.index()].spec.layout = wanted;
+        for &k in g.nodes[i].op.weights() {
+            let weight = g.nodes[i].inputs[k];
+            let found = g.spec(weight).layout;
+            let preferred = target.kernels_for(&g, &g.nodes[i]).next();
+            let wanted = preferred.ok_or_else(|| target.unsupported(&g, &g.nodes[i]))?.weights;
+            if found == wanted {
+                continue;
+            }
+            if !matches!(g.spec(weight).role, Role::Param(_)) || updated[weight.index()] {
+                let (op, dtype) = ("linear with a weight that is computed or updated", g.spec(weight).dtype);
+                return Err(PlanError::Unsupported { op, dtype, target: target.name.clone() });
+            }
+            if by_others[weight.index()] {
+                let copy = packed_copy(&mut g, weight, wanted);
+                g.nodes[i].inputs[k] = copy;
+            } else {
+                g.values[weight.index()].spec.layout = wanted;
+            }
         }
     }
     Ok(g)
 }
 
-/// By value: whether it is updated, and whether anything but a linear reads it, or one as anything but its
+/// By value: whether it is updated, and whether anything but a product reads it, or one as anything but its
 /// weight.
 fn readers(g: &Graph) -> (Vec<bool>, Vec<bool>) {
     let (mut updated, mut by_others) = (vec![false; g.values.len()], vec![false; g.values.len()]);
     for node in &g.nodes {
         for (j, v) in node.inputs.iter().enumerate() {
-            by_others[v.index()] |= !(matches!(node.op, Op::Linear(_)) && j == 1);
+            by_others[v.index()] |= !node.op.weights().contains(&j);
         }
     }
     for (_, v) in &g.outputs {

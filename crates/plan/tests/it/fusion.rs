@@ -3,7 +3,7 @@
 use crate::cases::{MEAN, attention_block, bounds, count, encoder, state, target};
 use crate::symbolic::meaning;
 use graph::ops::{Epilogue, Prologue};
-use graph::{Builder, DType, Dim, Graph, Node, Op, ValueId};
+use graph::{Builder, DType, Dim, Graph, Layout, Node, Op, ValueId};
 use models::{KNOWN, Output};
 use plimsoll_plan::{Policy, Precision, Target, Weights, compile, passes};
 
@@ -60,6 +60,80 @@ fn gates_are_fused_where_products_compute_them() {
     // Codes are made behind the gate, from a whole row.
     assert_eq!(epilogues(&plan("h200", Precision::Fp8), Epilogue::Gate), 0);
     assert_eq!(epilogues(&plan("h200", Precision::F32), Epilogue::Gate), 0);
+}
+
+/// (mlps, linears, layer norms, glus).
+fn parts(graph: &Graph) -> [usize; 4] {
+    ["mlp", "linear", "layer_norm", "glu"].map(|op| count(graph, op))
+}
+
+#[test]
+fn mlps_are_fused_where_a_kernel_has_them() {
+    let plan = |id: &str, target_name: &str, policy| {
+        let graph = encoder(id).graph(bounds(512), MEAN).expect("verified");
+        let plan = compile(&graph, &policy, &target(target_name)).expect("planned");
+        let mut apart = target(target_name);
+        apart.kernels.retain(|row| row.op != "mlp");
+        let without = compile(&graph, &policy, &apart).expect("planned");
+        assert_eq!(meaning(&plan.graph), meaning(&without.graph), "{id} on {target_name}");
+        (plan, without)
+    };
+    let bf16 = Policy { precision: Precision::Bf16, ..Policy::default() };
+    for (id, fused, apart) in [
+        // The norm before the MLP is in it; the others are before attention and at the end.
+        ("facebook/esm2_t6_8M_UR50D", [6, 12, 7, 0], [0, 24, 13, 0]),
+        // The norm is behind it.
+        ("zhihan1996/DNABERT-S", [12, 24, 25, 0], [0, 48, 25, 12]),
+    ] {
+        let (plan, without) = plan(id, "cpu", bf16.clone());
+        assert_eq!((parts(&plan.graph), parts(&without.graph)), (fused, apart), "{id}");
+        for (_, node) in plan.graph.nodes().filter(|(_, node)| matches!(node.op, Op::Mlp(_))) {
+            let layouts = node.op.weights().iter().map(|&i| plan.graph.spec(node.inputs[i]).layout);
+            assert!(layouts.into_iter().all(|layout| layout == Layout::Tiles), "{}", plan.graph);
+        }
+    }
+    let streamed = Policy { weights: Weights::Streamed, ..bf16.clone() };
+    for (target_name, policy) in [
+        ("cpu", Policy::default()),
+        ("cpu", streamed),
+        ("cpu", Policy { fuse: false, ..bf16.clone() }),
+        ("h200", bf16),
+    ] {
+        let (plan, _) = plan("facebook/esm2_t6_8M_UR50D", target_name, policy);
+        assert_eq!(count(&plan.graph, "mlp"), 0, "{target_name}");
+    }
+}
+
+#[test]
+fn what_others_read_of_an_mlp_stays() {
+    let fused = |keep: usize| {
+        let mut g = Builder::new(bounds(64));
+        let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(8)], DType::Bf16);
+        let norm = g.layer_norm(x, "norm", 1e-5);
+        let sums = g.linear(norm, "up", 64, true);
+        let hidden = g.gelu(sums);
+        let down = g.linear(hidden, "down", 8, true);
+        let y = g.add(down, x);
+        g.output("y", y);
+        if let Some(&v) = [norm, sums, hidden, down].get(keep) {
+            g.output("kept", v);
+        }
+        let before = g.finish().expect("verified");
+        // Weights are made narrow by the precision pass, which takes no inputs of floats.
+        let mut narrow = before.clone();
+        for node in before.nodes.iter().filter(|node| matches!(node.op, Op::Linear(_))) {
+            node.inputs[1..].iter().for_each(|v| narrow.values[v.index()].spec.dtype = DType::Bf16);
+        }
+        let after = passes::mlp(&passes::fuse(&narrow, Weights::Resident));
+        after.verify().unwrap_or_else(|e| panic!("{e}\n{after}"));
+        assert_eq!(meaning(&narrow), meaning(&after), "{narrow}{after}");
+        (parts(&after), count(&after, "add"))
+    };
+    let wanted =
+        [([1, 0, 1, 0], 0), ([0, 2, 1, 0], 0), ([0, 2, 1, 0], 0), ([1, 0, 0, 0], 1), ([1, 0, 0, 0], 0)];
+    for (keep, wanted) in wanted.into_iter().enumerate() {
+        assert_eq!(fused(keep), wanted, "{keep}");
+    }
 }
 
 #[test]

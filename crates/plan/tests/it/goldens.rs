@@ -4,7 +4,7 @@ use crate::cases::{MEAN, bounds, gradients, mlp, narrow, state, target};
 use graph::ops::SelectRows;
 use graph::{Builder, DType, Dim, Graph, Op};
 use models::Output;
-use plimsoll_plan::{Weights, passes};
+use plimsoll_plan::{Precision, Weights, passes};
 use std::path::Path;
 
 fn golden(name: &str, before: &Graph, after: &Graph) {
@@ -80,6 +80,14 @@ fn stream() {
     }
     let before = g.finish().expect("verified");
     golden("stream", &before, &passes::stream(&before));
+}
+
+#[test]
+fn mlp_of_esm2() {
+    let graph = narrow("facebook/esm2_t6_8M_UR50D", 1).graph(bounds(64), MEAN).expect("verified");
+    let narrow = passes::inference(&graph, Precision::Bf16).expect("inference");
+    let before = passes::fuse(&narrow, Weights::Resident);
+    golden("mlp", &before, &passes::mlp(&before));
 }
 
 /// The tied embedding stays in rows for the lookup and has a packed copy for the logits.

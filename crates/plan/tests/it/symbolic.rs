@@ -1,7 +1,7 @@
 //! What a graph computes, as terms: two graphs of one meaning compute the same function.
 //! Invariant: fused forms are expanded, so a pass that rewires anything wrongly changes the meaning.
 
-use graph::ops::{Activation, Attention, Epilogue, Glu, Linear, Prologue, Qkv};
+use graph::ops::{Activation, Attention, Epilogue, Glu, Hidden, Linear, Mlp, Prologue, Qkv};
 use graph::{Def, Graph, Op, Role, TensorSpec, ValueId};
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -41,6 +41,8 @@ pub fn meaning(g: &Graph) -> Meaning {
             let ins: Vec<Term> = node.inputs.iter().map(|i| terms[i.index()]).collect();
             terms[v.index()] = if let Op::Linear(linear) = node.op {
                 linear_term(g, &node.inputs, &ins, linear)
+            } else if let Op::Mlp(mlp) = node.op {
+                mlp_term(g, &node.inputs, &ins, mlp)
             } else if let Op::Attention(a) = node.op {
                 term(("attention", attention_terms(g, &terms, &node.inputs, a), k))
             } else if let Op::Add(_) = node.op {
@@ -85,6 +87,25 @@ fn linear_term(g: &Graph, inputs: &[ValueId], ins: &[Term], linear: Linear) -> T
             term((format!("{gate:?}"), vec![plain], 0_usize))
         }
     }
+}
+
+/// A norm, one linear for each product, the gate, and the sum.
+fn mlp_term(g: &Graph, inputs: &[ValueId], ins: &[Term], mlp: Mlp) -> Term {
+    let front = |norm| term((format!("{:?}", Op::LayerNorm(norm)), ins[..3].to_vec(), 0_usize));
+    let x = mlp.norm.map_or(ins[0], front);
+    // As `linear_term` has it, of x and the inputs from a weight on.
+    let product = |x: Term, weight: usize, bias: bool, epilogue: Epilogue| {
+        let (inputs, ins) = ([&inputs[..1], &inputs[weight..]].concat(), [&[x], &ins[weight..]].concat());
+        linear_term(g, &inputs, &ins, Linear::new(bias, epilogue))
+    };
+    let [first, second] = *mlp.weights();
+    let hidden = match mlp.hidden {
+        Hidden::Gelu => Epilogue::Gelu,
+        Hidden::Gate => Epilogue::Gate,
+    };
+    let hidden = product(x, first, mlp.bias[0], hidden);
+    let last = if mlp.residual { Epilogue::Residual } else { Epilogue::None };
+    product(hidden, second, mlp.bias[1], last)
 }
 
 /// What a linear multiplies.

@@ -4,7 +4,7 @@
 use super::subject::{Subject, Turns};
 use super::{Request, Work, median};
 use crate::machine;
-use graph::ops::{Epilogue, Prologue};
+use graph::ops::{Epilogue, Hidden, Prologue};
 use graph::{Bytes, Graph, Node, Op, PrecisionClass, node_label};
 use plan::Instr;
 use serde_json::{Value, json};
@@ -297,8 +297,19 @@ fn any_layer(label: &str, layer: Option<u32>) -> String {
 fn shape(graph: &Graph, node: &Node) -> String {
     let text = |v: Option<_>| v.map_or(String::new(), |v| graph.spec(v).to_string());
     let (from, to) = (node.inputs.first().copied(), node.outputs.iter().flatten().next().copied());
+    if let Op::Mlp(mlp) = node.op {
+        let columns = graph.spec(node.inputs[mlp.weights()[1]]).row_elements();
+        return format!("{} -> {columns} columns of {} -> {}", text(from), hidden(mlp.hidden), text(to));
+    }
     let (before, behind) = around(&node.op);
     format!("{}{before} -> {}{behind}", text(from), text(to))
+}
+
+fn hidden(hidden: Hidden) -> &'static str {
+    match hidden {
+        Hidden::Gelu => "gelu",
+        Hidden::Gate => "gate",
+    }
 }
 
 fn around(op: &Op) -> (&'static str, &'static str) {

@@ -15,7 +15,7 @@ use crate::cpu::gemm_bf16_amx;
 use crate::cpu::{Bf16, Cpu, Rows, RowsMut};
 use crate::tiles;
 
-fn halves(seed: u64, n: usize) -> Vec<Bf16> {
+pub(super) fn halves(seed: u64, n: usize) -> Vec<Bf16> {
     numbers(seed, n).into_iter().map(|x| Bf16(f32_to_bf16(x))).collect()
 }
 
@@ -23,16 +23,16 @@ fn number(x: Bf16) -> f64 {
     f64::from(bf16_to_f32(x.0))
 }
 
-fn pack(w: &[Bf16], k: usize) -> Vec<Bf16> {
+pub(super) fn pack(w: &[Bf16], k: usize) -> Vec<Bf16> {
     let w: Vec<f32> = w.iter().map(|w| bf16_to_f32(w.0)).collect();
     if k == 0 { Vec::new() } else { tiles::packed(&w, k) }
 }
 
 /// A product's way: `linear` as it chooses, or tiles in plain code.
-type Linear = fn(&Cpu, Rows<'_, Bf16>, &[Bf16], EpilogueBf16<'_>, RowsMut<'_, Bf16>, &mut [f32]);
+pub(super) type Linear = fn(&Cpu, Rows<'_, Bf16>, &[Bf16], EpilogueBf16<'_>, RowsMut<'_, Bf16>, &mut [f32]);
 
 /// Their names, and whether they have the bits of the chain of fused multiply-adds.
-fn ways() -> impl Iterator<Item = (String, bool, Cpu, Linear)> {
+pub(super) fn ways() -> impl Iterator<Item = (String, bool, Cpu, Linear)> {
     let chosen = machines().map(|cpu| {
         let chain = cpu.isa().has_fma() && !cpu.isa().has_tiles();
         (format!("{} x {}", cpu.isa().name(), cpu.threads()), chain, cpu, linear as Linear)

@@ -10,6 +10,7 @@ mod gemm_amx;
 mod gemm_bf16;
 mod gemm_int8;
 mod math;
+mod mlp_bf16;
 mod optimizer;
 mod peer;
 mod product;

@@ -1,0 +1,243 @@
+// How queries, keys and values come to the warps of attention_narrow.cu, whose constants these are too. Blocks stay on their
+// multiprocessor and take item after item: a head of up to ROWS queries of one sequence, with all its keys, TILE at a time.
+// Warps that serve walk through the sequences, fetch rows for the item after the one that is computed, and rotate them
+// where they lie.
+//
+// Invariant: slots are filled, read and given back in the order of their numbers, by barriers alone; a row's rotation is a
+// function of the row and its position.
+
+#define THREADS ((WARPS + SERVERS) * 32)
+#define ROWS (WARPS * MT * 16)        // queries of an item
+#define HALF (HEAD_DIM / 2)
+#define CHUNKS (HEAD_DIM / 8)         // words of 16 bytes of a row
+#define ROW (HEAD_DIM * 2)            // its bytes
+#define PAIRS (HALF % 8 == 0 ? 8 : 4) // columns of a half that a thread rotates at once
+#define PASSES (TYPE == 1 ? 1 : 2)    // times that an item's keys are visited
+static_assert(HEAD_DIM == 16 || HEAD_DIM == 24 || HEAD_DIM == 32, "a narrow head");
+static_assert(TILE % 16 == 0, "blocks of 16 keys");
+
+typedef Element<TABLE>::type Angle;
+
+// This lane's number, read anew: what follows from it is not kept in registers meanwhile.
+__device__ __forceinline__ u32 lane_now() { u32 x; asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x)); return x % 32; }
+
+// Where a row's word of 16 bytes lies in shared memory: the same word of eight rows is in different banks.
+__device__ __forceinline__ u32 word_at(u32 row, u32 word) {
+  const u32 turned = HEAD_DIM == 16 ? word ^ row / 4 % 2 : HEAD_DIM == 32 ? word ^ row / 2 % 4 : word;
+  return row * ROW + turned * 16;
+}
+
+// Queries `first` .. of the sequence that starts at row `start`; after the last item comes one of no length.
+struct __align__(16) Item { int start, length, first, head; };
+
+// A slot has a tile of keys and values; two items by turns have their queries. Barriers: `full`, that a slot's servers have
+// done, with the item and its queries where it begins there; `empty`, that nobody reads it any more; `answered`, that nobody
+// needs the item.
+struct Memory {
+  u16 queries[2][ROWS * HEAD_DIM];
+  u16 keys[STAGES][TILE * HEAD_DIM], values[STAGES][TILE * HEAD_DIM];
+  Item items[2];
+  u64 full[STAGES], empty[STAGES], answered[2];
+};
+__device__ __forceinline__ void await(const u64 &barrier, u32 parity) { wait(shared_address(&barrier), parity); }
+__device__ __forceinline__ void done(const u64 &barrier) { arrive(shared_address(&barrier)); }
+
+// Where a warp is: a slot, and which of the two places of queries, each with the parity of its round.
+struct Place {
+  int slot, queries;
+  u32 parity, answers;
+  __device__ __forceinline__ void next() {
+    if (++slot == STAGES) slot = 0, parity ^= 1;
+  }
+  __device__ __forceinline__ void next_item() {
+    if (++queries == 2) queries = 0, answers ^= 1;
+  }
+};
+
+// Two neighbouring columns a and their partners b, of the other half, rotated by two angles (Su et al. 2021) and, if SCALED,
+// multiplied: (a, b) -> (a cos - b sin, b cos + a sin).
+template <bool SCALED>
+__device__ __forceinline__ void rotate(u32 &a, u32 &b, const Angle *cosines, const Angle *sines, float factor) {
+  float u[2], v[2], x[2], y[2];
+  unpack<TYPE>(a, u[0], u[1]);
+  unpack<TYPE>(b, v[0], v[1]);
+#pragma unroll
+  for (int e = 0; e < 2; e++) {
+    float cos = widen<TABLE>(cosines[e]), sin = widen<TABLE>(sines[e]);
+    x[e] = fmaf(u[e], cos, -__fmul_rn(v[e], sin)), y[e] = fmaf(v[e], cos, __fmul_rn(u[e], sin));
+    if (SCALED) x[e] = __fmul_rn(factor, x[e]), y[e] = __fmul_rn(factor, y[e]);
+  }
+  a = pack<TYPE>(x[0], x[1]);
+  b = pack<TYPE>(y[0], y[1]);
+}
+
+// N elements, or angles, as words.
+template <int BYTES> struct Words { typedef uint4 type; };
+template <> struct Words<8> { typedef uint2 type; };
+template <typename X, int N> struct __align__(16) Vector {
+  static const int BYTES = N * sizeof(X) < 16 ? N * sizeof(X) : 16, MANY = N * sizeof(X) / BYTES;
+  typedef typename Words<BYTES>::type Word;
+  union {
+    X x[N];
+    u32 words[N * sizeof(X) / 4];
+    Word whole[MANY];
+  };
+  __device__ __forceinline__ void load(const X *from) {
+#pragma unroll
+    for (int i = 0; i < MANY; i++) whole[i] = __ldg((const Word *)from + i);
+  }
+};
+typedef Vector<u16, PAIRS> Pairs;
+typedef Vector<Angle, PAIRS> Angles;
+
+template <bool SCALED>
+__device__ __forceinline__ void rotate_row(u16 *tile, u32 row, u32 column, const Angles &cosines, const Angles &sines, float factor) {
+  const u32 partner = column + HALF;
+  Pairs::Word *low = (Pairs::Word *)((char *)tile + word_at(row, column / 8) + column % 8 * 2);
+  Pairs::Word *high = (Pairs::Word *)((char *)tile + word_at(row, partner / 8) + partner % 8 * 2);
+  Pairs a, b;
+  a.whole[0] = *low, b.whole[0] = *high;
+#pragma unroll
+  for (int e = 0; e < PAIRS / 2; e++) rotate<SCALED>(a.words[e], b.words[e], cosines.x + 2 * e, sines.x + 2 * e, factor);
+  *low = a.whole[0], *high = b.whole[0];
+}
+
+// What items are made of, and what queries are multiplied by.
+struct Operands {
+  const u16 *q, *k, *v;
+  long long q_stride, kv_stride;
+  const Angle *cosines, *sines;
+  float factor;
+};
+
+// Rotates n keys, and m queries, the first of which are number `position` of their sequence, by a warp.
+__device__ __forceinline__ void rotate_rows(const Operands &x, u16 *keys, u32 n, u16 *queries, u32 m, u32 position) {
+  constexpr u32 PER = HALF / PAIRS; // lanes of a row; eight neighbours have different rows, and thus banks
+  const u32 end = (max(n, m) + 7) / 8 * 8 * PER;
+#pragma unroll 1
+  for (u32 i = lane_now(); i < end; i += 32) {
+    const u32 row = i / (8 * PER) * 8 + i % 8, column = i / 8 % PER * PAIRS;
+    if (row >= n && row >= m) continue;
+    Angles cosines, sines;
+    cosines.load(x.cosines + (position + row) * HALF + column), sines.load(x.sines + (position + row) * HALF + column);
+    if (row < n) rotate_row<false>(keys, row, column, cosines, sines, 1.0f);
+    if (row < m) rotate_row<true>(queries, row, column, cosines, sines, x.factor);
+  }
+}
+
+// Asks for rows of a head, and for zeros behind the last, up to whole blocks of 16, by a warp. (rows, d)
+__device__ __forceinline__ void fetch(u16 *to, const u16 *from, long long stride, int rows) {
+  constexpr int STEP = CHUNKS == 3 ? 32 : 32 / CHUNKS, MANY = STEP * CHUNKS / 32; // rows at once, by so many words of a lane
+  const int padded = (rows + 15) / 16 * 16;
+  const u32 lane = lane_now();
+  int row[MANY];
+  u32 at[MANY];
+  const u16 *x[MANY];
+#pragma unroll
+  for (int j = 0; j < MANY; j++) {
+    const u32 i = lane + j * 32;
+    row[j] = i / CHUNKS, at[j] = shared_address(to) + word_at(i / CHUNKS, i % CHUNKS), x[j] = from + row[j] * stride + i % CHUNKS * 8;
+  }
+#pragma unroll 4
+  for (int i = 0; i < padded; i += STEP)
+#pragma unroll
+    for (int j = 0; j < MANY; j++) {
+      if (MANY == 1 || i + row[j] < padded)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                     ::"r"(at[j]), "l"(x[j]), "r"(i + row[j] < rows ? 16 : 0) : "memory");
+      at[j] += STEP * ROW, x[j] += STEP * stride;
+    }
+}
+__device__ __forceinline__ void fetched() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  __syncwarp();
+}
+
+// Serves an item's tiles; the SERVERS warps share out their rows.
+__device__ __forceinline__ void serve(Memory &m, Place &place, const Operands &x, const Item &item, int server) {
+  const long long head = item.head * HEAD_DIM, kv = item.start * x.kv_stride + head;
+  const u16 *q = x.q + (item.start + item.first) * x.q_stride + head;
+#pragma unroll 1
+  for (int pass = 0; pass < PASSES; pass++)
+#pragma unroll 1
+    for (int from = 0; from < item.length; from += TILE, place.next()) {
+      const bool begins = from == 0 && pass == 0;
+      const int slot = place.slot, keys = min(item.length - from, TILE), queries = begins ? min(item.length - item.first, ROWS) : 0;
+      const int share = (max(keys, queries) + SERVERS * 16 - 1) / (SERVERS * 16) * 16, row = server * share;
+      const int n = max(0, min(keys - row, share)), many = max(0, min(queries - row, share));
+      u16 *to_q = m.queries[place.queries] + row * HEAD_DIM, *to_k = m.keys[slot] + row * HEAD_DIM;
+      await(m.empty[slot], place.parity ^ 1);
+      if (begins) {
+        await(m.answered[place.queries], place.answers ^ 1);
+        if (server == 0 && lane_now() == 0) m.items[place.queries] = item;
+        fetch(to_q, q + row * x.q_stride, x.q_stride, many);
+      }
+      fetch(to_k, x.k + kv + (from + row) * x.kv_stride, x.kv_stride, n);
+      fetch(m.values[slot] + row * HEAD_DIM, x.v + kv + (from + row) * x.kv_stride, x.kv_stride, n);
+      fetched();
+      // The first item of a sequence has its queries where its first keys are, and the same angles.
+      rotate_rows(x, to_k, n, to_q, item.first == 0 ? many : 0, from + row);
+      if (item.first > 0) rotate_rows(x, to_k, 0, to_q, many, item.first + row);
+      __syncwarp();
+      if (lane_now() == 0) done(m.full[slot]);
+    }
+  place.next_item();
+}
+
+// 32 sequences, one of a lane, and how many items they have, and those before have with them.
+struct Sequences {
+  int start, length, items, sum;
+};
+__device__ __forceinline__ int2 span_of(const int *spans, int sequences, int s) {
+  return s < sequences ? ((const int2 *)spans)[s] : make_int2(0, 0);
+}
+
+// Refuses a span that is not behind the one before it, whose end for the first is `end`, inside of the step, and `longest`
+// rows at most.
+__device__ __forceinline__ Sequences sequences_of(int2 span, bool there, int &end, int tokens, int longest, u32 *status) {
+  const u32 lane = lane_now();
+  int before = __shfl_up_sync(~0u, span.y, 1);
+  if (lane == 0) before = end;
+  end = __shfl_sync(~0u, span.y, 31);
+  const int length = span.y - span.x;
+  const bool good = span.x >= before && span.x >= 0 && length >= 0 && length <= longest && span.y <= tokens;
+  if (there && !good) refuse(status, BAD_SPAN);
+  const int items = there && good ? (length + ROWS - 1) / ROWS : 0;
+  Sequences x = {span.x, length, items, items};
+#pragma unroll
+  for (int i = 1; i < 32; i *= 2) {
+    const int y = __shfl_up_sync(~0u, x.sum, i);
+    if (lane >= i) x.sum += y;
+  }
+  return x;
+}
+
+// Serves every gridDim.x-th item from the block's own on; then one of no length. Spans are asked for two rounds ahead.
+__device__ __forceinline__ void serve_all(Memory &m, const Operands &operands, const int *spans, int sequences, int tokens,
+                                          int longest, int heads, u32 *status, int server) {
+  Place place = {0, 0, 0, 0};
+  int number = blockIdx.x / heads, head = blockIdx.x % heads, before = 0, end = 0;
+  const int step = gridDim.x / heads, rest = gridDim.x % heads, lane = threadIdx.x % 32;
+  int2 next = span_of(spans, sequences, lane), later = span_of(spans, sequences, lane + 32);
+#pragma unroll 1
+  for (int from = 0; from < sequences; from += 32) {
+    const Sequences some = sequences_of(next, from + lane < sequences, end, tokens, longest, status);
+    next = later, later = span_of(spans, sequences, from + 64 + lane);
+    const int total = before + __shfl_sync(~0u, some.sum, 31);
+#pragma unroll 1
+    while (number < total) {
+      const int at = __popc(__ballot_sync(~0u, before + some.sum <= number)); // whose item it is
+      const int first = number - before - __shfl_sync(~0u, some.sum - some.items, at);
+      const Item item = {__shfl_sync(~0u, some.start, at), __shfl_sync(~0u, some.length, at), first * ROWS, head};
+      serve(m, place, operands, item, server);
+      number += step, head += rest;
+      if (head >= heads) head -= heads, number++;
+    }
+    before = total;
+  }
+  await(m.empty[place.slot], place.parity ^ 1);
+  await(m.answered[place.queries], place.answers ^ 1);
+  if (lane > 0) return;
+  if (server == 0) m.items[place.queries] = {0, 0, 0, 0};
+  done(m.full[place.slot]);
+}

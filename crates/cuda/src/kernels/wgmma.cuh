@@ -1,0 +1,167 @@
+// What products of Hopper's tensor cores share: operands and stages in swizzled shared memory, blocks of a cluster, what
+// becomes of sums in registers.
+//
+// Invariant: an element of y is a function of its sum and its column.
+//
+// Constants: TYPE (1 bf16, 2 f16), EPILOGUE (0, 1: gelu, 2: a residual is added, 3: a gate), BN columns of a tile, CLUSTER
+// blocks that share what they fetch of w, STAGES.
+
+#define DEPTH 64                             // of k in a stage: 128 bytes, as wide as shared memory is swizzled
+#define B_BYTES (BN * 128)                   // of w in a stage
+#define YN (EPILOGUE == 3 ? BN / 2 : BN)     // columns of y
+#define CHUNKS (YN / 64)                     // pieces of y of 64 columns
+#define PIECE 2048                           // bytes of a warp's 16 rows of a piece
+static_assert(YN % 64 == 0, "pieces are 64 columns");
+
+// At the same place in another block of the cluster.
+__device__ __forceinline__ void arrive_at(u32 barrier, u32 block) {
+  asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+               "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(block) : "memory");
+}
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// To the same place in all blocks of the cluster.
+__device__ __forceinline__ void fetch_for_all(u32 to, const Map &map, u32 barrier, int column, int row) {
+#if CLUSTER > 1
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+               " [%0], [%1, {%3, %4}], [%2], %5;"
+               ::"r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(row), "h"((u16)((1 << CLUSTER) - 1)) : "memory");
+#else
+  fetch(to, map, barrier, column, row);
+#endif
+}
+__device__ __forceinline__ void put(const Map &map, u32 from, int column, int row) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
+               ::"l"(&map), "r"(from), "r"(column), "r"(row) : "memory");
+}
+
+// d (64, BN) += a b^T, a: (64, 32 bytes), b: (BN, 32 bytes) in swizzled shared memory; without `add`, d is overwritten.
+#define NAME_(x) #x
+#define NAME(x) NAME_(x)
+#if TYPE == 1
+#define OPERATION "wgmma.mma_async.sync.aligned.m64n" NAME(BN) "k16.f32.bf16.bf16 "
+#else
+#define OPERATION "wgmma.mma_async.sync.aligned.m64n" NAME(BN) "k16.f32.f16.f16 "
+#endif
+#define N0 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define N1 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define N2 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define N3 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define D32(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12), D4(i + 16), D4(i + 20), D4(i + 24), D4(i + 28)
+#if BN == 64
+#define NUMBERS N0
+#define SUMS D32(0)
+#define INPUTS "%32, %33, p"
+#define ADD "%34"
+#elif BN == 128
+#define NUMBERS N0 N1
+#define SUMS D32(0), D32(32)
+#define INPUTS "%64, %65, p"
+#define ADD "%66"
+#elif BN == 192
+#define NUMBERS N0 N1 N2
+#define SUMS D32(0), D32(32), D32(64)
+#define INPUTS "%96, %97, p"
+#define ADD "%98"
+#else
+#define NUMBERS N0 N1 N2 N3
+#define SUMS D32(0), D32(32), D32(64), D32(96)
+#define INPUTS "%128, %129, p"
+#define ADD "%130"
+#endif
+__device__ __forceinline__ void multiply(float (&d)[BN / 2], u64 a, u64 b, int add) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n" OPERATION "{" NUMBERS "}, " INPUTS ", 1, 1, 0, 0;\n}"
+               : SUMS : "l"(a), "l"(b), "r"(add));
+}
+// What the tensor cores read at an address: rows of 128 bytes, swizzled in groups of eight, k along the rows.
+__device__ __forceinline__ u64 operand(u32 address) {
+  return (u64)(address >> 4) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+}
+// The compiler leaves the sums where they are.
+template <int ATOMS> __device__ __forceinline__ void pin(float (&d)[ATOMS][BN / 2]) {
+#pragma unroll
+  for (int m = 0; m < ATOMS; m++)
+#pragma unroll
+    for (int i = 0; i < BN / 2; i++) asm volatile("" : "+f"(d[m][i])::"memory");
+}
+template <int N> __device__ __forceinline__ void wait_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+// A place in the ring, and how often it was passed.
+struct Place {
+  int stage;
+  u32 parity;
+  __device__ __forceinline__ explicit Place(u32 number) : stage(number % STAGES), parity(number / STAGES & 1) {}
+  __device__ __forceinline__ void next() {
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+  }
+};
+
+__device__ __forceinline__ void load_pieces(u32 (&v)[4], u32 at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at) : "memory");
+}
+__device__ __forceinline__ void store_pieces(u32 at, const u32 (&v)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
+               ::"r"(at), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+}
+
+// The lane's place in 16 rows of 8 columns, twice, of a piece: its row, and the word of 16 bytes is swizzled by that.
+__device__ __forceinline__ u32 lane_at(int word) {
+  const u32 lane = threadIdx.x % 32;
+  return lane % 16 * 128 + (((word + lane / 16) ^ lane % 8) << 4);
+}
+
+// b of a tile's columns: a lane holds pairs of columns lane, lane + 32, ..., from which
+// others take what they need.
+struct Columns {
+  static const int PAIRS = (BN / 2 + 31) / 32;
+  u32 bias[PAIRS];
+  __device__ __forceinline__ void load(const u16 *b, int first, int n) {
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) {
+      int column = first + 2 * (i * 32 + (int)(threadIdx.x % 32));
+      bool there = column < n; // n is even
+      bias[i] = EPILOGUE != 3 && b && there ? *(const u32 *)(b + column) : 0;
+    }
+  }
+  // Of columns j and j + 1 in 8: what a thread's sums there take.
+  __device__ __forceinline__ void of(int j, float (&b)[4]) const {
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      const int pair = (j + e) * 4; // and lane % 4
+      const u32 both = __shfl_sync(~0u, bias[pair / 32], pair % 32 + threadIdx.x % 4);
+      unpack<TYPE>(both, b[2 * e], b[2 * e + 1]);
+    }
+  }
+};
+
+// Piece c of a warp's sums goes to `to` in shared memory and from there, by one lane, to y. Groups are counted to know
+// which of DEEP buffers was read, so there is one even of nothing.
+template <int DEEP>
+__device__ __forceinline__ void put_piece(const Map &y, const float (&sums)[BN / 2], int c, u32 to, int column, int row,
+                                          bool there) {
+  const int lane = threadIdx.x % 32;
+  if (lane == 0) asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(DEEP - 1) : "memory");
+  __syncwarp();
+#pragma unroll
+  for (int j = 0; j < 8; j += 2) {
+    u32 words[4];
+#pragma unroll
+    for (int q = 0; q < 4; q++) { // 8 columns j or j + 1, rows lane / 4 or that + 8
+      const int at = (c * 8 + j + q / 2) * 4 + q % 2 * 2;
+      words[q] = pack<TYPE>(sums[at], sums[at + 1]);
+    }
+    store_pieces(to + lane_at(j), words);
+  }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncwarp();
+  if (lane == 0) {
+    if (there) put(y, to, column, row);
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+  }
+}

@@ -1,0 +1,208 @@
+// A layer norm and its product on Hopper's tensor cores: y (R, N) = f(norm(x) (R, K) w (N, K)^T + b (N)), row-major. Rows
+// stay: a block has 128 rows of x in shared memory, normalises them where they lie, and takes tiles of w through a ring,
+// which one warp fetches. Two pairs of warpgroups take turns: one pair multiplies while the other finishes.
+//
+// Invariant: y has the bits of `layer_norm` and `wgmma` one after the other. Rows are rounded to TYPE between.
+//
+// Constants: those of wgmma.cuh (EPILOGUE 0 or 1) and rows.cuh (COLUMNS is K, GROUP 32), PARAM the type of gamma and beta,
+// LENT (1: the pairs share their buffers of y, which leaves room for longer rows).
+
+#define BM 128                               // rows of a block, half of them a warpgroup's
+#define PIECES ((COLUMNS + DEPTH - 1) / DEPTH)
+#define PIECE_ROWS (BM * 128)                // bytes of a piece of x
+#define BOX 32                               // rows that arrive together
+#define WARPS 16
+#define STAGE_BYTES B_BYTES
+#define EARLY (STAGES < 5)                   // a short ring gets its stages back before the next is multiplied
+static_assert(GROUP == 32 && BM == 4 * BOX, "a warp has a row, a warpgroup normalises a box");
+
+typedef typename Element<PARAM>::type P;
+
+__device__ __forceinline__ Raw load_word(u32 at) {
+  Raw v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_word(u32 at, const u32 (&v)[4]) {
+  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+}
+
+// x becomes (x - mean) rstd gamma + beta in this warp's rows, MINE from `first` on.
+#define MINE (BOX / 4)
+#define TOGETHER 2
+__device__ __forceinline__ void normalise(u32 rows_at, int first, const P *gamma, const P *beta, float eps) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int begin = first; begin < first + MINE; begin += TOGETHER) {
+    // Where access v of row i lies.
+    auto place = [&](int v, int i) {
+      const int at = v * GROUP + lane, row = begin + i;
+      return rows_at + at / 8 * PIECE_ROWS + row * 128 + ((at ^ row) % 8 << 4);
+    };
+    Raw raw[TOGETHER][VECTORS];
+    float mean[TOGETHER], rstd[TOGETHER];
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++)
+#pragma unroll
+      for (int v = 0; v < VECTORS; v++)
+        if (v * GROUP + lane < ACCESSES) raw[i][v] = load_word(place(v, i));
+    statistics(raw, lane, eps, mean, rstd);
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+      const int at = v * GROUP + lane;
+      if (at >= ACCESSES) continue;
+      float g[WIDTH], b[WIDTH];
+      load_many<PARAM, WIDTH>(gamma + at * WIDTH, g);
+      load_many<PARAM, WIDTH>(beta + at * WIDTH, b);
+#pragma unroll
+      for (int i = 0; i < TOGETHER; i++) {
+        float f[WIDTH];
+        widen_raw(raw[i][v], f);
+#pragma unroll
+        for (int k = 0; k < WIDTH; k++) f[k] = fmaf((f[k] - mean[i]) * rstd[i], g[k], b[k]);
+        store_word(place(v, i), {pack<TYPE>(f[0], f[1]), pack<TYPE>(f[2], f[3]), pack<TYPE>(f[4], f[5]), pack<TYPE>(f[6], f[7])});
+      }
+    }
+  }
+}
+
+// x: (R, K), w: (N, K), y: (R, N), each described with the box that is copied: (32, DEPTH), (BN / CLUSTER, DEPTH), (16, 64).
+// b: (N) or null. `parts` clusters share the columns of the same rows. Blocks: any number of clusters.
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(640, 1)
+wgmma_norm(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid_constant__ Map y, const P *gamma,
+           const P *beta, const u16 *b, int rows, int n, int parts, float eps) {
+  extern __shared__ __align__(1024) unsigned char memory[]; // rows of x; STAGES of w; the warps' buffers of y; barriers
+  const u32 rows_at = shared_address(memory), ring = rows_at + PIECES * PIECE_ROWS, buffers = ring + STAGES * STAGE_BYTES;
+  const u32 full = buffers + (LENT ? WARPS / 2 : WARPS) * BUFFERS * PIECE, empty = full + STAGES * 8, here = empty + STAGES * 8,
+            free = here + BM / BOX * 8, turns = free + 8, lent = turns + 16;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = threadIdx.x / 128;
+  u32 rank = 0;
+  if (CLUSTER > 1) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < STAGES; s++) {
+      init(full + s * 8, 1);
+      init(empty + s * 8, WARPS / 2 * CLUSTER);
+    }
+    for (int q = 0; q < BM / BOX; q++) init(here + q * 8, 1);
+    init(free, WARPS), init(turns, 2), init(turns + 8, 2);
+    for (int i = 0; i < WARPS; i++) init(lent + i * 8, 1);
+    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
+  }
+  __syncthreads();
+  if (CLUSTER > 1) cluster_sync();
+
+  const int column_tiles = (n + BN - 1) / BN, units = (rows + BM * CLUSTER - 1) / (BM * CLUSTER) * parts;
+  const int step = gridDim.x / CLUSTER;
+  u32 round = 0;
+  if (group == WARPS / 4) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    if (warp == WARPS && lane == 0) {
+      Place place(0);
+      for (int u = blockIdx.x / CLUSTER; u < units; u += step, round++) {
+        const int row = (u / parts * CLUSTER + rank) * BM, part = u % parts;
+        wait(free, round & 1 ^ 1);
+        for (int q = 0; q < BM / BOX; q++) {
+          expect(here + q * 8, PIECES * BOX * 128);
+          for (int p = 0; p < PIECES; p++)
+            fetch(rows_at + p * PIECE_ROWS + q * BOX * 128, x, here + q * 8, p * DEPTH, row + q * BOX);
+        }
+        for (int c = part * column_tiles / parts; c < (part + 1) * column_tiles / parts; c++)
+          for (int i = 0; i < PIECES; i++, place.next()) {
+            const u32 to = ring + place.stage * STAGE_BYTES, barrier = full + place.stage * 8;
+            wait(empty + place.stage * 8, place.parity ^ 1);
+            expect(barrier, STAGE_BYTES);
+            fetch_for_all(to + rank * (B_BYTES / CLUSTER), w, barrier, i * DEPTH, c * BN + rank * (BN / CLUSTER));
+          }
+      }
+    }
+    __syncwarp();
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+    const int side = group / 2, half = group % 2; // whose turn, and its rows
+    const u32 buffer = buffers + (LENT ? half * 4 + warp % 4 : warp) * (BUFFERS * PIECE);
+    const u64 a = operand(rows_at + half * 64 * 128);
+    auto release = [&](int stage) {
+      if (lane < CLUSTER) {
+        if (CLUSTER > 1) arrive_at(empty + stage * 8, lane);
+        else arrive(empty + stage * 8);
+      }
+    };
+    u32 number = 0, turn = 0; // tiles of the units before; this side's
+    for (int u = blockIdx.x / CLUSTER; u < units; u += step, round++) {
+      const int row = (u / parts * CLUSTER + rank) * BM + half * 64 + warp % 4 * 16, part = u % parts;
+      const int first = part * column_tiles / parts, last = (part + 1) * column_tiles / parts;
+      wait(here + (half * 2 + side) * 8, round & 1);
+      normalise(rows_at, half * 64 + side * BOX + warp % 4 * MINE, gamma, beta, eps);
+      // What was written comes before what products read; a warpgroup needs all that the two of its rows have written.
+      asm volatile("fence.proxy.async.shared::cta;\nbar.sync %0, 256;" ::"r"(1 + half) : "memory");
+      int c = first + (number + side & 1);
+      if (c >= last && lane == 0) arrive(free);
+      for (; c < last; c += 2) {
+        const int column = c * BN;
+        float sums[1][BN / 2];
+        Columns columns;
+        columns.load(b, column, n);
+        Place place((number + c - first) * PIECES);
+        // Nobody waits for a stage whose round before has not begun.
+        if (turn + side > 0) wait(turns + side * 8, turn + side - 1 & 1);
+        // Born here: they take no registers while rows are normalised.
+#pragma unroll
+        for (int i = 0; i < BN / 2; i++) sums[0][i] = 0.0f;
+        int before = 0;
+#pragma unroll
+        for (int i = 0; i < PIECES; i++) {
+          wait(full + place.stage * 8, place.parity);
+          const u64 d = operand(ring + place.stage * STAGE_BYTES);
+          pin(sums);
+          asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+          for (int s = 0; s < 4; s++)
+            if (i * DEPTH + s * 16 < COLUMNS) multiply(sums[0], a + (i * PIECE_ROWS >> 4) + s * 2, d + s * 2, i > 0 || s > 0);
+          asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+          pin(sums);
+          if (EARLY) {
+            wait_products<0>();
+            release(place.stage);
+          } else {
+            wait_products<1>();
+            if (i > 0) release(before);
+            before = place.stage;
+          }
+          place.next();
+        }
+        if (threadIdx.x % 128 == 0) arrive(turns + (1 - side) * 8);
+        wait_products<0>();
+        pin(sums);
+        if (!EARLY) release(before);
+        if (c + 2 >= last && lane == 0) arrive(free);
+        if (LENT && turn + side > 0) wait(lent + warp * 8, turn + side - 1 & 1);
+        turn++;
+#pragma unroll
+        for (int piece = 0; piece < CHUNKS; piece++) {
+#pragma unroll
+          for (int j = piece * 8; j < piece * 8 + 8; j += 2) {
+            float bias[4];
+            columns.of(j, bias);
+#pragma unroll
+            for (int q = 0; q < 4; q++) { // 8 columns j or j + 1, rows lane / 4 or that + 8
+              float &s = sums[0][(j + q / 2) * 4 + q % 2 * 2], &t = sums[0][(j + q / 2) * 4 + q % 2 * 2 + 1];
+              s += bias[q / 2 * 2], t += bias[q / 2 * 2 + 1];
+              if (EPILOGUE == 1) s = x_phi(s), t = x_phi(t);
+            }
+          }
+          const bool there = row < rows && column + piece * 64 < n;
+          put_piece<BUFFERS>(y, sums[0], piece, buffer + piece % BUFFERS * PIECE, column + piece * 64, row, there);
+        }
+        if (LENT && lane == 0) {
+          asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+          arrive(lent + (warp ^ 8) * 8);
+        }
+      }
+      number += last - first;
+    }
+    if (lane == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    __syncwarp();
+  }
+  // No block leaves while others arrive at its barriers.
+  if (CLUSTER > 1) cluster_sync();
+}
