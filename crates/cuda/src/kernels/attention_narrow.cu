@@ -276,7 +276,7 @@ __device__ __forceinline__ void attend(Memory &m, Place &place, Operands x, u16 
         else add_keys<true, MT>(w, near, n);
       }
       __syncwarp();
-      if (lane_now() == 0) done(m.empty[place.slot]);
+      done(m.empty[place.slot]);
     }
 #pragma unroll
     for (int t = 0; t < MT; t++)
@@ -311,8 +311,8 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
   const int warp = threadIdx.x / 32;
   const Operands operands = {q, k, v, q_stride, kv_stride, cosines, sines, scale * LOG2E};
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; i++) init(shared_address(&m.full[i]), SERVERS), init(shared_address(&m.empty[i]), WARPS);
-    for (int i = 0; i < 2; i++) init(shared_address(&m.answered[i]), WARPS);
+    for (int i = 0; i < STAGES; i++) init(shared_address(&m.full[i]), SERVERS * 32), init(shared_address(&m.empty[i]), WARPS * 32);
+    for (int i = 0; i < 2; i++) init(shared_address(&m.answered[i]), WARPS * 32);
   }
   __syncthreads();
   if (warp >= WARPS) {
@@ -327,7 +327,7 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
     const int tile = warp * MT * 16;
     attend(m, place, operands, o, lse, heads, m.queries[place.queries] + tile * HEAD_DIM, m.items[place.queries].first + tile);
     __syncwarp();
-    if (lane_now() == 0) done(m.answered[place.queries]);
+    done(m.answered[place.queries]);
     place.next_item();
   }
 }

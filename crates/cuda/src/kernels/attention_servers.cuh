@@ -40,6 +40,7 @@ struct Memory {
   u64 full[STAGES], empty[STAGES], answered[2];
 };
 __device__ __forceinline__ void await(const u64 &barrier, u32 parity) { wait(shared_address(&barrier), parity); }
+// By every lane: PTX orders what other lanes of a warp did before one that arrives behind __syncwarp, racecheck does not.
 __device__ __forceinline__ void done(const u64 &barrier) { arrive(shared_address(&barrier)); }
 
 // Where a warp is: a slot, and which of the two places of queries, each with the parity of its round.
@@ -179,7 +180,7 @@ __device__ __forceinline__ void serve(Memory &m, Place &place, const Operands &x
       rotate_rows(x, to_k, n, to_q, item.first == 0 ? many : 0, from + row);
       if (item.first > 0) rotate_rows(x, to_k, 0, to_q, many, item.first + row);
       __syncwarp();
-      if (lane_now() == 0) done(m.full[slot]);
+      done(m.full[slot]);
     }
   place.next_item();
 }
@@ -237,7 +238,6 @@ __device__ __forceinline__ void serve_all(Memory &m, const Operands &operands, c
   }
   await(m.empty[place.slot], place.parity ^ 1);
   await(m.answered[place.queries], place.answers ^ 1);
-  if (lane > 0) return;
-  if (server == 0) m.items[place.queries] = {0, 0, 0, 0};
+  if (server == 0 && lane == 0) m.items[place.queries] = {0, 0, 0, 0};
   done(m.full[place.slot]);
 }

@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     if constexpr (GATED) widen_raw(value[v], g);
 #pragma unroll
     for (int k = 0; k < WIDTH; k++) {
-      if constexpr (OF == GELU || OF == GLU_GELU) f[v][k] = x_phi(f[v][k]);
+      if constexpr (OF == GELU || OF == GLU_GELU) f[v][k] = x_phi_fine(f[v][k]);
       if constexpr (OF == GLU_SILU) f[v][k] = silu(f[v][k]);
       if constexpr (GATED) f[v][k] *= g[k];
     }

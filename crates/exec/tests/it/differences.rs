@@ -8,8 +8,8 @@ use plimsoll_exec::reference::{Data, Tensor, eval};
 use std::collections::BTreeSet;
 
 /// Tables of positions, and what updates parameters and states. Gradients are not differentiated again.
-const NOT_DIFFERENTIATED: [&str; 8] =
-    ["rotary_table", "accumulate", "adafactor", "adamw", "adamw_8bit", "grad_scale", "quantize", "sgd"];
+const NOT_DIFFERENTIATED: [&str; 9] =
+    ["rotary_table", "accumulate", "adafactor", "adamw", "adamw_8bit", "grad_scale", "mlp", "quantize", "sgd"];
 
 /// Larger cases take seconds in f64 and show nothing that smaller ones do not.
 const MOST_ELEMENTS: usize = 12_000;
