@@ -1,10 +1,13 @@
-"""What the peers share: sequences, packs, padded batches, and the clock. Passes are timed whole, real tokens are counted."""
+"""What the peers share: sequences, packs, padded batches, and the clock. Turns are timed whole, real tokens are counted."""
 
 import json
+import math
 import statistics
 import time
 
 import torch
+
+TURN = 0.1  # seconds: as long as `plimsoll bench` repeats short work
 
 
 def lognormal(count, seed=7):
@@ -40,20 +43,26 @@ def padded(lengths, size, step=1):
 
 
 def timed(run, batches, seconds, warm=2):
-    """Seconds of each pass over `batches`; what must be compiled is compiled before."""
+    """Seconds of a pass over `batches`, of turns of at least TURN seconds with one pass behind the other, as `plimsoll bench`
+    takes them; what must be compiled is compiled before."""
     with torch.no_grad():
         for _ in range(warm):
             for b in batches:
                 run(b)
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        times, start = [], time.perf_counter()
-        while len(times) < 5 or time.perf_counter() - start < seconds:
+
+        def turn(passes):
             begin = time.perf_counter()
-            for b in batches:
-                run(b)
+            for _ in range(passes):
+                for b in batches:
+                    run(b)
             torch.cuda.synchronize()
-            times.append(time.perf_counter() - begin)
+            return (time.perf_counter() - begin) / passes
+
+        times, passes, start = [], max(1, math.ceil(TURN / turn(1))), time.perf_counter()
+        while len(times) < 5 or time.perf_counter() - start < seconds:
+            times.append(turn(passes))
     return times
 
 
@@ -73,6 +82,6 @@ def measured(side, make, seconds, **row):
         median = statistics.median(times)
         rates = {"tokens_per_s": round(tokens / median), "fastest": round(tokens / min(times)), "slowest": round(tokens / max(times))}
         peak = torch.cuda.max_memory_allocated()
-        say(side=side, **row, **rates, passes=len(times), peak_bytes=peak, seconds_in_all=round(time.perf_counter() - start, 1))
+        say(side=side, **row, **rates, turns=len(times), peak_bytes=peak, seconds_in_all=round(time.perf_counter() - start, 1))
     except Exception as error:  # noqa: BLE001  (the other sides are still wanted)
         say(side=side, **row, failed=f"{type(error).__name__}: {error}"[:400])

@@ -185,8 +185,8 @@ impl Subject {
 
     /// The raw loop and the work by turns, after one pass to warm up.
     pub(super) fn time(&mut self, repeats: usize, raw: Raw<'_>) -> Result<Turns, RunError> {
-        self.pass()?;
-        let warm = self.pass()?;
+        self.passes(1)?;
+        let warm = self.passes(1)?;
         let passes = (TURN / warm).ceil().clamp(1.0, MOST_PASSES) as u32;
         let dtype = self.dtype();
         let mut turns = Turns { passes, raw_loop: None, raw: vec![], seconds: vec![], instructions: vec![] };
@@ -196,27 +196,24 @@ impl Subject {
                 turns.raw_loop = Some(raw_loop);
                 turns.raw.push(rate);
             }
-            let mut seconds = 0.0;
-            for _ in 0..passes {
-                seconds += self.pass()?;
-            }
-            turns.seconds.push(seconds / f64::from(passes));
+            turns.seconds.push(self.passes(passes)? / f64::from(passes));
             // Apart from the passes above: a device may only be asked for the time of a launch by waiting for it.
             turns.instructions.push(self.instructions()?);
         }
         Ok(turns)
     }
 
-    /// Every step once, as many open at a time as the device keeps; the seconds that they took together.
-    pub(super) fn pass(&mut self) -> Result<f64, RunError> {
+    /// Every step so many times, one pass behind the other as in a run, as many steps open at a time as the device keeps; the
+    /// seconds that they took together.
+    pub(super) fn passes(&mut self, times: u32) -> Result<f64, RunError> {
         self.executor.wait()?;
-        let start = Instant::now();
+        let (start, steps) = (Instant::now(), self.steps.len());
         let mut open = VecDeque::new();
-        for i in 0..self.steps.len() {
+        for i in 0..times as usize * steps {
             if open.len() >= self.executor.depth() {
                 self.collect(&mut open)?;
             }
-            let step = self.submit(i)?;
+            let step = self.submit(i % steps)?;
             open.push_back(step);
         }
         while !open.is_empty() {
@@ -261,9 +258,9 @@ impl Subject {
     }
 
     /// When everything ran in some passes.
-    pub(super) fn spans(&mut self, passes: usize) -> Result<Vec<Span>, RunError> {
+    pub(super) fn spans(&mut self, passes: u32) -> Result<Vec<Span>, RunError> {
         self.executor.trace(true)?;
-        (0..passes).try_for_each(|_| self.pass().map(|_| ()))?;
+        self.passes(passes)?;
         let spans = self.executor.spans()?;
         self.executor.trace(false)?;
         Ok(spans)

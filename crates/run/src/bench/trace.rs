@@ -12,7 +12,7 @@ use std::io::Write as _;
 use std::path::Path;
 
 /// Passes that are traced, after those that were timed.
-const PASSES: usize = 2;
+const PASSES: u32 = 2;
 
 /// The tracks, in the order in which they are shown.
 const TRACKS: [&str; 3] = ["in", "compute", "out"];
