@@ -100,15 +100,17 @@ pub(crate) fn compile_checked(
     if policy.fuse {
         graph = verified("fuse", passes::fuse(&graph, policy.weights))?;
     }
-    let halves = matches!(policy.precision, Precision::Bf16 | Precision::Fp16);
-    if policy.fuse && halves && target.gates && policy.autodiff.is_none() {
+    // What a target's kernels take together, without gradients.
+    let fused = policy.fuse && policy.autodiff.is_none();
+    let halves = fused && matches!(policy.precision, Precision::Bf16 | Precision::Fp16);
+    if halves && target.gates {
         graph = verified("gates", passes::gates(&graph))?;
     }
-    if policy.fuse && halves && target.norms > 0 && policy.autodiff.is_none() {
+    if halves && target.norms > 0 {
         graph = verified("norms", passes::norms(&graph, target.norms))?;
     }
-    let whole = policy.precision == Precision::Bf16 && policy.weights == Weights::Resident;
-    if policy.fuse && whole && policy.autodiff.is_none() && target.has_mlp() {
+    let whole = fused && policy.precision == Precision::Bf16 && policy.weights == Weights::Resident;
+    if whole && target.has_mlp() {
         graph = verified("mlp", passes::mlp(&graph))?;
     }
     graph = verified("dce", passes::dce(&graph))?;

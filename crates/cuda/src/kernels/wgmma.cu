@@ -88,12 +88,7 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     const int side = group / SHARE, first_row = group % SHARE * WM; // whose turn, and its rows
     const u32 buffer = buffers + warp * (BUFFERS * PIECE);
-    auto release = [&](int stage) {
-      if (lane < CLUSTER) {
-        if (CLUSTER > 1) arrive_at(empty + stage * 8, lane);
-        else arrive(empty + stage * 8);
-      }
-    };
+    auto release = [&](int stage) { arrive_in_all(empty + stage * 8, lane); };
     u32 number = side * (blocks + EXTRA), turn = 0;
     for (int t = first + side * step; t < tiles; t += TURNS * step) {
       Tile tile = tile_of(t, row_tiles, column_tiles);

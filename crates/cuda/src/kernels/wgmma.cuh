@@ -18,6 +18,13 @@ __device__ __forceinline__ void arrive_at(u32 barrier, u32 block) {
   asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
                "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(block) : "memory");
 }
+// At the same place in all of them, by a warp: each lane in one.
+__device__ __forceinline__ void arrive_in_all(u32 barrier, int lane) {
+  if (lane < CLUSTER) {
+    if (CLUSTER > 1) arrive_at(barrier, lane);
+    else arrive(barrier);
+  }
+}
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }

@@ -121,12 +121,7 @@ wgmma_norm(const __grid_constant__ Map x, const __grid_constant__ Map w, const _
     const int side = group / 2, half = group % 2; // whose turn, and its rows
     const u32 buffer = buffers + (LENT ? half * 4 + warp % 4 : warp) * (BUFFERS * PIECE);
     const u64 a = operand(rows_at + half * 64 * 128);
-    auto release = [&](int stage) {
-      if (lane < CLUSTER) {
-        if (CLUSTER > 1) arrive_at(empty + stage * 8, lane);
-        else arrive(empty + stage * 8);
-      }
-    };
+    auto release = [&](int stage) { arrive_in_all(empty + stage * 8, lane); };
     u32 number = 0, turn = 0; // tiles of the units before; this side's
     for (int u = blockIdx.x / CLUSTER; u < units; u += step, round++) {
       const int row = (u / parts * CLUSTER + rank) * BM + half * 64 + warp % 4 * 16, part = u % parts;

@@ -8,6 +8,7 @@ use super::math::{gelu, gelu_bf16};
 use super::simd::{LANES, Simd};
 use super::simd_x86::Avx512;
 use super::tile::PANEL;
+use super::{Rows, RowsMut};
 use core::arch::x86_64::*;
 use core::ops::Range;
 
@@ -144,6 +145,25 @@ impl Sums {
                 }
                 _mm512_mask_storeu_epi16(self.to.add(r * self.ld).cast(), self.mask, round(v));
             }
+        }
+    }
+}
+
+/// Asks for what 32 columns of some rows will read and write when their sums are finished.
+#[inline(always)]
+pub(super) fn ask_out(
+    s: Avx512,
+    rows: Range<usize>,
+    panel: usize,
+    y: &RowsMut<'_, Bf16>,
+    residual: Option<Rows<'_, Bf16>>,
+) {
+    for r in rows.clone() {
+        s.prefetch_far(y.row(r).wrapping_add(panel * PANEL).cast());
+    }
+    if let Some(x) = residual {
+        for r in rows {
+            s.prefetch(x.row(r).wrapping_add(panel * PANEL).cast());
         }
     }
 }

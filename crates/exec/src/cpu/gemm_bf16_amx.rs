@@ -11,7 +11,7 @@
 
 use super::Cpu;
 use super::amx::{SIDE, STEP, STRIP, TILE, Unit};
-use super::amx_sums::{Sums, Then, lay};
+use super::amx_sums::{Sums, Then, ask_out, lay};
 use super::element::Bf16;
 use super::gemm::{Act, Job};
 use super::gemm_int8::Scales;
@@ -151,7 +151,8 @@ impl<U: Unit> Task<'_, U> {
                 unit.step(self.scratch.add(step * 2 * TILE), 64, b.add(step * 2 * TILE));
                 chores.sums.finish(step * each, (step + 1) * each);
                 if last {
-                    chores.ask_out(rows, panel, step * each, (step + 1) * each);
+                    let asked = rows.start + step * each..rows.start + ((step + 1) * each).min(STRIP);
+                    ask_out(chores.s, asked, panel, self.job.y, self.job.epilogue.residual);
                 }
                 chores.ask_in(step);
             }
@@ -217,19 +218,6 @@ impl<'a> Chores<'a> {
         let scales = self.scales.map(|s| (&s.x[rows.clone()], &s.w[column..]));
         // SAFETY: as the caller promises.
         self.sums = unsafe { Sums::new(self.s, (sum, rows.len()), scales, bias, then, residual, to) };
-    }
-
-    /// Asks for rows `low..high` of what this block will read and write when it is finished.
-    #[inline(always)]
-    fn ask_out(&self, rows: &Range<usize>, panel: usize, low: usize, high: usize) {
-        for r in rows.start + low..rows.start + high.min(STRIP) {
-            self.s.prefetch_far(self.job.y.row(r).wrapping_add(panel * PANEL).cast());
-        }
-        if let Some(x) = self.job.epilogue.residual {
-            for r in rows.start + low..rows.start + high.min(STRIP) {
-                self.s.prefetch(x.row(r).wrapping_add(panel * PANEL).cast());
-            }
-        }
     }
 
     /// Asks for this block's share of a step of the next strip, and of the panel's next slice.

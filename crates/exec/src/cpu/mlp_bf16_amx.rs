@@ -9,7 +9,7 @@
 //! then of the other.
 
 use super::amx::{STEP, STRIP, TILE, Unit};
-use super::amx_sums::{Sums, Then, lay};
+use super::amx_sums::{Sums, Then, ask_out, lay};
 use super::element::Bf16;
 use super::mlp_bf16::Mlp;
 use super::norm::layer_norm_rows;
@@ -312,7 +312,9 @@ impl<U: Unit> Task<'_, U> {
                 unit.step(a.add(step * 2 * TILE), 64, b.add(step * 2 * TILE));
                 chores.sums.finish(step * each, (step + 1) * each);
                 if last && product.of == 1 {
-                    self.ask_out(chores.s, strip, panel, step * each, (step + 1) * each);
+                    let first = self.rows.start + strip * STRIP;
+                    let asked = first + step * each..first + ((step + 1) * each).min(STRIP);
+                    ask_out(chores.s, asked, panel, self.y, self.op.residual);
                 }
                 chores.ask(step);
             }
@@ -367,20 +369,6 @@ impl<U: Unit> Task<'_, U> {
         let bias = self.op.b1.map(|b| &b[column..]);
         // SAFETY: 32 columns of the hidden layer are a step of its strip: a line of a tile for each row.
         unsafe { Sums::new(s, sums, None, bias, then, None, (to, STEP, PANEL)) }
-    }
-
-    /// Asks for rows `low..high` of what a block will read and write when it is finished.
-    #[inline(always)]
-    fn ask_out(&self, s: Avx512, strip: usize, panel: usize, low: usize, high: usize) {
-        let first = self.rows.start + strip * STRIP;
-        for r in first + low..first + high.min(STRIP) {
-            s.prefetch_far(self.y.row(r).wrapping_add(panel * PANEL).cast());
-        }
-        if let Some(x) = self.op.residual {
-            for r in first + low..first + high.min(STRIP) {
-                s.prefetch(x.row(r).wrapping_add(panel * PANEL).cast());
-            }
-        }
     }
 }
 

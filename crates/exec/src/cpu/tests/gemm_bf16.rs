@@ -46,7 +46,7 @@ pub(super) fn ways() -> impl Iterator<Item = (String, bool, Cpu, Linear)> {
 
 /// What the work around the tiles needs.
 #[cfg(target_arch = "x86_64")]
-fn has_bf16() -> bool {
+pub(super) fn has_bf16() -> bool {
     let has = Isa::detect().name().starts_with("avx512") && is_x86_feature_detected!("avx512bf16");
     if !has {
         println!("skipped: no AVX-512 with BF16 here");

@@ -2,9 +2,9 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::double::Double;
-use super::{machines, numbers, workspace};
 #[cfg(target_arch = "x86_64")]
-use crate::cpu::Isa;
+use super::gemm_bf16::has_bf16;
+use super::{machines, numbers, workspace};
 use crate::cpu::cast::{bf16_to_f32, f32_to_bf16};
 use crate::cpu::gemm::Act;
 use crate::cpu::gemm_bf16::EpilogueBf16;
@@ -27,16 +27,6 @@ fn ways() -> impl Iterator<Item = (String, bool, Cpu, Linear)> {
         (format!("tiles in plain code x {threads}"), true, Cpu::new(threads), on_double as Linear)
     }));
     chosen
-}
-
-/// What the work around the tiles needs.
-#[cfg(target_arch = "x86_64")]
-fn has_bf16() -> bool {
-    let has = Isa::detect().name().starts_with("avx512") && is_x86_feature_detected!("avx512bf16");
-    if !has {
-        println!("skipped: no AVX-512 with BF16 here");
-    }
-    has
 }
 
 #[cfg(target_arch = "x86_64")]
