@@ -1,112 +1,127 @@
-//! Products on tiles: as close to f64 as plain f32 is, and what six products make of extreme numbers.
+//! f32 products on tiles of integers: against f64 and the plain chain of multiply-adds, and what three digits make of
+//! extreme numbers. Where there are no tiles their double multiplies; where there are, the bits are the double's.
 
-use super::{numbers, workspace};
+use super::double::Double;
+use super::{numbers, same_bits, workspace};
+use crate::cpu::amx::{ThreeDigits, Tiles};
 use crate::cpu::gemm::*;
-use crate::cpu::{Cpu, Isa, Rows, RowsMut};
+use crate::cpu::{Cpu, Isa, Rows, RowsMut, gemm_amx};
 
-/// x (m, k) w (n, k)^T.
-fn product(isa: Isa, (m, k, n): (usize, usize, usize), x: &[f32], w: &[f32]) -> Vec<f32> {
+/// (m, k, n) of x (m, k) w (n, k)^T.
+type Size = (usize, usize, usize);
+
+fn pack((_, k, n): Size, w: &[f32]) -> Vec<f32> {
     let mut packed = vec![0.0; packed_len(n, k)];
     let panels = packed.chunks_exact_mut(PANEL * k);
     w.chunks(PANEL * k).zip(panels).for_each(|(rows, out)| pack_panel(rows, k, out));
-    let cpu = Cpu::with_isa(1, isa);
+    packed
+}
+
+/// # Safety
+/// The CPU has AVX-512 and the registers of `U`.
+unsafe fn on<U: ThreeDigits>(
+    threads: usize,
+    size @ (m, k, n): Size,
+    x: &[f32],
+    w: &[f32],
+    e: Epilogue<'_>,
+) -> Vec<f32> {
+    let cpu = Cpu::new(threads);
     let mut scratch = workspace(&cpu, WORKSPACE.per_unit.0 as usize);
     let mut y = vec![f32::NAN; m * n];
-    let (rows, out) = (Rows::new(x, m, k, k), RowsMut::new(&mut y, m, n, n));
-    linear(&cpu, rows, &packed, Epilogue::default(), out, &mut scratch);
+    let (rows, out, w) = (Rows::new(x, m, k, k), RowsMut::new(&mut y, m, n, n), pack(size, w));
+    // SAFETY: as the caller promises; the workspace is that of all threads.
+    unsafe {
+        let job = Job::new(rows, &w, e, &out);
+        gemm_amx::linear::<U>(&cpu, job, scratch.as_mut_ptr(), WORKSPACE.per_unit.0 as usize);
+    }
     y
 }
 
-fn with_tiles() -> Option<Isa> {
-    let isa = Isa::available().find(|isa| isa.has_tiles());
-    if isa.is_none() {
-        println!("skipped: no AMX here");
+/// The product by the double, and by the tiles where there are any.
+fn with_epilogue(threads: usize, size: Size, x: &[f32], w: &[f32], e: Epilogue<'_>) -> Vec<f32> {
+    // SAFETY: the double is plain code, and every test asks for AVX-512 first.
+    let y = unsafe { on::<Double<true>>(threads, size, x, w, e) };
+    if Isa::detect().has_tiles() {
+        // SAFETY: there are tiles.
+        same_bits(&unsafe { on::<Tiles<true>>(threads, size, x, w, e) }, &y, "tiles and their double");
     }
-    isa
+    y
 }
 
-/// The largest error against f64.
-fn worst((m, k, n): (usize, usize, usize), x: &[f32], w: &[f32], y: &[f32]) -> f64 {
-    let exact = |i: usize, j: usize| -> f64 {
-        let pairs = x[i * k..][..k].iter().zip(&w[j * k..][..k]);
-        pairs.map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
-    };
-    let errors = (0..m * n).map(|at| (f64::from(y[at]) - exact(at / n, at % n)).abs());
-    errors.fold(0.0, f64::max)
+fn product(size: Size, x: &[f32], w: &[f32]) -> Vec<f32> {
+    with_epilogue(1, size, x, w, Epilogue::default())
 }
 
-/// 10^-6 to 10^6, by the column of a matrix of `k` columns.
-fn scale(at: usize, k: usize) -> f32 {
-    10f32.powi((at % k * 7 % 13) as i32 - 6)
+fn vectors() -> bool {
+    let has = Isa::detect().name().starts_with("avx512");
+    if !has {
+        println!("skipped: no AVX-512 here");
+    }
+    has
 }
 
-#[test]
-fn no_worse_than_plain_f32() {
-    let Some(tiles) = with_tiles() else { return };
-    let plain = Isa::available().find(|isa| !isa.has_tiles()).expect("AVX-512 is there");
-    let sizes = [(40, 1, 33), (40, 16, 33), (40, 33, 33), (33, 480, 70), (33, 1030, 70), (20, 5120, 32)];
-    for size in sizes {
-        let (m, k, n) = size;
-        let (x, w) = (numbers(1, m * k), numbers(2, n * k));
-        let scaled: Vec<f32> = x.iter().enumerate().map(|(at, &x)| x * scale(at, k)).collect();
-        let against: Vec<f32> = w.iter().enumerate().map(|(at, &w)| w / scale(at, k)).collect();
-        for (x, w, what) in [(&x, &w, "even"), (&scaled, &w, "scaled columns"), (&scaled, &against, "balanced")]
-        {
-            let [ours, theirs] = [tiles, plain].map(|isa| worst(size, x, w, &product(isa, size, x, w)));
-            println!("{size:?} {what}: {ours:.2e} on tiles, {theirs:.2e} plainly");
-            assert!(ours <= 2.0 * theirs, "{size:?} {what}: {ours:e} for {theirs:e}");
+/// One chain of multiply-adds for each element.
+fn chain((m, k, n): Size, x: &[f32], w: &[f32]) -> Vec<f32> {
+    let element = |i: usize, j: usize| (0..k).fold(0.0f32, |sum, at| x[i * k + at].mul_add(w[j * k + at], sum));
+    (0..m * n).map(|at| element(at / n, at % n)).collect()
+}
+
+/// Relative L2 error against f64, and the largest one of an element over |x| |w|.
+fn errors((m, k, n): Size, x: &[f32], w: &[f32], y: &[f32]) -> [f64; 2] {
+    let row = |x: &[f32], i: usize| x[i * k..][..k].iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
+    let (mut lost, mut all, mut worst) = (0.0, 0.0, 0.0f64);
+    let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+    for i in 0..m {
+        for j in 0..n {
+            let (x, w) = (row(x, i), row(w, j));
+            let exact: f64 = x.iter().zip(&w).map(|(x, w)| x * w).sum();
+            let error = (f64::from(y[i * n + j]) - exact).abs();
+            (lost, all) = (lost + error * error, all + exact * exact);
+            worst = worst.max(error / (norm(&x) * norm(&w)).max(f64::MIN_POSITIVE));
         }
     }
+    [(lost / all).sqrt(), worst]
 }
 
-/// The identity gives back every x of normal size: its three parts are all of it.
+/// About normal: sums of twelve.
+fn normal(seed: u64, n: usize) -> Vec<f32> {
+    numbers(seed, 12 * n).chunks(12).map(|x| x.iter().sum::<f32>() / 2.0).collect()
+}
+
+/// Rows of x by what they are like.
+fn rows((m, k, _): Size) -> Vec<(&'static str, Vec<f32>)> {
+    let x = normal(1, m * k);
+    let map = |f: &dyn Fn(usize, f32) -> f32| x.iter().enumerate().map(|(at, &x)| f(at, x)).collect::<Vec<_>>();
+    let gelu = |x: f64| x * 0.5 * libm::erfc(-x / std::f64::consts::SQRT_2);
+    let one = |by: f32| map(&|at, x| if at % k == at / k * 37 % k { x.signum() * by } else { x });
+    vec![
+        ("normal", x.clone()),
+        ("gelu", map(&|_, x| gelu(1.5 * f64::from(x)) as f32)),
+        ("one 8x", one(8.0)),
+        ("one 100x", one(100.0)),
+        ("one 1000x", one(1000.0)),
+        ("two columns 100x", map(&|at, x| if [3, k / 2].contains(&(at % k)) { 100.0 * x } else { x })),
+        ("span 2^20", map(&|at, x| x * 2f32.powi((at * 7919 % 21) as i32 - 10))),
+        ("scaled columns", map(&|at, x| x * 10f32.powi((at % k * 7 % 13) as i32 - 6))),
+    ]
+}
+
+/// The table of the module's doc: `cargo test -p plimsoll-exec no_worse_than_plain_f32 -- --nocapture`.
 #[test]
-fn no_bit_of_x_is_lost() {
-    let Some(tiles) = with_tiles() else { return };
-    let (m, k) = (70, 40);
-    let mut x = numbers(3, m * k);
-    for (at, x) in x.iter_mut().enumerate() {
-        *x *= 2f32.powi(at as i32 % 200 - 90);
+fn no_worse_than_plain_f32() {
+    if !vectors() {
+        return;
     }
-    let ends = [f32::MAX, -f32::MAX, 0.0, 1.0, -1.0, f32::EPSILON, 1.0 + f32::EPSILON, 1.999_999_9, 3.389_5e38];
-    x[..ends.len()].copy_from_slice(&ends);
-    let identity: Vec<f32> = (0..k * k).map(|at| f32::from(u8::from(at / k == at % k))).collect();
-    assert_eq!(product(tiles, (m, k, k), &x, &identity), x);
-    let columns = product(tiles, (k, k, m), &identity, &x);
-    let transposed: Vec<f32> = (0..k * m).map(|at| x[at % m * k + at / m]).collect();
-    assert_eq!(columns, transposed);
-}
-
-/// Denormals may vanish, no more than that.
-#[test]
-fn what_is_lost_of_tiny_numbers_is_below_the_normal_ones() {
-    let Some(tiles) = with_tiles() else { return };
-    let k = 33;
-    for exponent in [-149, -140, -127, -126, -125, -115, -110] {
-        let x: Vec<f32> = numbers(4, k).iter().map(|x| (x.abs() + 1.0) * 2f32.powi(exponent)).collect();
-        let y = product(tiles, (1, k, 1), &x, &vec![1.0; k])[0];
-        let exact: f64 = x.iter().map(|&x| f64::from(x)).sum();
-        let lost = (f64::from(y) - exact).abs();
-        assert!(lost <= (2 * k) as f64 * f64::from(f32::MIN_POSITIVE) + 1e-6 * exact, "2^{exponent}: {y:e}");
-    }
-}
-
-#[test]
-fn what_is_not_finite_stays_in_its_row() {
-    let Some(tiles) = with_tiles() else { return };
-    let size @ (m, k, n) = (67, 530, 40);
-    let (clean, w) = (numbers(5, m * k), numbers(6, n * k));
-    let want = product(tiles, size, &clean, &w);
-    let odd_nans = [0x7f80_0001, 0xff80_0001, 0x7fff_ffff, 0xffff_ffff].map(f32::from_bits);
-    for bad in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN].into_iter().chain(odd_nans) {
-        for (row, column) in [(0, 0), (15, 31), (16, 16), (31, 529), (33, 128), (66, 512)] {
-            let mut x = clean.clone();
-            x[row * k + column] = bad;
-            let y = product(tiles, size, &x, &w);
-            for (at, (&y, &want)) in y.iter().zip(&want).enumerate() {
-                let good = if at / n == row { !y.is_finite() } else { y.to_bits() == want.to_bits() };
-                assert!(good, "{bad} in row {row}: row {} has {y}", at / n);
-            }
+    for k in [1, 16, 33, 320, 480, 640, 1280, 2560, 5120] {
+        let size @ (_, _, n) = (33, k, 33);
+        let w = normal(2, n * k);
+        for (what, x) in rows(size) {
+            let [ours, theirs] = [product(size, &x, &w), chain(size, &x, &w)].map(|y| errors(size, &x, &w, &y));
+            println!(
+                "{k} {what}: {:.1e} {:.1e} in digits, {:.1e} {:.1e} by the chain",
+                ours[0], ours[1], theirs[0], theirs[1]
+            );
         }
     }
 }
