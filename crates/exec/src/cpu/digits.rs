@@ -33,8 +33,8 @@ const OUTLIERS: usize = 3;
 
 /// Largest integer, less one for the roundings of a scale and of a product with it: 0x7f7f7f is three times 127.
 const LARGEST: f32 = (0x7f_7f7f - 1) as f32;
-/// Scales are those of a largest element of at least this, so that all are normal numbers: smaller ones lose 2^-123.
-const SMALLEST: f32 = f32::from_bits(27 << 23); // 2^-100
+/// 2^-104. Scales are those of a largest element of at least this, so that they and one over them are normal numbers.
+const SMALLEST: f32 = f32::from_bits(23 << 23);
 /// The bits of infinity.
 const INFINITY: i32 = 0x7f80_0000;
 

@@ -1,10 +1,20 @@
-//! f32 products on bf16 tiles: each factor in three bf16 parts, six tile products for one.
+//! f32 products on tiles of integers: each factor in three digits of eight bits, six tile products for one.
 //!
-//! Invariant: an element's sum takes its steps of 32 k in ascending order, in each step the six products in
-//! one order, each summed as the tiles do it. Cutting K into slices stores and reloads that f32 sum exactly;
-//! zeros past M and K add zero. So the bits of a row depend on that row and the weights alone; they are not
-//! those of the plain chain of multiply-adds, but no less close to the exact sum: of the chain's 32 roundings
-//! a step makes 6, and what is left out is at most 2^-24 of |x| |w| (see `parts`).
+//! Invariant: slice by slice of K in ascending order, an element's sum takes one number: the exact sums of integers of its
+//! row's and its column's slice, put together and scaled in one order (see `digits`), and after it the row's few elements
+//! that were taken out. Where K is cut depends on K alone; zeros past M and K add zero. So the bits of a row depend on that
+//! row and the weights alone; they are not those of the plain chain of multiply-adds, but no less close to the exact sum.
+//! Relative L2 error against f64, weights normal (`tests/gemm_amx.rs` prints all):
+//!
+//! | rows of x | K | digits | chain |
+//! |---|---|---|---|
+//! | normal | 320, 640, 2560, 5120 | 3.2e-7, 3.1e-7, 3.2e-7, 3.2e-7 | 3.2e-7, 4.7e-7, 9.2e-7, 1.3e-6 |
+//! | GELU | the same | 4.1e-7, 3.8e-7, 4.0e-7, 4.1e-7 | 3.1e-7, 4.4e-7, 9.4e-7, 1.2e-6 |
+//! | one element 100 times the others | | 6e-8, 8e-8, 1.7e-7, 2.2e-7 | 3.1e-7, 4.7e-7, 1.1e-6, 1.5e-6 |
+//! | magnitudes over 2^20 | | 4.4e-7, 4.2e-7, 4.7e-7, 5.1e-7 | 3.2e-7, 4.2e-7, 9.8e-7, 1.2e-6 |
+//!
+//! This is relative to |x| |w|: where large elements of x meet small ones of W and the other way round throughout, more is
+//! lost than by the chain.
 //!
 //! Order of work: a task takes a block of rows and a group of panels. Slice by slice of at most `DEPTH` steps,
 //! it splits the rows into its workspace (L2); panel by panel it splits the weights' slice (L1) and passes all
@@ -23,8 +33,8 @@ use core::ops::Range;
 
 /// Most rows of a task.
 const BLOCK: usize = 464;
-/// Most steps of a slice: a panel's 18 KB, a strip's 9, which stream, and its sums share L1. (Scales of shorter slices are
-/// closer, those of longer ones cheaper: 2 was 6 % slower, 4 no faster.)
+/// Most steps of a slice: a panel's 18 KB, a strip's 9, which stream, and its sums share L1. (Shorter ones have
+/// closer scales, longer ones fewer sums to finish: at 2 the tiles' part was 6 % slower, at 4 no faster.)
 const DEPTH: usize = 3;
 /// Most panels of a task where K has several slices: their sums wait in the workspace.
 const GROUP: usize = 20;
