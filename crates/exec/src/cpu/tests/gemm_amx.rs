@@ -122,9 +122,9 @@ fn no_worse_than_plain_f32() {
                 "{k} {what}: {:.1e} {:.1e} in digits, {:.1e} {:.1e} by the chain",
                 ours[0], ours[1], theirs[0], theirs[1]
             );
-            assert!(ours[1] <= 2f64.powi(-22), "{k} {what}: {ours:e?}");
+            assert!(ours[1] <= 2f64.powi(-22), "{k} {what}: {ours:?}");
             // A chain of few steps rounds less often than there are digits.
-            assert!(k < 320 || ours[0] <= 1.5 * theirs[0], "{k} {what}: {ours:e?} for {theirs:e?}");
+            assert!(k < 320 || ours[0] <= 1.5 * theirs[0], "{k} {what}: {ours:?} for {theirs:?}");
         }
     }
 }
