@@ -24,6 +24,26 @@ pub(super) const SIDE: usize = 16;
 pub(super) const STRIP: usize = 2 * SIDE;
 /// k that a tile product takes.
 pub(super) const STEP: usize = 32;
+/// Most steps of a strip, or of a panel, that stay in L1: 40 of its 48 KB.
+const NEAR: usize = 20;
+
+/// Which factor of a step L1 keeps; another streams past it, from L2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Near {
+    /// A strip, which the next panel meets again.
+    A,
+    /// A panel, which the next strip meets again.
+    B,
+    /// Neither: both are longer.
+    Neither,
+}
+
+impl Near {
+    /// This one, if so many steps of it fit.
+    pub(super) fn fitting(self, steps: usize) -> Near {
+        if steps <= NEAR { self } else { Near::Neither }
+    }
+}
 
 /// Whether this CPU has bf16 tiles and the system lets this process use them. Asked once.
 pub(super) fn available() -> bool {
@@ -133,7 +153,7 @@ pub(super) trait Unit: Sized {
     /// # Safety
     /// As `load_a` and `load_b`.
     #[inline(always)]
-    unsafe fn step(&mut self, a: *const u8, row: usize, b: *const u8) {
+    unsafe fn step(&mut self, a: *const u8, row: usize, b: *const u8, _near: Near) {
         // SAFETY: as the caller promises.
         unsafe {
             self.load_a(a, row);
@@ -200,6 +220,29 @@ pub(super) trait Unit: Sized {
             self.end(c);
         }
     }
+}
+
+/// The products of a step, its factors loaded by `$a_load` and `$b_load`: TILELOADDT1 leaves nothing in L1 of what it reads.
+macro_rules! step {
+    ($product:literal, $a_load:literal, $b_load:literal, $a:expr, $row:expr, $b:expr) => {
+        // Reads the 32 rows of A and the two tiles of B.
+        asm!(
+            concat!($b_load, " tmm6, [{b} + {line}*1]"),
+            concat!($a_load, " tmm4, [{upper} + {row}*1]"),
+            concat!($product, " tmm0, tmm4, tmm6"),
+            concat!($b_load, " tmm7, [{b} + {line}*1 + 1024]"),
+            concat!($product, " tmm1, tmm4, tmm7"),
+            concat!($a_load, " tmm5, [{lower} + {row}*1]"),
+            concat!($product, " tmm2, tmm5, tmm6"),
+            concat!($product, " tmm3, tmm5, tmm7"),
+            b = in(reg) $b,
+            line = in(reg) 64_usize,
+            upper = in(reg) $a,
+            lower = in(reg) $a.add(SIDE * $row),
+            row = in(reg) $row,
+            options(nostack, readonly, preserves_flags),
+        )
+    };
 }
 
 /// This thread's tile registers, for products of bf16 or of integers.
@@ -315,43 +358,16 @@ impl<const INT8: bool> Unit for Tiles<INT8> {
 
     /// Each tile right before its first product: up to a tenth faster than all loads before all products.
     #[inline(always)]
-    unsafe fn step(&mut self, a: *const u8, row: usize, b: *const u8) {
-        // SAFETY: reads the 32 rows and the two tiles.
+    unsafe fn step(&mut self, a: *const u8, row: usize, b: *const u8, near: Near) {
+        // SAFETY: as the caller promises.
         unsafe {
-            if INT8 {
-                asm!(
-                    "tileloadd tmm6, [{b} + {line}*1]",
-                    "tileloadd tmm4, [{upper} + {row}*1]",
-                    "tdpbssd tmm0, tmm4, tmm6",
-                    "tileloadd tmm7, [{b} + {line}*1 + 1024]",
-                    "tdpbssd tmm1, tmm4, tmm7",
-                    "tileloadd tmm5, [{lower} + {row}*1]",
-                    "tdpbssd tmm2, tmm5, tmm6",
-                    "tdpbssd tmm3, tmm5, tmm7",
-                    b = in(reg) b,
-                    line = in(reg) 64_usize,
-                    upper = in(reg) a,
-                    lower = in(reg) a.add(SIDE * row),
-                    row = in(reg) row,
-                    options(nostack, readonly, preserves_flags),
-                );
-            } else {
-                asm!(
-                    "tileloadd tmm6, [{b} + {line}*1]",
-                    "tileloadd tmm4, [{upper} + {row}*1]",
-                    "tdpbf16ps tmm0, tmm4, tmm6",
-                    "tileloadd tmm7, [{b} + {line}*1 + 1024]",
-                    "tdpbf16ps tmm1, tmm4, tmm7",
-                    "tileloadd tmm5, [{lower} + {row}*1]",
-                    "tdpbf16ps tmm2, tmm5, tmm6",
-                    "tdpbf16ps tmm3, tmm5, tmm7",
-                    b = in(reg) b,
-                    line = in(reg) 64_usize,
-                    upper = in(reg) a,
-                    lower = in(reg) a.add(SIDE * row),
-                    row = in(reg) row,
-                    options(nostack, readonly, preserves_flags),
-                );
+            match (INT8, near) {
+                (false, Near::A) => step!("tdpbf16ps", "tileloadd", "tileloaddt1", a, row, b),
+                (false, Near::B) => step!("tdpbf16ps", "tileloaddt1", "tileloadd", a, row, b),
+                (false, Near::Neither) => step!("tdpbf16ps", "tileloaddt1", "tileloaddt1", a, row, b),
+                (true, Near::A) => step!("tdpbssd", "tileloadd", "tileloaddt1", a, row, b),
+                (true, Near::B) => step!("tdpbssd", "tileloaddt1", "tileloadd", a, row, b),
+                (true, Near::Neither) => step!("tdpbssd", "tileloaddt1", "tileloaddt1", a, row, b),
             }
         }
     }

@@ -10,7 +10,7 @@
 //! core asks for what comes next and finishes the sums before: bias, activation, residual, one rounding.
 
 use super::Cpu;
-use super::amx::{SIDE, STEP, STRIP, TILE, Unit};
+use super::amx::{Near, SIDE, STEP, STRIP, TILE, Unit};
 use super::amx_sums::{Sums, Then, ask_out, lay};
 use super::element::Bf16;
 use super::gemm::{Act, Job};
@@ -83,6 +83,7 @@ struct Block<'a> {
     strip: usize,
     strips: usize,
     rows: &'a Range<usize>,
+    at: (*const u8, [usize; 2]),
     panel: usize,
     steps: &'a Range<usize>,
 }
@@ -103,7 +104,7 @@ impl<U: Unit> Task<'_, U> {
                 let start = self.rows.start + strip * STRIP;
                 let rows = &(start..self.rows.end.min(start + STRIP));
                 // SAFETY: a strip of this task's rows; the scratch begins with its room.
-                unsafe { self.lay(rows, steps) };
+                let at = unsafe { self.lay(rows, steps) };
                 let (row, step) = match (strip + 1 < strips, slice + 1 < slices) {
                     (true, _) => (start + STRIP, steps.start),
                     (false, true) => (self.rows.start, steps.end),
@@ -111,7 +112,7 @@ impl<U: Unit> Task<'_, U> {
                 };
                 chores.x = self.job.x.row(row).wrapping_add(step * STEP);
                 for panel in self.panels.clone() {
-                    let block = Block { strip, strips, rows, panel, steps };
+                    let block = Block { strip, strips, rows, at, panel, steps };
                     // SAFETY: the strip was laid out just now.
                     unsafe { self.block(&mut unit, &mut chores, block) };
                 }
@@ -127,7 +128,7 @@ impl<U: Unit> Task<'_, U> {
     /// `run`'s alone: the scratch begins with the strip's slice.
     #[inline(always)]
     unsafe fn block(&self, unit: &mut U, chores: &mut Chores<'_>, block: Block<'_>) {
-        let Block { strip, strips, rows, panel, steps } = block;
+        let Block { strip, strips, rows, at: (a, [step_bytes, row_bytes]), panel, steps } = block;
         let total = self.job.x.cols().div_ceil(STEP);
         let (more, last) = (steps.start > 0, steps.end == total);
         let b = self.job.w.as_ptr().cast::<u8>().wrapping_add((panel * total + steps.start) * 2 * TILE);
@@ -148,7 +149,7 @@ impl<U: Unit> Task<'_, U> {
                 unit.zero()
             }
             for step in 0..steps.len() {
-                unit.step(self.scratch.add(step * 2 * TILE), 64, b.add(step * 2 * TILE));
+                unit.step(a.add(step * step_bytes), row_bytes, b.add(step * 2 * TILE), Near::A);
                 chores.sums.finish(step * each, (step + 1) * each);
                 if last {
                     let asked = rows.start + step * each..rows.start + ((step + 1) * each).min(STRIP);
@@ -163,18 +164,25 @@ impl<U: Unit> Task<'_, U> {
         }
     }
 
-    /// Lays out a strip's slice as tiles, with zeros past the last row and column.
+    /// Where a strip's slice is read: its first row, bytes from step to step, and from row to row. In x, if its lines are
+    /// whole and 32 rows are left; else laid out as tiles, with zeros past the last row and column.
     ///
     /// # Safety
     /// The rows and steps lie in x.
     #[inline(always)]
-    unsafe fn lay(&self, rows: &Range<usize>, steps: &Range<usize>) {
+    unsafe fn lay(&self, rows: &Range<usize>, steps: &Range<usize>) -> (*const u8, [usize; 2]) {
         let x = self.job.x;
+        let (row, step) = (x.ld() * size_of::<Bf16>(), STEP * size_of::<Bf16>());
+        let first = x.row(rows.start).cast::<u8>();
+        if rows.len() == STRIP && x.cols().is_multiple_of(STEP) && (first as usize | row).is_multiple_of(step) {
+            return (first.wrapping_add(steps.start * step), [step, row]);
+        }
         for r in 0..STRIP {
             let columns = if r < rows.len() { x.cols() } else { 0 };
             // SAFETY: a row of x, or nothing of it; its lines of the strip's room.
-            unsafe { lay(x.row(rows.start + r), columns, steps, self.scratch.add(r * 64)) };
+            unsafe { lay(x.row(rows.start + r), columns, steps, self.scratch.add(r * step)) };
         }
+        (self.scratch, [2 * TILE, step])
     }
 }
 
