@@ -5,9 +5,10 @@
 //! row depend on that row and the weights alone. Of codes every sum is exact; it becomes a number by the scales of its
 //! row of x and of W.
 //!
-//! Order of work: a task takes a block of rows and a group of panels, whose slice stays in L2. Slice by slice, strip
-//! by strip of 32 rows, it lays the strip out as tiles and passes the panels over it. While the tiles multiply, the
-//! core asks for what comes next and finishes the sums before: bias, activation, residual, one rounding.
+//! Order of work: a task takes a block of rows and a group of panels, whose slice stays in L2. Slice by slice, strip by strip
+//! of 32 rows, the panels pass over a strip, which is read where it lies or, where its lines are not whole, laid out as tiles.
+//! A panel's tiles stream past L1, so that the strip's stay there. While the tiles multiply, the core asks for what comes
+//! next and finishes the sums before: bias, activation, residual, one rounding.
 
 use super::Cpu;
 use super::amx::{Near, SIDE, STEP, STRIP, TILE, Unit};
@@ -21,11 +22,13 @@ use super::tile::PANEL;
 use core::marker::PhantomData;
 use core::ops::Range;
 
-/// Most rows of a task, steps of a slice, and panels of a task: at most 1.6 MB of weights, which stay in L2. (K = 1280
-/// in two slices was a fifth slower, 10 panels a tenth, 40 panels a third.)
-const ROWS: usize = 256;
+/// Most rows of a task, steps of a slice, and panels of a task where K has several slices, whose sums wait in the workspace.
+const ROWS: usize = 512;
 const DEPTH: usize = 40;
-const GROUP: usize = 20;
+const GROUP: usize = 10;
+/// Most steps of all panels of a task in a slice: 800 KB of weights, which stay in L2 beside what passes. (Twice as many
+/// were a fifth slower where sums wait there too.)
+const WEIGHTS: usize = DEPTH * GROUP;
 
 /// Bytes of a strip's slice, and of the sums of a strip and a panel.
 const SLICE: usize = DEPTH * 2 * TILE;
@@ -52,7 +55,9 @@ pub(super) unsafe fn linear<U: Unit>(
     let height = m.div_ceil(wanted).next_multiple_of(STRIP).clamp(1, ROWS);
     let blocks = m.div_ceil(height);
     let shares = if blocks >= cpu.threads() { 1 } else { (2 * cpu.threads()).div_ceil(blocks.max(1)) };
-    let groups = panels.div_ceil(GROUP).max(shares).min(panels);
+    let steps = job.x.cols().div_ceil(STEP);
+    let most = if steps > DEPTH { GROUP } else { WEIGHTS / steps };
+    let groups = panels.div_ceil(most).max(shares).min(panels);
     let workspace = workspace as usize;
     cpu.pool().run(blocks * groups, &|task, worker| {
         // Group after group: a thread's next task is likely to take the same weights.
@@ -83,6 +88,7 @@ struct Block<'a> {
     strip: usize,
     strips: usize,
     rows: &'a Range<usize>,
+    /// What `lay` says of it.
     at: (*const u8, [usize; 2]),
     panel: usize,
     steps: &'a Range<usize>,
