@@ -222,27 +222,40 @@ pub(super) trait Unit: Sized {
     }
 }
 
-/// The products of a step, its factors loaded by `$a_load` and `$b_load`: TILELOADDT1 leaves nothing in L1 of what it reads.
-macro_rules! step {
-    ($product:literal, $a_load:literal, $b_load:literal, $a:expr, $row:expr, $b:expr) => {
-        // Reads the 32 rows of A and the two tiles of B.
-        asm!(
-            concat!($b_load, " tmm6, [{b} + {line}*1]"),
-            concat!($a_load, " tmm4, [{upper} + {row}*1]"),
-            concat!($product, " tmm0, tmm4, tmm6"),
-            concat!($b_load, " tmm7, [{b} + {line}*1 + 1024]"),
-            concat!($product, " tmm1, tmm4, tmm7"),
-            concat!($a_load, " tmm5, [{lower} + {row}*1]"),
-            concat!($product, " tmm2, tmm5, tmm6"),
-            concat!($product, " tmm3, tmm5, tmm7"),
-            b = in(reg) $b,
-            line = in(reg) 64_usize,
-            upper = in(reg) $a,
-            lower = in(reg) $a.add(SIDE * $row),
-            row = in(reg) $row,
-            options(nostack, readonly, preserves_flags),
-        )
-    };
+/// Loads tile `T`, its rows `row` bytes apart: so that L1 keeps what is read, or without leaving anything there.
+///
+/// # Safety
+/// This thread's tiles are configured, and 16 rows of 64 bytes are readable at `from`.
+#[inline(always)]
+unsafe fn load<const T: u8>(from: *const u8, row: usize, near: bool) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if near {
+            asm!("tileloadd tmm{t}, [{from} + {row}*1]", t = const T, from = in(reg) from, row = in(reg) row,
+                options(nostack, readonly, preserves_flags));
+        } else {
+            asm!("tileloaddt1 tmm{t}, [{from} + {row}*1]", t = const T, from = in(reg) from, row = in(reg) row,
+                options(nostack, readonly, preserves_flags));
+        }
+    }
+}
+
+/// Adds the product of tiles `A` and `B` to tile `C`.
+///
+/// # Safety
+/// This thread's tiles are configured.
+#[inline(always)]
+unsafe fn product<const INT8: bool, const C: u8, const A: u8, const B: u8>() {
+    // SAFETY: registers only.
+    unsafe {
+        if INT8 {
+            asm!("tdpbssd tmm{c}, tmm{a}, tmm{b}", c = const C, a = const A, b = const B,
+                options(nostack, nomem, preserves_flags));
+        } else {
+            asm!("tdpbf16ps tmm{c}, tmm{a}, tmm{b}", c = const C, a = const A, b = const B,
+                options(nostack, nomem, preserves_flags));
+        }
+    }
 }
 
 /// This thread's tile registers, for products of bf16 or of integers.
@@ -305,70 +318,47 @@ impl<const INT8: bool> Unit for Tiles<INT8> {
 
     #[inline(always)]
     unsafe fn load_a(&mut self, a: *const u8, row: usize) {
-        // SAFETY: reads the 32 rows.
+        // SAFETY: reads the 32 rows; `self` proves that tiles are configured.
         unsafe {
-            asm!(
-                "tileloadd tmm4, [{upper} + {row}*1]",
-                "tileloadd tmm5, [{lower} + {row}*1]",
-                upper = in(reg) a,
-                lower = in(reg) a.add(SIDE * row),
-                row = in(reg) row,
-                options(nostack, readonly, preserves_flags),
-            );
+            load::<4>(a, row, true);
+            load::<5>(a.add(SIDE * row), row, true);
         }
     }
 
     #[inline(always)]
     unsafe fn load_b(&mut self, b: *const u8) {
-        // SAFETY: reads the two tiles.
+        // SAFETY: reads the two tiles; `self` proves that tiles are configured.
         unsafe {
-            asm!(
-                "tileloadd tmm6, [{b} + {row}*1]",
-                "tileloadd tmm7, [{b} + {row}*1 + 1024]",
-                b = in(reg) b,
-                row = in(reg) 64_usize,
-                options(nostack, readonly, preserves_flags),
-            );
+            load::<6>(b, 64, true);
+            load::<7>(b.add(TILE), 64, true);
         }
     }
 
     #[inline(always)]
     fn multiply(&mut self) {
-        // SAFETY: registers only; `self` proves that they are configured.
+        // SAFETY: `self` proves that tiles are configured.
         unsafe {
-            if INT8 {
-                asm!(
-                    "tdpbssd tmm0, tmm4, tmm6",
-                    "tdpbssd tmm1, tmm4, tmm7",
-                    "tdpbssd tmm2, tmm5, tmm6",
-                    "tdpbssd tmm3, tmm5, tmm7",
-                    options(nostack, nomem, preserves_flags),
-                );
-            } else {
-                asm!(
-                    "tdpbf16ps tmm0, tmm4, tmm6",
-                    "tdpbf16ps tmm1, tmm4, tmm7",
-                    "tdpbf16ps tmm2, tmm5, tmm6",
-                    "tdpbf16ps tmm3, tmm5, tmm7",
-                    options(nostack, nomem, preserves_flags),
-                );
-            }
+            product::<INT8, 0, 4, 6>();
+            product::<INT8, 1, 4, 7>();
+            product::<INT8, 2, 5, 6>();
+            product::<INT8, 3, 5, 7>();
         }
     }
 
     /// Each tile right before its first product: up to a tenth faster than all loads before all products.
     #[inline(always)]
     unsafe fn step(&mut self, a: *const u8, row: usize, b: *const u8, near: Near) {
-        // SAFETY: as the caller promises.
+        let (near_a, near_b) = (near == Near::A, near == Near::B);
+        // SAFETY: reads the 32 rows and the two tiles; `self` proves that tiles are configured.
         unsafe {
-            match (INT8, near) {
-                (false, Near::A) => step!("tdpbf16ps", "tileloadd", "tileloaddt1", a, row, b),
-                (false, Near::B) => step!("tdpbf16ps", "tileloaddt1", "tileloadd", a, row, b),
-                (false, Near::Neither) => step!("tdpbf16ps", "tileloaddt1", "tileloaddt1", a, row, b),
-                (true, Near::A) => step!("tdpbssd", "tileloadd", "tileloaddt1", a, row, b),
-                (true, Near::B) => step!("tdpbssd", "tileloaddt1", "tileloadd", a, row, b),
-                (true, Near::Neither) => step!("tdpbssd", "tileloaddt1", "tileloaddt1", a, row, b),
-            }
+            load::<6>(b, 64, near_b);
+            load::<4>(a, row, near_a);
+            product::<INT8, 0, 4, 6>();
+            load::<7>(b.add(TILE), 64, near_b);
+            product::<INT8, 1, 4, 7>();
+            load::<5>(a.add(SIDE * row), row, near_a);
+            product::<INT8, 2, 5, 6>();
+            product::<INT8, 3, 5, 7>();
         }
     }
 }
