@@ -18,7 +18,7 @@ pub(super) struct Means {
 fn bound(precision: Precision) -> f64 {
     match precision {
         Precision::F32 => 0.0,
-        Precision::Bf16 | Precision::Fp16 => 1e-2,
+        Precision::Tf32 | Precision::Bf16 | Precision::Fp16 => 1e-2,
         Precision::Int8 => 2e-2,
         Precision::Fp8 => 5e-2,
     }
