@@ -133,11 +133,11 @@ pub(super) trait Unit: Sized {
     /// `c` has room for 32 rows of 32 f32.
     unsafe fn end(&mut self, c: *mut f32);
 
-    /// Loads both tiles of A, their rows `row` bytes apart.
+    /// Loads both tiles of A, their rows `row` bytes apart, `near` if L1 is to keep them.
     ///
     /// # Safety
     /// 32 rows of 64 bytes are readable at `a`.
-    unsafe fn load_a(&mut self, a: *const u8, row: usize);
+    unsafe fn load_a(&mut self, a: *const u8, row: usize, near: bool);
 
     /// Loads both tiles of B, one behind the other.
     ///
@@ -156,7 +156,7 @@ pub(super) trait Unit: Sized {
     unsafe fn step(&mut self, a: *const u8, row: usize, b: *const u8, _near: Near) {
         // SAFETY: as the caller promises.
         unsafe {
-            self.load_a(a, row);
+            self.load_a(a, row, true);
             self.load_b(b);
         }
         self.multiply();
@@ -276,11 +276,11 @@ impl<const INT8: bool> Unit for Tiles<INT8> {
     }
 
     #[inline(always)]
-    unsafe fn load_a(&mut self, a: *const u8, row: usize) {
+    unsafe fn load_a(&mut self, a: *const u8, row: usize, near: bool) {
         // SAFETY: reads the 32 rows; `self` proves that tiles are configured.
         unsafe {
-            load::<4>(a, row, true);
-            load::<5>(a.add(SIDE * row), row, true);
+            load::<4>(a, row, near);
+            load::<5>(a.add(SIDE * row), row, near);
         }
     }
 
