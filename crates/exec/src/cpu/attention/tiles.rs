@@ -45,6 +45,7 @@ const QUERIES: usize = 256;
 const STRIPS: usize = QUERIES / SIDE;
 /// Columns of heads that one task takes one after the other: some cache lines.
 const TOGETHER: usize = 128;
+const SPREAD: bool = true;
 /// Tiles of columns that are summed at one time.
 const WIDE: usize = 4;
 
@@ -96,7 +97,7 @@ pub(in super::super) fn attention_on<R: Registers>(
     assert!(has_lanes() && workspace.len() >= each * cpu.threads(), "lanes, workspace");
     let cut = Cut::new(config.head_dim, config.heads, config.group());
     let job = Job { config, q, k, v, o, cut, order: Order::new(cut) };
-    let shape = Shape { pairs: cut.half.min(SIDE) };
+    let shape = Shape { pairs: if cut.together == 2 { cut.half } else { SIDE } };
     let scratch = workspace.as_mut_ptr() as usize;
     let heads = config.heads / cut.together;
     blocks(cpu, spans, (heads, QUERIES), TOGETHER / cut.columns(), &|places, worker| {
@@ -362,11 +363,20 @@ impl Task<'_> {
                 if head == 0 && keys.start == 0 {
                     self.ask(strip * SIDE + r);
                 }
-                if r < HALF {
+                if SPREAD && self.cut.narrow() {
+                    if r < turns {
+                        self.gather(tiles, keys, &mut gather);
+                    }
+                } else if r < HALF {
                     for _ in r * turns / HALF..(r + 1) * turns / HALF {
                         self.gather(tiles, keys, &mut gather);
                     }
-                } else if r - HALF < pairs {
+                }
+                if SPREAD && self.cut.narrow() {
+                    if r % 2 == 1 && r / 2 < pairs {
+                        self.score(tiles, keys, next, r / 2);
+                    }
+                } else if r >= HALF && r - HALF < pairs {
                     self.score(tiles, keys, next, r - HALF);
                 }
             }

@@ -1,8 +1,9 @@
 //! The products of attention on tiles, a turn at a time, so that the softmax of another strip stands between them.
 //!
 //! Invariant: a strip's scores and its sums over keys take their steps in ascending order, whatever stands between. Registers 0
-//! to 3 are sums over keys (of a narrow head 0 and 1, and 2 and 3 a strip of queries and a tile of keys, of no more pairs
-//! than it has), 6 and 7 scores; 4 and 5 the factors of the rest.
+//! to 3 are sums over keys, 4 weights, 6 and 7 scores. A narrow head has sums in 0 and 1, and of the others 2 is its
+//! queries, 3 and 5 keys: turns of both kinds may follow each other. A wide head's scores take all of them, so a strip's
+//! sums are stored before. Tiles are loaded to one register after another: a load waits for who reads what it replaces.
 
 use super::registers::Registers;
 use super::weights::BEGIN;
@@ -74,8 +75,8 @@ impl Task<'_> {
             tiles.load::<3>(b, LINE as isize);
             tiles.multiply::<6, 2, 3>();
             if both {
-                tiles.load::<3>(b.add(TILE), LINE as isize);
-                tiles.multiply::<7, 2, 3>();
+                tiles.load::<5>(b.add(TILE), LINE as isize);
+                tiles.multiply::<7, 2, 5>();
             }
         }
     }
@@ -87,15 +88,31 @@ impl Task<'_> {
         let steps = self.cut.steps();
         let a = self.at(self.parts.queries + strip.strip * steps * TILE);
         let b = self.at(self.parts.keys + 2 * pair * steps * TILE);
-        for step in 0..steps {
+        let line = LINE as isize;
+        for step in (0..steps).step_by(2) {
+            let [a, first, second] = [a, b, b.wrapping_add(steps * TILE)].map(|x| x.wrapping_add(step * TILE));
             // SAFETY: as the caller promises.
             unsafe {
-                tiles.load::<4>(a.add(step * TILE), LINE as isize);
-                tiles.load::<5>(b.add(step * TILE), LINE as isize);
-                tiles.multiply::<6, 4, 5>();
+                if pair == 0 || steps > 2 {
+                    tiles.load::<4>(a, line);
+                }
+                tiles.load::<0>(first, line);
+                tiles.multiply::<6, 4, 0>();
                 if both {
-                    tiles.load::<5>(b.add((steps + step) * TILE), LINE as isize);
-                    tiles.multiply::<7, 4, 5>();
+                    tiles.load::<1>(second, line);
+                    tiles.multiply::<7, 4, 1>();
+                }
+                if step + 1 == steps {
+                    break;
+                }
+                if pair == 0 || steps > 2 {
+                    tiles.load::<5>(a.add(TILE), line);
+                }
+                tiles.load::<2>(first.add(TILE), line);
+                tiles.multiply::<6, 5, 2>();
+                if both {
+                    tiles.load::<3>(second.add(TILE), line);
+                    tiles.multiply::<7, 5, 3>();
                 }
             }
         }
@@ -134,10 +151,19 @@ impl Task<'_> {
                 each::<R, 3>(tiles, count, |tiles| tiles.load::<3>(out.add(3 * LINE), row));
             }
             tiles.load::<4>(weights, 4 * SCORES as isize);
-            each::<R, 0>(tiles, count, |tiles| add::<R, 0>(tiles, values));
-            each::<R, 1>(tiles, count, |tiles| add::<R, 1>(tiles, values));
-            each::<R, 2>(tiles, count, |tiles| add::<R, 2>(tiles, values));
-            each::<R, 3>(tiles, count, |tiles| add::<R, 3>(tiles, values));
+            match (self.cut.together, self.cut.narrow()) {
+                (2, _) => add::<R, 0, 1>(tiles, values),
+                (_, true) => {
+                    add::<R, 0, 5>(tiles, values);
+                    each::<R, 1>(tiles, count, |tiles| add::<R, 1, 3>(tiles, values));
+                }
+                (_, false) => {
+                    add::<R, 0, 5>(tiles, values);
+                    each::<R, 1>(tiles, count, |tiles| add::<R, 1, 6>(tiles, values));
+                    each::<R, 2>(tiles, count, |tiles| add::<R, 2, 7>(tiles, values));
+                    each::<R, 3>(tiles, count, |tiles| add::<R, 3, 5>(tiles, values));
+                }
+            }
             if last {
                 each::<R, 0>(tiles, count, |tiles| tiles.store::<0>(out, row));
                 each::<R, 1>(tiles, count, |tiles| tiles.store::<1>(out.add(LINE), row));
@@ -163,15 +189,15 @@ fn each<R: Registers, const N: usize>(tiles: &mut R, count: usize, of: impl FnOn
     }
 }
 
-/// Adds the weights in register 4 times the values of the `C`th tile of columns.
+/// Adds the weights in register 4 times the values of the `C`th tile of columns, by way of register `V`.
 ///
 /// # Safety
 /// Its values are packed.
 #[inline(always)]
-unsafe fn add<R: Registers, const C: usize>(tiles: &mut R, values: *const u8) {
+unsafe fn add<R: Registers, const C: usize, const V: usize>(tiles: &mut R, values: *const u8) {
     // SAFETY: as the caller promises.
-    unsafe { tiles.load::<5>(values.add(C * STEPS * TILE), LINE as isize) };
-    tiles.multiply::<C, 4, 5>();
+    unsafe { tiles.load::<V>(values.add(C * STEPS * TILE), LINE as isize) };
+    tiles.multiply::<C, 4, V>();
 }
 
 const _: () = assert!(KEYS.is_multiple_of(STEP));

@@ -249,4 +249,44 @@ mod tests {
             assert_eq!(f64::from(bend), exact.round(), "{x}");
         }
     }
+    /// Every score that may be bounded, in either form: the same bits, a normal number, off by less than 0.73 %.
+    #[test]
+    fn weights_are_powers_of_two_over_the_whole_range() {
+        if !super::super::has_lanes() {
+            println!("skipped: no AVX-512 with VBMI and BF16 here");
+            return;
+        }
+        let end = (LIMIT * UNITS) as i32;
+        for first in (-end..=end).step_by(STEP) {
+            let score = |j: usize| (first + j as i32).min(end) as f32;
+            let found = [Scores::Ready, Scores::Times(1.0, MAGIC + (BIAS - SHIFT) * UNITS)].map(|form| {
+                let begin = if matches!(form, Scores::Ready) { BEGIN.0[0] } else { 0.0 };
+                let mut row: [f32; STEP] = core::array::from_fn(|j| begin + score(j));
+                // SAFETY: `has_lanes`; a step of scores.
+                unsafe { soften(row.as_mut_ptr(), STEP, 0, form) };
+                core::array::from_fn::<u32, SIDE, _>(|lane| row[lane].to_bits())
+            });
+            assert_eq!(found[0], found[1]);
+            for j in 0..STEP {
+                let weight = f32::from_bits(found[0][j % SIDE] >> (j / SIDE * 16) << 16);
+                let exact = f64::from(score(j) / UNITS - SHIFT).exp2();
+                assert!(weight.is_normal(), "{}", score(j));
+                assert!((f64::from(weight) / exact - 1.0).abs() < 0.0073, "{}: {weight}", score(j));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_masked_and_what_is_not_finite_is_not_bounded() {
+        assert_eq!(rest(64), 0);
+        assert_eq!(rest(33), 1);
+        assert_eq!(rest(16), 0x5555_5555);
+        assert_eq!(rest(18), 0x5555_555f);
+        let most = LIMIT * UNITS;
+        assert!(bounded(most, most, 1.0) && bounded(most, 1.0, most.sqrt()));
+        assert!(!bounded(most * 1.1, most, 1.0));
+        for bad in [f32::NAN, f32::INFINITY] {
+            assert!(!bounded(bad, 1.0, 1.0) && !bounded(0.0, bad, 1.0));
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::cpu::attention::tiles::{Registers, Shape};
 
-/// Eight registers of 16 rows of 64 bytes, but 2 and 3 as the shape says.
+/// Eight registers of 16 rows of 64 bytes, but 2, 3 and 5 as the shape says.
 pub(in crate::cpu) struct Double([[[u8; 64]; 16]; 8], Shape);
 
 impl Double {
@@ -15,7 +15,7 @@ impl Double {
     fn size(&self, t: usize) -> (usize, usize) {
         match t {
             2 => (16, 4 * self.1.pairs),
-            3 => (self.1.pairs, 64),
+            3 | 5 => (self.1.pairs, 64),
             _ => (16, 64),
         }
     }
