@@ -113,9 +113,11 @@ impl Pairs<'_> {
         unsafe {
             let pairs = self.stored(i, step * SIDE);
             let Some(rope) = self.rope else { return pairs };
-            let [mut cos, mut sin] = [rope.cos, rope.sin].map(|table| self.turn(table, i, step * SIDE));
+            let mut cos = self.turn(rope.cos, i, step * SIDE);
+            let mut sin = self.turn(rope.sin, i, step * SIDE);
             if let Some(factor) = self.factor {
-                [cos, sin] = [cos, sin].map(|x| _mm512_mul_ps(x, _mm512_set1_ps(factor)));
+                cos = _mm512_mul_ps(cos, _mm512_set1_ps(factor));
+                sin = _mm512_mul_ps(sin, _mm512_set1_ps(factor));
             }
             let upper = _mm512_set1_epi32(0xffff_0000_u32 as i32);
             let a = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs));
@@ -197,7 +199,9 @@ pub(super) unsafe fn queries(
                 largest = larger(largest, square(row, _mm512_setzero_ps()));
             }
             squares = _mm512_add_ps(squares, largest);
-            to.add(step * TILE + count * LINE).write_bytes(0, (SIDE - count) * LINE);
+            for r in count..SIDE {
+                _mm512_storeu_si512(to.add(step * TILE + r * LINE).cast(), _mm512_setzero_si512());
+            }
         }
         match cut.together {
             2 => [0, 1].map(|head| _mm512_mask_reduce_add_ps(cut.lanes(head), squares)),
@@ -300,30 +304,43 @@ pub(super) unsafe fn values(
     // SAFETY: as the caller promises; masks leave out what lies past the head.
     unsafe {
         for j in 0..SIDE {
-            let row = |key: usize, column: usize| {
-                let there = if key < count { words(cut.columns() - column) } else { 0 };
-                _mm512_maskz_loadu_epi16(there, head.row(first + key).wrapping_add(column).cast())
-            };
-            for key in [j, j + SIDE].into_iter().filter(|&key| key < count) {
-                head.prefetch(s, first + key);
+            if j < count {
+                head.prefetch(s, first + j);
+            }
+            if j + SIDE < count {
+                head.prefetch(s, first + j + SIDE);
             }
             for column in (0..cut.columns()).step_by(STEP) {
                 let at = to.add(column / SIDE * apart + j * LINE);
-                let [mut a, mut b] = [row(j, column), row(j + SIDE, column)];
-                if cut.columns() - column <= SIDE {
-                    let [a, b] = [a, b].map(|bits| _mm512_cvtepu16_epi32(_mm512_castsi512_si256(bits)));
+                let n = cut.columns() - column;
+                let mut a = value(head, first + j, column, if j < count { n } else { 0 });
+                let mut b = value(head, first + j + SIDE, column, if j + SIDE < count { n } else { 0 });
+                if n <= SIDE {
+                    a = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(a));
+                    b = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(b));
                     _mm512_storeu_si512(at.cast(), _mm512_or_si512(a, _mm512_slli_epi32::<16>(b)));
                     continue;
                 }
                 if cut.together == 2 {
                     let apart = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-                    [a, b] = [a, b].map(|bits| _mm512_permutexvar_epi64(apart, bits));
+                    a = _mm512_permutexvar_epi64(apart, a);
+                    b = _mm512_permutexvar_epi64(apart, b);
                 }
                 _mm512_storeu_si512(at.cast(), _mm512_unpacklo_epi16(a, b));
                 _mm512_storeu_si512(at.add(apart).cast(), _mm512_unpackhi_epi16(a, b));
             }
         }
     }
+}
+
+/// At most `n` columns of a row, and 32, from one column on.
+///
+/// # Safety
+/// They lie in the row.
+#[inline(always)]
+unsafe fn value(head: Head<'_, Bf16>, row: usize, column: usize, n: usize) -> __m512i {
+    // SAFETY: as the caller promises.
+    unsafe { _mm512_maskz_loadu_epi16(words(n), head.row(row).wrapping_add(column).cast()) }
 }
 
 /// Writes the columns of one row of sums, as the tiles of `values` leave them, times its head's factor, rounded to nearest. A
@@ -335,25 +352,34 @@ pub(super) unsafe fn values(
 pub(super) unsafe fn columns(cut: Cut, sums: *const f32, factors: [f32; 2], o: *mut Bf16) {
     // SAFETY: as the caller promises.
     unsafe {
-        let factors = factors.map(|x| _mm512_set1_ps(x));
-        let bits = |at: usize| {
-            let factor = if cut.together == 2 && at > 0 { factors[1] } else { factors[0] };
-            let x = _mm512_mul_ps(_mm512_loadu_ps(sums.add(at)), factor);
-            let carried = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
-            _mm512_srli_epi32::<16>(carried)
-        };
         for column in (0..cut.columns()).step_by(STEP) {
             let n = cut.columns() - column;
             let to = o.add(column).cast();
+            let low = rounded(sums.add(column), factors[0]);
             if n <= SIDE {
-                _mm256_mask_storeu_epi16(to, lanes(n), _mm512_cvtepi32_epi16(bits(column)));
+                _mm256_mask_storeu_epi16(to, lanes(n), _mm512_cvtepi32_epi16(low));
                 continue;
             }
-            let mut both = _mm512_packus_epi32(bits(column), bits(column + SIDE));
+            let high = rounded(sums.add(column + SIDE), factors[cut.together - 1]);
+            let mut both = _mm512_packus_epi32(low, high);
             if cut.together == 2 {
                 both = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), both);
             }
             _mm512_mask_storeu_epi16(to, words(n), both);
         }
+    }
+}
+
+/// The bits of bf16 numbers, in lanes: 16 sums times the factor.
+///
+/// # Safety
+/// The sums are there; the CPU has AVX-512.
+#[inline(always)]
+unsafe fn rounded(sums: *const f32, factor: f32) -> __m512i {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let x = _mm512_mul_ps(_mm512_loadu_ps(sums), _mm512_set1_ps(factor));
+        let carried = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
+        _mm512_srli_epi32::<16>(carried)
     }
 }

@@ -68,9 +68,7 @@ impl Running {
     #[inline(always)]
     pub(super) unsafe fn new() -> Running {
         // SAFETY: as the caller promises.
-        unsafe {
-            Running { top: _mm512_set1_ps(f32::NEG_INFINITY), sum: _mm512_setzero_ps(), bounded: true }
-        }
+        unsafe { Running { top: _mm512_set1_ps(f32::NEG_INFINITY), sum: _mm512_setzero_ps(), bounded: true } }
     }
 
     /// More keys whose scores are bounded, as all before.
@@ -152,19 +150,27 @@ impl Running {
 
 /// Lane r: what `of` makes of the lanes of row r, in a tree: within quarters of rows four by four, then quarters.
 #[inline(always)]
-fn across(rows: [__m512; SIDE], of: impl Fn(__m512, __m512) -> __m512) -> __m512 {
+fn across(rows: [__m512; SIDE], of: impl Fn(__m512, __m512) -> __m512 + Copy) -> __m512 {
+    let [a, b] = [four(&rows, 0, of), four(&rows, 4, of)];
+    let [c, d] = [four(&rows, 8, of), four(&rows, 12, of)];
     // SAFETY: callers have AVX-512.
     unsafe {
-        let quads: [__m512; 4] = core::array::from_fn(|g| {
-            let [a, b, c, d] = [rows[4 * g], rows[4 * g + 1], rows[4 * g + 2], rows[4 * g + 3]];
-            let ab = _mm512_castps_pd(of(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
-            let cd = _mm512_castps_pd(of(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
-            let (low, high) = (_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd));
-            of(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
-        });
-        let halves = |a, b| of(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
-        let (a, b) = (halves(quads[0], quads[1]), halves(quads[2], quads[3]));
-        of(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b))
+        let ab = of(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+        let cd = of(_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
+        of(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xdd>(ab, cd))
+    }
+}
+
+/// Lane r of a quarter: what `of` makes of that quarter of row `first + r`.
+#[inline(always)]
+fn four(rows: &[__m512; SIDE], first: usize, of: impl Fn(__m512, __m512) -> __m512) -> __m512 {
+    let [a, b, c, d] = [rows[first], rows[first + 1], rows[first + 2], rows[first + 3]];
+    // SAFETY: callers have AVX-512.
+    unsafe {
+        let ab = _mm512_castps_pd(of(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+        let cd = _mm512_castps_pd(of(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
+        let (low, high) = (_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd));
+        of(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
     }
 }
 
@@ -192,44 +198,77 @@ pub(super) fn rest(keys: usize) -> __mmask32 {
 pub(super) unsafe fn soften(row: *mut f32, keys: usize, rest: __mmask32, scores: Scores) -> __m512 {
     // SAFETY: as the caller promises; a step's 64 bytes lie before the scores that are still to be read.
     unsafe {
-        let bend = _mm512_load_si512(BEND.0.as_ptr().cast());
-        let ones = _mm512_set1_epi16(0x3f80);
         let mut sums = _mm512_setzero_ps();
-        let y = |at: usize| {
-            let score = _mm512_loadu_ps(row.add(at));
-            _mm512_castps_si512(match scores {
-                Scores::Ready => score,
-                Scores::Times(scale, offset) => {
-                    let y = _mm512_fmadd_ps(score, _mm512_set1_ps(scale), _mm512_set1_ps(offset));
-                    _mm512_max_ps(y, _mm512_set1_ps(MAGIC))
-                }
-            })
-        };
-        let mut step = |step: usize, there: __mmask32| {
-            let weights = bits(y(step * STEP), y(step * STEP + SIDE), bend);
-            let weights = _mm512_maskz_mov_epi16(there, weights);
-            _mm512_storeu_si512(row.cast::<u8>().add(step * LINE).cast(), weights);
-            let [a, b] = [weights, ones].map(|x| core::mem::transmute::<__m512i, __m512bh>(x));
-            sums = _mm512_dpbf16_ps(sums, a, b);
-        };
-        for at in 0..keys / STEP {
-            step(at, !0);
+        for step in 0..keys / STEP {
+            let weights = step_of(row, step, scores);
+            sums = put(row, step, weights, sums);
         }
         if rest > 0 {
-            step(keys / STEP, rest);
+            let weights = _mm512_maskz_mov_epi16(rest, step_of(row, keys / STEP, scores));
+            sums = put(row, keys / STEP, weights, sums);
         }
         sums
+    }
+}
+
+/// The weights of a step, whether or not all keys are there.
+///
+/// # Safety
+/// As `soften`.
+#[inline(always)]
+unsafe fn step_of(row: *const f32, step: usize, scores: Scores) -> __m512i {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let [first, second] = [row.add(step * STEP), row.add(step * STEP + SIDE)];
+        bits(last_places(first, scores), last_places(second, scores))
+    }
+}
+
+/// y above `MAGIC` of 16 keys.
+///
+/// # Safety
+/// As `soften`.
+#[inline(always)]
+unsafe fn last_places(from: *const f32, scores: Scores) -> __m512i {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let score = _mm512_loadu_ps(from);
+        _mm512_castps_si512(match scores {
+            Scores::Ready => score,
+            Scores::Times(scale, offset) => {
+                let y = _mm512_fmadd_ps(score, _mm512_set1_ps(scale), _mm512_set1_ps(offset));
+                _mm512_max_ps(y, _mm512_set1_ps(MAGIC))
+            }
+        })
+    }
+}
+
+/// Writes a step's weights and adds them to the sums.
+///
+/// # Safety
+/// As `soften`.
+#[inline(always)]
+unsafe fn put(row: *mut f32, step: usize, weights: __m512i, sums: __m512) -> __m512 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        _mm512_storeu_si512(row.cast::<u8>().add(step * LINE).cast(), weights);
+        let [a, b] = [weights, _mm512_set1_epi16(0x3f80)];
+        _mm512_dpbf16_ps(
+            sums,
+            core::mem::transmute::<__m512i, __m512bh>(a),
+            core::mem::transmute::<__m512i, __m512bh>(b),
+        )
     }
 }
 
 /// The bits of bf16 numbers for the low halves of y, as the file's head has it, of twice 16 keys: lane j holds the first
 /// ones' key j, then the second ones'.
 #[inline(always)]
-fn bits(first: __m512i, second: __m512i, bend: __m512i) -> __m512i {
+fn bits(first: __m512i, second: __m512i) -> __m512i {
     const LOW_BYTES: __mmask64 = 0x5555_5555_5555_5555;
     // SAFETY: callers have AVX-512 with VBMI.
     unsafe {
-        let low = _mm512_set1_epi32(0xffff);
+        let (low, bend) = (_mm512_set1_epi32(0xffff), _mm512_load_si512(BEND.0.as_ptr().cast()));
         // second << 16 | low & first
         let y = _mm512_ternarylogic_epi32::<0xf8>(_mm512_slli_epi32::<16>(second), low, first);
         let x = _mm512_srli_epi16::<1>(y);
