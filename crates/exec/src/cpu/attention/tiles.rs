@@ -13,6 +13,7 @@
 //! by the values and make the scores of the next: a turn of them stands behind each row.
 
 mod pack;
+mod places;
 mod products;
 mod registers;
 mod weights;
@@ -29,6 +30,7 @@ use core::arch::x86_64::*;
 use core::f32::consts::LOG2_E;
 use graph::ops::Mask;
 use pack::{Cut, Order, Pairs, columns};
+use places::{Next, Parts};
 use products::{Gather, pairs};
 pub(in super::super) use registers::{Registers, Shape};
 use weights::{Running, Scores, UNITS, bounded, rest, soften};
@@ -45,7 +47,6 @@ const QUERIES: usize = 256;
 const STRIPS: usize = QUERIES / SIDE;
 /// Columns of heads that one task takes one after the other: some cache lines.
 const TOGETHER: usize = 128;
-const SPREAD: bool = true;
 /// Tiles of columns that are summed at one time.
 const WIDE: usize = 4;
 
@@ -152,61 +153,6 @@ impl Job<'_> {
         let task = Task { job: self, place, next, parts, cut, scratch: scratch.cast(), s, factor, scale };
         // SAFETY: as the caller promises.
         unsafe { task.run(tiles) };
-    }
-}
-
-/// Where the parts of a thread's workspace start, in bytes; all are whole cache lines.
-#[derive(Clone, Copy)]
-struct Parts {
-    /// [strip][step of the head] tiles
-    queries: usize,
-    /// [16 keys][step of the head] tiles
-    keys: usize,
-    /// [16 columns][step of keys] tiles
-    values: usize,
-    /// [2][16][SCORES] f32: two strips take turns
-    scores: usize,
-    /// [QUERIES][columns in whole tiles] f32
-    out: usize,
-    /// [QUERIES + KEYS + 2 * SIDE] f32: ALiBi's bias by distance
-    bias: usize,
-    len: usize,
-}
-
-impl Parts {
-    const fn new(cut: Cut) -> Parts {
-        let queries = 0;
-        let keys = queries + STRIPS * cut.steps() * TILE;
-        let values = keys + KEYS / SIDE * cut.steps() * TILE;
-        let scores = values + cut.together * cut.tiles() * STEPS * TILE;
-        let out = scores + 2 * SIDE * SCORES * 4;
-        let bias = out + QUERIES * cut.together * cut.tiles() * LINE;
-        Parts { queries, keys, values, scores, out, bias, len: bias + (QUERIES + KEYS + 2 * SIDE) * 4 }
-    }
-}
-
-/// What the next block will read and write: a head's rows lie far apart, so nobody else asks for them.
-#[derive(Clone, Copy)]
-struct Next {
-    /// Of q, k, v and o: the first row's first cache line, and how many bytes there are to the next row.
-    rows: [(*const u8, usize); 4],
-    /// Cache lines of a row.
-    lines: usize,
-    count: usize,
-}
-
-impl Next {
-    fn new(job: &Job<'_>, cut: Cut, block: Block) -> Next {
-        let row = block.start + block.queries.0;
-        let (column, shared) = (block.head * cut.columns(), block.head / job.config.group() * cut.columns());
-        let places = [(job.q, column), (job.k, shared), (job.v, shared), (job.o.as_rows(), column)];
-        let rows = places.map(|(x, column)| {
-            let at = x.row(row).wrapping_add(column).cast::<u8>();
-            (at.wrapping_sub(at.addr() % LINE), 2 * x.ld())
-        });
-        let before = job.q.row(row).wrapping_add(column).addr() % LINE;
-        let lines = (before + 2 * cut.columns()).div_ceil(LINE);
-        Next { rows, lines, count: block.queries.1 - block.queries.0 }
     }
 }
 
@@ -327,8 +273,9 @@ impl Task<'_> {
         }
     }
 
-    /// Scores of a strip to weights. Behind each row a turn of the tiles: first the strip before is multiplied by the
-    /// values, then the next one, if there is one, by the keys, over the weights of the one before.
+    /// Scores of a strip to weights. Behind each row turns of the tiles: the strip before is multiplied by the values behind
+    /// the first half of the rows, the next one, if there is one, by the keys behind the second, over the weights of the one
+    /// before; of heads together behind every second row.
     ///
     /// # Safety
     /// The strip's scores are there.
@@ -341,7 +288,8 @@ impl Task<'_> {
         next: Option<bool>,
         running: &mut Running,
     ) {
-        const HALF: usize = SIDE / 2;
+        // Of heads together the tiles are so few that turns of both kinds may mix: a pair's weights have been used by then.
+        let spread = self.cut.together == 2;
         let turns = if strip > 0 { self.turns(keys) } else { 0 };
         let pairs = if next.is_some() { pairs(keys) } else { 0 };
         let next = Strip { head, strip: strip + 1, bounded: next.unwrap_or(false) };
@@ -363,21 +311,12 @@ impl Task<'_> {
                 if head == 0 && keys.start == 0 {
                     self.ask(strip * SIDE + r);
                 }
-                if SPREAD && self.cut.narrow() {
-                    if r < turns {
-                        self.gather(tiles, keys, &mut gather);
-                    }
-                } else if r < HALF {
-                    for _ in r * turns / HALF..(r + 1) * turns / HALF {
-                        self.gather(tiles, keys, &mut gather);
-                    }
+                for _ in 0..gathers(r, turns) {
+                    self.gather(tiles, keys, &mut gather);
                 }
-                if SPREAD && self.cut.narrow() {
-                    if r % 2 == 1 && r / 2 < pairs {
-                        self.score(tiles, keys, next, r / 2);
-                    }
-                } else if r >= HALF && r - HALF < pairs {
-                    self.score(tiles, keys, next, r - HALF);
+                let pair = if spread { r / 2 } else { r.wrapping_sub(SIDE / 2) };
+                if pair < pairs && (!spread || r % 2 == 1) {
+                    self.score(tiles, keys, next, pair);
                 }
             }
             running.add(decay, sums);
@@ -558,18 +497,32 @@ impl Task<'_> {
     }
 }
 
+/// How many of so many turns stand behind row `r`, one of the first half: one each if that is enough.
+#[inline(always)]
+fn gathers(r: usize, turns: usize) -> usize {
+    const HALF: usize = SIDE / 2;
+    match turns <= HALF {
+        true => usize::from(r < turns),
+        false if r < HALF => (r + 1) * turns / HALF - r * turns / HALF,
+        false => 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::MAX_HEAD_DIM;
     use super::*;
 
     #[test]
-    fn the_parts_fit_in_the_workspace() {
-        for head_dim in 1..=MAX_HEAD_DIM {
-            for heads in [1, 2] {
-                let parts = Parts::new(Cut::new(head_dim, heads, 1));
-                assert!(parts.len <= workspace_bytes(head_dim), "{head_dim}");
-                assert!([parts.queries, parts.out, parts.bias].iter().all(|at| at % LINE == 0));
+    fn all_turns_come_and_no_score_before_the_weights_it_replaces_were_used() {
+        for turns in 0..=2 * STEPS {
+            assert_eq!((0..SIDE).map(|r| gathers(r, turns)).sum::<usize>(), turns);
+            assert!((SIDE / 2..SIDE).all(|r| gathers(r, turns) == 0));
+        }
+        // A pair's scores take the room of the weights of two steps.
+        for steps in 1..=STEPS {
+            for pair in 0..steps {
+                let done: usize = (0..2 * pair + 2).map(|r| gathers(r, steps)).sum();
+                assert!(done >= (2 * pair + 2).min(steps), "pair {pair} of {steps}");
             }
         }
     }

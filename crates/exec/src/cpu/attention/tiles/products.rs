@@ -7,7 +7,7 @@
 
 use super::registers::Registers;
 use super::weights::BEGIN;
-use super::{KEYS, Keys, LINE, QUERIES, SCORES, SIDE, STEP, STEPS, Strip, TILE, Task, WIDE};
+use super::{Keys, LINE, QUERIES, SCORES, SIDE, STEP, STEPS, Strip, TILE, Task, WIDE};
 
 /// How far a strip's weights have been multiplied by the values.
 pub(super) struct Gather {
@@ -199,5 +199,3 @@ unsafe fn add<R: Registers, const C: usize, const V: usize>(tiles: &mut R, value
     unsafe { tiles.load::<V>(values.add(C * STEPS * TILE), LINE as isize) };
     tiles.multiply::<C, 4, V>();
 }
-
-const _: () = assert!(KEYS.is_multiple_of(STEP));
