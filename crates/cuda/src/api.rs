@@ -89,7 +89,7 @@ functions! {
         cuModuleGetFunction(*mut cu::CUfunction, cu::CUmodule, *const c_char) -> c_int;
         cuFuncSetAttribute(cu::CUfunction, cu::CUfunction_attribute, c_int) -> c_int;
         cuTensorMapEncodeTiled(*mut cu::CUtensorMap, cu::CUtensorMapDataType, u32, *mut c_void, *const u64, *const u64, *const u32, *const u32, cu::CUtensorMapInterleave, cu::CUtensorMapSwizzle, cu::CUtensorMapL2promotion, cu::CUtensorMapFloatOOBfill) -> c_int;
-        cuLaunchKernel(cu::CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, cu::CUstream, *mut *mut c_void, *mut *mut c_void) -> c_int;
+        cuLaunchKernelEx(*const cu::CUlaunchConfig, cu::CUfunction, *mut *mut c_void, *mut *mut c_void) -> c_int;
     }
 }
 

@@ -27,8 +27,16 @@ pub struct Card {
     pub shared: u32,
     /// What tells it from all others, as the digits of its UUID.
     pub uuid: String,
-    /// The driver's CUDA version times 1000: 13000 is 13.0.
+    /// The driver's CUDA version, 1000 times the major and 10 times the minor: 12030 is 12.3.
     pub driver: u32,
+}
+
+impl Card {
+    /// Whether a kernel may come to it before the one in front has ended, in records of steps too: from compute capability
+    /// 9.0 on (CUDA programming guide, programmatic dependent launch), with a driver of CUDA 12.3.
+    pub(crate) fn has_early_starts(&self) -> bool {
+        self.capability >= (9, 0) && self.driver >= 12_030
+    }
 }
 
 /// The cards that the driver shows.

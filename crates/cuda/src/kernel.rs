@@ -254,6 +254,16 @@ impl Arg {
 /// The most arguments that a kernel has.
 const ARGUMENTS: usize = 20;
 
+/// That a kernel may be launched while the kernels in front of it end: each of ours begins by waiting for them
+/// (`after_predecessors` of common.cuh), so what is saved is the way from one kernel to the next.
+fn starts_early() -> cu::CUlaunchAttribute {
+    cu::CUlaunchAttribute {
+        id: cu::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: cu::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    }
+}
+
 /// Compiled kernels of a card.
 pub(crate) struct Kernels {
     compiler: Compiler,
@@ -328,11 +338,23 @@ impl Kernels {
         }
         let api = context.api;
         context.trace.kernel(context.stream, name, || {
-            let (stream, args, extra) = (context.stream, pointers.as_mut_ptr(), ptr::null_mut());
+            let mut early = starts_early();
+            let config = cu::CUlaunchConfig {
+                gridDimX: x,
+                gridDimY: y,
+                gridDimZ: z,
+                blockDimX: threads,
+                blockDimY: 1,
+                blockDimZ: 1,
+                sharedMemBytes: shared,
+                hStream: context.stream,
+                attrs: &raw mut early,
+                numAttrs: u32::from(context.card.has_early_starts()),
+            };
             // SAFETY: the arguments are those of the kernel's declaration, by the launch code beside it; the driver
-            // copies them before it returns.
+            // copies them, and what the configuration points to, before it returns.
             let code =
-                unsafe { (api.cuLaunchKernel)(function, x, y, z, threads, 1, 1, shared, stream, args, extra) };
+                unsafe { (api.cuLaunchKernelEx)(&config, function, pointers.as_mut_ptr(), ptr::null_mut()) };
             api.check(kernel.entry, code)
         })
     }
@@ -342,6 +364,25 @@ impl Kernels {
         for (_, (module, _)) in self.functions.drain() {
             // SAFETY: nothing runs any more; failures change nothing here.
             unsafe { (context.api.cuModuleUnload)(module) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_entry_waits_for_the_kernels_before_it() {
+        let files: HashSet<File> = every_kernel().iter().map(|kernel| kernel.file).collect();
+        assert!(files.len() > 10, "{files:?}");
+        for file in files {
+            for entry in file.text().split("extern \"C\" __global__").skip(1) {
+                let waits = entry.matches("after_predecessors();").count();
+                let name = entry.split('(').nth(1).unwrap_or_default();
+                assert_eq!(waits, 1, "{}: {name}", file.name());
+            }
         }
     }
 }

@@ -321,6 +321,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long long kv_stride, const int *spans,
           int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest, u16 *o, float *lse, int heads,
           int group, float scale, u32 *status) {
+  after_predecessors();
   extern __shared__ __align__(16) u16 memory[]; // (ROWS, LD) of q, later o; STAGES times k and v: (TILE, LD) each
   __shared__ float shared_slope;
   int number = blockIdx.x / heads, head = blockIdx.x % heads;

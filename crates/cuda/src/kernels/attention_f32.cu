@@ -84,6 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 64 ? 1 : 2)
 attention(const float *q, const float *k, const float *v, long long q_stride, long long kv_stride, const int *spans,
           int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest, float *o, float *lse,
           int heads, int group, float scale, u32 *status) {
+  after_predecessors();
   extern __shared__ __align__(16) float memory[]; // q (ROWS, LD); k, then v (TILE, LD); weights (ROWS, TILE + 4)
   float *queries = memory, *keys = memory + ROWS * LD, *weights = keys + TILE * LD;
   int number = blockIdx.x / heads, head = blockIdx.x % heads;

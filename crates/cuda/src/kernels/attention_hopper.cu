@@ -400,6 +400,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long long kv_stride, const int *spans,
           int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest, u16 *o, float *lse, int heads,
           int group, float scale, u32 *status, int many_heads) {
+  after_predecessors();
   extern __shared__ __align__(1024) u16 memory[]; // (ROWS, d) of q, later o; STAGES times k and v: (STEP, d) each
   int parts = (heads + many_heads - 1) / many_heads, number = blockIdx.x / parts, head = blockIdx.x % parts * many_heads;
   if (head == 0 && threadIdx.x == 0) check_span(spans, sequences, tokens, ROTARY ? longest : tokens, number, status);

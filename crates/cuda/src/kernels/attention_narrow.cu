@@ -315,6 +315,7 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
     for (int i = 0; i < 2; i++) init(shared_address(&m.answered[i]), WARPS * 32);
   }
   __syncthreads();
+  after_predecessors();
   if (warp >= WARPS) {
     serve_all(m, operands, spans, sequences, tokens, longest, heads, status, warp - WARPS);
     return;

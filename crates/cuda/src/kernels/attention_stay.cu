@@ -352,6 +352,7 @@ attention(const __grid_constant__ Map q, const __grid_constant__ Map k, const __
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
   }
   __syncthreads();
+  after_predecessors();
   if (threadIdx.x < SERVERS * 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FEW));
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);

@@ -46,6 +46,16 @@ __device__ __forceinline__ T store(float x) {
 // Says to the host what a kernel refuses; the largest code of a step stays.
 __device__ __forceinline__ void refuse(u32 *status, u32 code) { atomicMax(status, code); }
 
+// What every kernel begins with: it may be launched while the kernels before it end (programmatic dependent launch), and
+// reads and writes nothing before those have ended and their memory is seen. Every block waits, so whoever waits for this
+// kernel has waited for all before it. (Letting the next one come earlier, by griddepcontrol.launch_dependents, gains 1 % for
+// steps of 16 384 tokens of ESM-2 8M and 150M and costs 35M 1 to 2 %, which has blocks that stay wait beside others.)
+__device__ __forceinline__ void after_predecessors() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Several neighbouring elements at once. CODE is an element type as in TYPE, so a kernel can hold several of them.
 template <int CODE> struct Element { typedef u16 type; };
 template <> struct Element<0> { typedef float type; };

@@ -66,6 +66,7 @@ __device__ __forceinline__ void map(const void *x, void *y, long long n, F f) {
 
 // y = x in the element type INTO, rounded to nearest even.
 extern "C" __global__ void __launch_bounds__(THREADS) cast(const void *x, void *y, long long n) {
+  after_predecessors();
   map<TYPE, INTO, TYPE == 0 || INTO == 0 ? 4 : 8>(x, y, n, [](float v) { return v; });
 }
 
@@ -75,6 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cast(const void *x, void *
 // takes STEPS accesses of y; `accesses` is their number in all rows.
 extern "C" __global__ void __launch_bounds__(THREADS)
     glu(const T *__restrict__ x, T *__restrict__ y, long long accesses) {
+  after_predecessors();
   constexpr int WIDTH = COLUMNS % WIDE == 0 ? WIDE : 1;
   constexpr u32 PER_ROW = COLUMNS / WIDTH;
   const long long first = first_element<1>();
@@ -100,15 +102,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #else
 
 extern "C" __global__ void __launch_bounds__(THREADS) gelu(const void *x, void *y, long long n) {
+  after_predecessors();
   map<TYPE, TYPE, WIDE>(x, y, n, [](float v) { return x_phi(v); });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) relu(const void *x, void *y, long long n) {
+  after_predecessors();
   map<TYPE, TYPE, WIDE>(x, y, n, [](float v) { return positive_part(v); });
 }
 
 // y = a + b; y may be one of them.
 extern "C" __global__ void __launch_bounds__(THREADS) add(const T *a, const T *b, T *y, long long n) {
+  after_predecessors();
   const long long first = first_element<WIDE>();
   float u[STEPS][WIDE], v[STEPS][WIDE];
 #pragma unroll
@@ -127,6 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) add(const T *a, const T *b
 // Columns `first`.. of y: (R, total) = x: (R, columns). One block a row.
 extern "C" __global__ void __launch_bounds__(THREADS)
     concat(const T *__restrict__ x, T *__restrict__ y, int columns, int first, int total) {
+  after_predecessors();
   const T *from = x + (u64)blockIdx.x * columns;
   T *to = y + ((u64)blockIdx.x * total + first);
   for (int c = threadIdx.x; c < columns; c += THREADS) to[c] = from[c];

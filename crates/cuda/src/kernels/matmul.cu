@@ -26,6 +26,7 @@ __device__ __forceinline__ float widen_operand(T x) { return load(x); }
 extern "C" __global__ void __launch_bounds__(THREADS)
 product(const X *__restrict__ x, const X *__restrict__ w, const float *__restrict__ x_scales,
         const float *__restrict__ w_scales, const T *__restrict__ b, const T *r, T *y, long long rows, int n, int k) {
+  after_predecessors();
   // Four more in a row keep float4 reads aligned and spread the writes over banks.
   __shared__ __align__(16) float xs[DEPTH][TILE + 4];
   __shared__ __align__(16) float ws[DEPTH][TILE + 4];
@@ -94,6 +95,7 @@ product(const X *__restrict__ x, const X *__restrict__ w, const float *__restric
 // out (count): numbers in [-1, 1), or codes of 448 times as much, that depend on their place and the seed only.
 // Blocks: any number, strided.
 extern "C" __global__ void __launch_bounds__(THREADS) noise(X *out, long long count, int seed) {
+  after_predecessors();
   const long long stride = (long long)gridDim.x * THREADS;
   for (long long i = (long long)blockIdx.x * THREADS + threadIdx.x; i < count; i += stride) {
     // The finaliser of MurmurHash3 (Appleby 2011).

@@ -17,6 +17,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
                , u8 *codes, float *scales
 #endif
     ) {
+  after_predecessors();
   const int lane = threadIdx.x % GROUP;
   const long long first = ((long long)blockIdx.x * (BLOCK / GROUP) + threadIdx.x / GROUP) * each;
   Raw raw[1][VECTORS], next[VECTORS];
@@ -74,6 +75,7 @@ typedef Element<PARAM>::type P;
 extern "C" __global__ void __launch_bounds__(256)
     batch_norm(const T *x, const P *__restrict__ gamma, const P *__restrict__ beta, const P *__restrict__ mean,
                const P *__restrict__ var, T *y, int columns, float eps) {
+  after_predecessors();
   const u64 row = (u64)blockIdx.x * columns;
   for (int c = threadIdx.x; c < columns; c += 256) {
     const float centred = load(x[row + c]) - widen<PARAM>(mean[c]);
@@ -87,6 +89,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // y[r, c] = exp(x[r, c] - max) / sum exp(x[r, c] - max). x, y: (R, C). One warp a row, four rows a block; a
 // lane has every 32nd column.
 extern "C" __global__ void __launch_bounds__(128) softmax(const T *x, T *y, long long rows, int columns) {
+  after_predecessors();
   const int lane = threadIdx.x % 32;
   const long long row = (long long)blockIdx.x * 4 + threadIdx.x / 32;
   if (row >= rows) return;

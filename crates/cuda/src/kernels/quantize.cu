@@ -12,6 +12,7 @@ constexpr bool GATED = OF >= GLU_GELU;
 extern "C" __global__ void __launch_bounds__(BLOCK)
     quantize(const T *x, T *y, u8 *__restrict__ codes, float *__restrict__ scales,
              long long rows) {
+  after_predecessors();
   const int lane = threadIdx.x % GROUP;
   const long long row = (long long)blockIdx.x * (BLOCK / GROUP) + threadIdx.x / GROUP;
   const T *from = x + row * (GATED ? 2 * COLUMNS : COLUMNS);

@@ -48,6 +48,7 @@ __device__ __forceinline__ void zero_row(T *x, u64 t, int columns) {
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     embed(const int *__restrict__ ids, const T *__restrict__ table, const R *__restrict__ row, T *__restrict__ x,
           u32 *status, long long tokens, int vocabulary, int columns) {
+  after_predecessors();
   const u64 t = (u64)blockIdx.x * WARPS + threadIdx.x / 32;
   if (t < tokens) embed_row(ids[t], table, row, x, t, vocabulary, columns, 1.0f, status);
 }
@@ -60,6 +61,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     embed_dropout(const int *__restrict__ ids, const T *__restrict__ table, const R *__restrict__ row,
                   const int *__restrict__ spans, T *__restrict__ x, u32 *status, long long tokens, int sequences,
                   int vocabulary, int columns, int mask, float keep) {
+  after_predecessors();
   const int s = blockIdx.x, warp = threadIdx.x / 32;
   const long long before = s > 0 ? spans[2 * s - 1] : 0;
   const long long start = s < sequences ? spans[2 * s] : tokens;
@@ -91,6 +93,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     select_rows(const T *__restrict__ x, const int *__restrict__ rows, T *__restrict__ y, u32 *status, long long count,
                 long long limit, int columns) {
+  after_predecessors();
   const u64 i = (u64)blockIdx.x * WARPS + threadIdx.x / 32;
   if (i >= count) return;
   const int lane = threadIdx.x % 32;
@@ -115,6 +118,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     segment_mean(const T *__restrict__ x, const int *__restrict__ spans, float *__restrict__ y, u32 *status,
                  long long tokens, int columns, long long skip_first, long long skip_last) {
+  after_predecessors();
   const int s = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const long long start = spans[2 * s], end = spans[2 * s + 1];
   if (start < 0 || start > end || end > tokens) {
@@ -157,6 +161,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 // null.
 extern "C" __global__ void __launch_bounds__(256)
     rotary_table(const T *__restrict__ freq, float *__restrict__ cos, float *__restrict__ sin, int rows, int half) {
+  after_predecessors();
   const u64 i = (u64)blockIdx.x * 256 + threadIdx.x;
   if (i >= (u64)rows * half) return;
   const double angle = (float)(i / half) * load(freq[i % half]);

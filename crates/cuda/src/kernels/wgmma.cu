@@ -54,6 +54,7 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
   }
   __syncthreads();
   if (CLUSTER > 1) cluster_sync();
+  after_predecessors();
 
   const int row_tiles = (rows + BM * CLUSTER - 1) / (BM * CLUSTER), column_tiles = (n + YN - 1) / YN;
   const int tiles = row_tiles * column_tiles, first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;

@@ -90,6 +90,7 @@ wgmma_norm(const __grid_constant__ Map x, const __grid_constant__ Map w, const _
   }
   __syncthreads();
   if (CLUSTER > 1) cluster_sync();
+  after_predecessors();
 
   const int column_tiles = (n + BN - 1) / BN, units = (rows + BM * CLUSTER - 1) / (BM * CLUSTER) * parts;
   const int step = gridDim.x / CLUSTER;

@@ -24,6 +24,26 @@ pub(super) const SIDE: usize = 16;
 pub(super) const STRIP: usize = 2 * SIDE;
 /// k that a tile product takes.
 pub(super) const STEP: usize = 32;
+/// Most steps of a strip, or of a panel, that stay in L1: 40 of its 48 KB.
+const NEAR: usize = 20;
+
+/// Which factor of a step L1 keeps; another streams past it, from L2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Near {
+    /// A strip, which the next panel meets again.
+    A,
+    /// A panel, which the next strip meets again.
+    B,
+    /// Neither: both are longer.
+    Neither,
+}
+
+impl Near {
+    /// This one, if so many steps of it fit.
+    pub(super) fn fitting(self, steps: usize) -> Near {
+        if steps <= NEAR { self } else { Near::Neither }
+    }
+}
 
 /// Whether this CPU has bf16 tiles and the system lets this process use them. Asked once.
 pub(super) fn available() -> bool {
@@ -144,7 +164,7 @@ pub(super) trait Unit: Sized {
     /// # Safety
     /// As `load_a` and `load_b`.
     #[inline(always)]
-    unsafe fn step(&mut self, a: *const u8, row: usize, b: *const u8) {
+    unsafe fn step(&mut self, a: *const u8, row: usize, b: *const u8, _near: Near) {
         // SAFETY: as the caller promises.
         unsafe {
             self.load_a(a, row);
@@ -209,6 +229,42 @@ pub(super) trait Unit: Sized {
                 meanwhile();
             }
             self.end(c);
+        }
+    }
+}
+
+/// Loads tile `T`, its rows `row` bytes apart: so that L1 keeps what is read, or without leaving anything there.
+///
+/// # Safety
+/// This thread's tiles are configured, and 16 rows of 64 bytes are readable at `from`.
+#[inline(always)]
+unsafe fn load<const T: u8>(from: *const u8, row: usize, near: bool) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if near {
+            asm!("tileloadd tmm{t}, [{from} + {row}*1]", t = const T, from = in(reg) from, row = in(reg) row,
+                options(nostack, readonly, preserves_flags));
+        } else {
+            asm!("tileloaddt1 tmm{t}, [{from} + {row}*1]", t = const T, from = in(reg) from, row = in(reg) row,
+                options(nostack, readonly, preserves_flags));
+        }
+    }
+}
+
+/// Adds the product of tiles `A` and `B` to tile `C`.
+///
+/// # Safety
+/// This thread's tiles are configured.
+#[inline(always)]
+unsafe fn product<const INT8: bool, const C: u8, const A: u8, const B: u8>() {
+    // SAFETY: registers only.
+    unsafe {
+        if INT8 {
+            asm!("tdpbssd tmm{c}, tmm{a}, tmm{b}", c = const C, a = const A, b = const B,
+                options(nostack, nomem, preserves_flags));
+        } else {
+            asm!("tdpbf16ps tmm{c}, tmm{a}, tmm{b}", c = const C, a = const A, b = const B,
+                options(nostack, nomem, preserves_flags));
         }
     }
 }
@@ -284,97 +340,47 @@ impl<const INT8: bool> Unit for Tiles<INT8> {
 
     #[inline(always)]
     unsafe fn load_a(&mut self, a: *const u8, row: usize) {
-        // SAFETY: reads the 32 rows.
+        // SAFETY: reads the 32 rows; `self` proves that tiles are configured.
         unsafe {
-            asm!(
-                "tileloadd tmm4, [{upper} + {row}*1]",
-                "tileloadd tmm5, [{lower} + {row}*1]",
-                upper = in(reg) a,
-                lower = in(reg) a.add(SIDE * row),
-                row = in(reg) row,
-                options(nostack, readonly, preserves_flags),
-            );
+            load::<4>(a, row, true);
+            load::<5>(a.add(SIDE * row), row, true);
         }
     }
 
     #[inline(always)]
     unsafe fn load_b(&mut self, b: *const u8) {
-        // SAFETY: reads the two tiles.
+        // SAFETY: reads the two tiles; `self` proves that tiles are configured.
         unsafe {
-            asm!(
-                "tileloadd tmm6, [{b} + {row}*1]",
-                "tileloadd tmm7, [{b} + {row}*1 + 1024]",
-                b = in(reg) b,
-                row = in(reg) 64_usize,
-                options(nostack, readonly, preserves_flags),
-            );
+            load::<6>(b, 64, true);
+            load::<7>(b.add(TILE), 64, true);
         }
     }
 
     #[inline(always)]
     fn multiply(&mut self) {
-        // SAFETY: registers only; `self` proves that they are configured.
+        // SAFETY: `self` proves that tiles are configured.
         unsafe {
-            if INT8 {
-                asm!(
-                    "tdpbssd tmm0, tmm4, tmm6",
-                    "tdpbssd tmm1, tmm4, tmm7",
-                    "tdpbssd tmm2, tmm5, tmm6",
-                    "tdpbssd tmm3, tmm5, tmm7",
-                    options(nostack, nomem, preserves_flags),
-                );
-            } else {
-                asm!(
-                    "tdpbf16ps tmm0, tmm4, tmm6",
-                    "tdpbf16ps tmm1, tmm4, tmm7",
-                    "tdpbf16ps tmm2, tmm5, tmm6",
-                    "tdpbf16ps tmm3, tmm5, tmm7",
-                    options(nostack, nomem, preserves_flags),
-                );
-            }
+            product::<INT8, 0, 4, 6>();
+            product::<INT8, 1, 4, 7>();
+            product::<INT8, 2, 5, 6>();
+            product::<INT8, 3, 5, 7>();
         }
     }
 
     /// Each tile right before its first product: up to a tenth faster than all loads before all products.
     #[inline(always)]
-    unsafe fn step(&mut self, a: *const u8, row: usize, b: *const u8) {
-        // SAFETY: reads the 32 rows and the two tiles.
+    unsafe fn step(&mut self, a: *const u8, row: usize, b: *const u8, near: Near) {
+        let (near_a, near_b) = (near == Near::A, near == Near::B);
+        // SAFETY: reads the 32 rows and the two tiles; `self` proves that tiles are configured.
         unsafe {
-            if INT8 {
-                asm!(
-                    "tileloadd tmm6, [{b} + {line}*1]",
-                    "tileloadd tmm4, [{upper} + {row}*1]",
-                    "tdpbssd tmm0, tmm4, tmm6",
-                    "tileloadd tmm7, [{b} + {line}*1 + 1024]",
-                    "tdpbssd tmm1, tmm4, tmm7",
-                    "tileloadd tmm5, [{lower} + {row}*1]",
-                    "tdpbssd tmm2, tmm5, tmm6",
-                    "tdpbssd tmm3, tmm5, tmm7",
-                    b = in(reg) b,
-                    line = in(reg) 64_usize,
-                    upper = in(reg) a,
-                    lower = in(reg) a.add(SIDE * row),
-                    row = in(reg) row,
-                    options(nostack, readonly, preserves_flags),
-                );
-            } else {
-                asm!(
-                    "tileloadd tmm6, [{b} + {line}*1]",
-                    "tileloadd tmm4, [{upper} + {row}*1]",
-                    "tdpbf16ps tmm0, tmm4, tmm6",
-                    "tileloadd tmm7, [{b} + {line}*1 + 1024]",
-                    "tdpbf16ps tmm1, tmm4, tmm7",
-                    "tileloadd tmm5, [{lower} + {row}*1]",
-                    "tdpbf16ps tmm2, tmm5, tmm6",
-                    "tdpbf16ps tmm3, tmm5, tmm7",
-                    b = in(reg) b,
-                    line = in(reg) 64_usize,
-                    upper = in(reg) a,
-                    lower = in(reg) a.add(SIDE * row),
-                    row = in(reg) row,
-                    options(nostack, readonly, preserves_flags),
-                );
-            }
+            load::<6>(b, 64, near_b);
+            load::<4>(a, row, near_a);
+            product::<INT8, 0, 4, 6>();
+            load::<7>(b.add(TILE), 64, near_b);
+            product::<INT8, 1, 4, 7>();
+            load::<5>(a.add(SIDE * row), row, near_a);
+            product::<INT8, 2, 5, 6>();
+            product::<INT8, 3, 5, 7>();
         }
     }
 }

@@ -5,12 +5,13 @@
 //! row depend on that row and the weights alone. Of codes every sum is exact; it becomes a number by the scales of its
 //! row of x and of W.
 //!
-//! Order of work: a task takes a block of rows and a group of panels, whose slice stays in L2. Slice by slice, strip
-//! by strip of 32 rows, it lays the strip out as tiles and passes the panels over it. While the tiles multiply, the
-//! core asks for what comes next and finishes the sums before: bias, activation, residual, one rounding.
+//! Order of work: a task takes a block of rows and a group of panels, whose slice stays in L2. Slice by slice, strip by strip
+//! of 32 rows, the panels pass over a strip, which is read where it lies or, where its lines are not whole, laid out as tiles.
+//! A panel's tiles stream past L1, so that the strip's stay there. While the tiles multiply, the core asks for what comes
+//! next and finishes the sums before: bias, activation, residual, one rounding.
 
 use super::Cpu;
-use super::amx::{SIDE, STEP, STRIP, TILE, Unit};
+use super::amx::{Near, SIDE, STEP, STRIP, TILE, Unit};
 use super::amx_sums::{Sums, Then, ask_out, lay};
 use super::element::Bf16;
 use super::gemm::{Act, Job};
@@ -21,11 +22,13 @@ use super::tile::PANEL;
 use core::marker::PhantomData;
 use core::ops::Range;
 
-/// Most rows of a task, steps of a slice, and panels of a task: at most 1.6 MB of weights, which stay in L2. (K = 1280
-/// in two slices was a fifth slower, 10 panels a tenth, 40 panels a third.)
-const ROWS: usize = 256;
+/// Most rows of a task, steps of a slice, and panels of a task where K has several slices, whose sums wait in the workspace.
+const ROWS: usize = 512;
 const DEPTH: usize = 40;
-const GROUP: usize = 20;
+const GROUP: usize = 10;
+/// Most steps of all panels of a task in a slice: 800 KB of weights, which stay in L2 beside what passes. (Twice as many
+/// were a fifth slower where sums wait there too.)
+const WEIGHTS: usize = DEPTH * GROUP;
 
 /// Bytes of a strip's slice, and of the sums of a strip and a panel.
 const SLICE: usize = DEPTH * 2 * TILE;
@@ -52,7 +55,9 @@ pub(super) unsafe fn linear<U: Unit>(
     let height = m.div_ceil(wanted).next_multiple_of(STRIP).clamp(1, ROWS);
     let blocks = m.div_ceil(height);
     let shares = if blocks >= cpu.threads() { 1 } else { (2 * cpu.threads()).div_ceil(blocks.max(1)) };
-    let groups = panels.div_ceil(GROUP).max(shares).min(panels);
+    let steps = job.x.cols().div_ceil(STEP);
+    let most = if steps > DEPTH { GROUP } else { WEIGHTS / steps };
+    let groups = panels.div_ceil(most).max(shares).min(panels);
     let workspace = workspace as usize;
     cpu.pool().run(blocks * groups, &|task, worker| {
         // Group after group: a thread's next task is likely to take the same weights.
@@ -83,6 +88,8 @@ struct Block<'a> {
     strip: usize,
     strips: usize,
     rows: &'a Range<usize>,
+    /// What `lay` says of it.
+    at: (*const u8, [usize; 2]),
     panel: usize,
     steps: &'a Range<usize>,
 }
@@ -103,7 +110,7 @@ impl<U: Unit> Task<'_, U> {
                 let start = self.rows.start + strip * STRIP;
                 let rows = &(start..self.rows.end.min(start + STRIP));
                 // SAFETY: a strip of this task's rows; the scratch begins with its room.
-                unsafe { self.lay(rows, steps) };
+                let at = unsafe { self.lay(rows, steps) };
                 let (row, step) = match (strip + 1 < strips, slice + 1 < slices) {
                     (true, _) => (start + STRIP, steps.start),
                     (false, true) => (self.rows.start, steps.end),
@@ -111,7 +118,7 @@ impl<U: Unit> Task<'_, U> {
                 };
                 chores.x = self.job.x.row(row).wrapping_add(step * STEP);
                 for panel in self.panels.clone() {
-                    let block = Block { strip, strips, rows, panel, steps };
+                    let block = Block { strip, strips, rows, at, panel, steps };
                     // SAFETY: the strip was laid out just now.
                     unsafe { self.block(&mut unit, &mut chores, block) };
                 }
@@ -127,7 +134,7 @@ impl<U: Unit> Task<'_, U> {
     /// `run`'s alone: the scratch begins with the strip's slice.
     #[inline(always)]
     unsafe fn block(&self, unit: &mut U, chores: &mut Chores<'_>, block: Block<'_>) {
-        let Block { strip, strips, rows, panel, steps } = block;
+        let Block { strip, strips, rows, at: (a, [step_bytes, row_bytes]), panel, steps } = block;
         let total = self.job.x.cols().div_ceil(STEP);
         let (more, last) = (steps.start > 0, steps.end == total);
         let b = self.job.w.as_ptr().cast::<u8>().wrapping_add((panel * total + steps.start) * 2 * TILE);
@@ -148,7 +155,7 @@ impl<U: Unit> Task<'_, U> {
                 unit.zero()
             }
             for step in 0..steps.len() {
-                unit.step(self.scratch.add(step * 2 * TILE), 64, b.add(step * 2 * TILE));
+                unit.step(a.add(step * step_bytes), row_bytes, b.add(step * 2 * TILE), Near::A);
                 chores.sums.finish(step * each, (step + 1) * each);
                 if last {
                     let asked = rows.start + step * each..rows.start + ((step + 1) * each).min(STRIP);
@@ -163,18 +170,25 @@ impl<U: Unit> Task<'_, U> {
         }
     }
 
-    /// Lays out a strip's slice as tiles, with zeros past the last row and column.
+    /// Where a strip's slice is read: its first row, bytes from step to step, and from row to row. In x, if its lines are
+    /// whole and 32 rows are left; else laid out as tiles, with zeros past the last row and column.
     ///
     /// # Safety
     /// The rows and steps lie in x.
     #[inline(always)]
-    unsafe fn lay(&self, rows: &Range<usize>, steps: &Range<usize>) {
+    unsafe fn lay(&self, rows: &Range<usize>, steps: &Range<usize>) -> (*const u8, [usize; 2]) {
         let x = self.job.x;
+        let (row, step) = (x.ld() * size_of::<Bf16>(), STEP * size_of::<Bf16>());
+        let first = x.row(rows.start).cast::<u8>();
+        if rows.len() == STRIP && x.cols().is_multiple_of(STEP) && (first as usize | row).is_multiple_of(step) {
+            return (first.wrapping_add(steps.start * step), [step, row]);
+        }
         for r in 0..STRIP {
             let columns = if r < rows.len() { x.cols() } else { 0 };
             // SAFETY: a row of x, or nothing of it; its lines of the strip's room.
-            unsafe { lay(x.row(rows.start + r), columns, steps, self.scratch.add(r * 64)) };
+            unsafe { lay(x.row(rows.start + r), columns, steps, self.scratch.add(r * step)) };
         }
+        (self.scratch, [2 * TILE, step])
     }
 }
 

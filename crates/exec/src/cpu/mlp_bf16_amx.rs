@@ -8,7 +8,7 @@
 //! panels and finishes the sums before. Where there are fewer blocks than threads, these share the panels of one product,
 //! then of the other.
 
-use super::amx::{STEP, STRIP, TILE, Unit};
+use super::amx::{Near, STEP, STRIP, TILE, Unit};
 use super::amx_sums::{Sums, Then, ask_out, lay};
 use super::element::Bf16;
 use super::mlp_bf16::Mlp;
@@ -300,6 +300,7 @@ impl<U: Unit> Task<'_, U> {
         let strips = if product.of == 0 { self.own.wrapping_add(self.space.x()) } else { self.hidden };
         let a = strips.wrapping_add((strip * total + steps.start) * 2 * TILE);
         let b = product.weights(panel).wrapping_add(steps.start * 2 * TILE);
+        let near = if product.gated() { Near::Neither } else { Near::B.fitting(steps.len()) };
         let sums = self.own.wrapping_add(self.space.strip() + (strip * GROUP + of) * SUMS).cast::<f32>();
         // SAFETY: `steps` steps of the strip and of the panel; the sums' place, or a room that is free.
         unsafe {
@@ -309,7 +310,7 @@ impl<U: Unit> Task<'_, U> {
                 unit.zero()
             }
             for step in 0..steps.len() {
-                unit.step(a.add(step * 2 * TILE), 64, b.add(step * 2 * TILE));
+                unit.step(a.add(step * 2 * TILE), 64, b.add(step * 2 * TILE), near);
                 chores.sums.finish(step * each, (step + 1) * each);
                 if last && product.of == 1 {
                     let first = self.rows.start + strip * STRIP;

@@ -217,3 +217,27 @@ fn a_row_has_the_same_bits_in_any_company() {
         }
     }
 }
+
+/// Strips of whole lines are read where they are, others laid out first.
+#[test]
+fn where_x_lies_says_nothing() {
+    let n = 40;
+    for k in [1312, 96] {
+        let case = Case::new((70, k, n), Act::None, true, false);
+        let ld = k + 32;
+        let mut lines = vec![Bf16(0x7fc0); 70 * ld + 64];
+        let from = lines.as_ptr().align_offset(64);
+        let room = &mut lines[from..];
+        for (to, row) in room.chunks_mut(ld).zip(case.x.chunks(k)) {
+            to[..k].copy_from_slice(row);
+        }
+        for (name, _, cpu, linear) in ways() {
+            let mut scratch = workspace(&cpu, WORKSPACE.per_unit.0 as usize);
+            let mut y = vec![Bf16(7); 70 * n];
+            let e = EpilogueBf16 { bias: case.bias.as_deref(), ..Default::default() };
+            let (rows, out) = (Rows::new(room, 70, k, ld), RowsMut::new(&mut y, 70, n, n));
+            linear(&cpu, rows, &pack(&case.w, k), e, out, &mut scratch);
+            same(&y, &case.run(&cpu, linear, 0, 70), &format!("{name} {k}"));
+        }
+    }
+}
