@@ -266,11 +266,15 @@ pub(super) unsafe fn keys(
             for (j, line) in tile.into_iter().enumerate() {
                 let line = _mm512_castps_si512(line);
                 _mm512_storeu_si512(to.add(step * TILE + j * LINE).cast(), line);
-                let head = if cut.together == 2 { j / (SIDE / 2) } else { 0 };
-                sums[head] = square(line, sums[head]);
+                // Of two heads their own; of one two chains, each of which is waited for half as long.
+                let half = j / (SIDE / 2);
+                sums[half] = square(line, sums[half]);
             }
         }
-        *squares = [0, 1].map(|head| larger(squares[head], sums[head]));
+        if cut.together == 1 {
+            sums = [_mm512_add_ps(sums[0], sums[1]); 2];
+        }
+        *squares = [larger(squares[0], sums[0]), larger(squares[1], sums[1])];
     }
 }
 
