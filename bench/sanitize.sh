@@ -3,11 +3,14 @@
 #
 #   bench/sanitize.sh TEST_EXEC TEST_CUDA      the test binaries of both crates, as gather_gpu.sh gathers them
 #
-# LIMIT is the most seconds of one run (memcheck slows kernels ten to a hundred times). Ends with a line for each: what was
-# run, the sanitizer's summary, and how the tests ended; 1 where any found something, 2 where any was not run to its end.
+# racecheck also lists hazards inside of cuBLASLt's kernels: only those of ours count. (It is not told to leave others out: version
+# 2025.3 then fails at the first kernel that it leaves out.) LIMIT is the most seconds of one run (memcheck slows kernels ten to a
+# hundred times). Ends with a line for each: what was run, the sanitizer's summary, and
+# how the tests ended; 1 where any found something, 2 where any was not run to its end.
 set -uo pipefail
 exec_tests=${1:?the test binary of plimsoll-exec}
 cuda_tests=${2:?the test binary of plimsoll-cuda}
+kernels=$(cd "$(dirname "${BASH_SOURCE[0]}")/../crates/cuda/src/kernels" && pwd)
 limit=${LIMIT:-300}
 tool=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1)
 if [ -z "$tool" ]; then
@@ -19,14 +22,26 @@ trap 'rm -f "$log"' EXIT
 ended=0
 "$tool" --version | tail -1
 
+# The entries of our files: a|b|c.
+ours=$(cat "$kernels"/*.cu | tr '\n' ' ' | grep -oE '__global__ void (__[a-z_]+__\([^()]*\) *)*[a-z_0-9]+\(' |
+    grep -oE '[a-z_0-9]+\($' | tr -d '(' | sort -u | paste -sd '|')
+
 # check TOOL BINARY TEST...
 check() {
     local which=$1 binary=$2 code summary start=$SECONDS
     shift 2
-    timeout "$limit" "$tool" --tool "$which" --error-exitcode 9 "$binary" --test-threads=1 "$@" >"$log" 2>&1
+    # In a session of its own, which is ended whole: what only loses its tool goes on, on the card.
+    setsid timeout -k 2 "$limit" "$tool" --tool "$which" --error-exitcode 9 "$binary" --test-threads=1 "$@" >"$log" 2>&1 &
+    wait $!
     code=$?
+    kill -9 -- -$! 2>/dev/null
     summary=$(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$log" | tail -1 | sed 's/^=* *//')
     echo "$which $*: ${summary:-no summary}; exit $code after $((SECONDS - start)) s; $(grep -E '^test result' "$log" | tail -1)"
+    if [ "$which $code" = "racecheck 9" ] && grep -q '^test result: ok' "$log" &&
+        ! grep ' access at ' "$log" | grep -qE " at ($ours)\+"; then
+        echo "    all of them inside of kernels that are not ours"
+        code=0
+    fi
     case $code in
     0) ;;
     9) ended=1; grep -E '^=========' "$log" | head -40 ;;
@@ -35,6 +50,8 @@ check() {
 }
 
 for which in memcheck racecheck; do
+    # As little of attention and of norms in front of products as has every form: seconds, where the suites take minutes.
+    check "$which" "$cuda_tests" few_tokens two_tiles
     check "$which" "$exec_tests" cuda_runs_every_case cuda_runs_cases both_models_on_cuda
     # The arena's tests launch nothing: they read what is free, and are refused on purpose.
     check "$which" "$cuda_tests" --skip every_kernel_compiles --skip same_bits --skip arena::

@@ -3,8 +3,8 @@
 # command, and the pipeline against answers of the reference implementations. usage: aarch64.sh [CRATE...]
 # On such a machine it needs Rust and python3. On another also Rust's standard library for it (rustup target add
 # aarch64-unknown-linux-gnu, or the distribution's own), the cross compiler aarch64-linux-gnu-gcc with its C library, and
-# qemu-aarch64 (Debian: gcc-aarch64-linux-gnu, qemu-user), which runs all that is built; SYSROOT is where the C library
-# lies (/usr/aarch64-linux-gnu).
+# qemu-aarch64, which runs all that is built, known to the kernel too, since one test starts itself anew (Debian:
+# gcc-aarch64-linux-gnu, qemu-user, qemu-user-binfmt); SYSROOT is where the C library lies (/usr/aarch64-linux-gnu).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 target=aarch64-unknown-linux-gnu
@@ -23,7 +23,12 @@ if [ "$(uname -m)" != aarch64 ]; then
             exit 1
         fi
     done
-    emulator=(qemu-aarch64 -L "${SYSROOT:-/usr/aarch64-linux-gnu}")
+    if [ ! -e /proc/sys/fs/binfmt_misc/qemu-aarch64 ]; then
+        echo "the kernel does not know qemu-aarch64, by which a test starts itself anew; install qemu-user-binfmt" >&2
+        exit 1
+    fi
+    export QEMU_LD_PREFIX=${SYSROOT:-/usr/aarch64-linux-gnu}
+    emulator=(qemu-aarch64)
     export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
     export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=${emulator[*]}
     export CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc AR_aarch64_unknown_linux_gnu=aarch64-linux-gnu-ar

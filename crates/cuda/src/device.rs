@@ -200,7 +200,8 @@ impl CudaDevice {
     fn pinned(&self, bytes: Bytes) -> Result<Option<Staging>, CudaError> {
         let wanted = match self.options.pinned {
             Some(wanted) => wanted,
-            None => affordable(bytes),
+            // What is free in a container, where it limits this process.
+            None => affordable(bytes, exec::memory::available().free),
         };
         match wanted && bytes > Bytes::ZERO {
             true => Ok(Some(Staging::new(self.context.api, bytes)?)),
@@ -328,9 +329,13 @@ impl Device for CudaDevice {
         Ok(self.graphs.repeat(&self.context, (plan, counts, self.kernels.status.current()))?)
     }
 
-    fn recorded(&mut self, whole: bool) -> Result<(), DeviceError> {
+    fn recorded(&mut self, whole: bool) -> Result<Repeat, DeviceError> {
         self.context.enter()?;
         Ok(self.graphs.recorded(&self.context, whole)?)
+    }
+
+    fn note(&mut self) -> Option<String> {
+        self.graphs.note()
     }
 
     fn fetch(&mut self, at: u64, bytes: Bytes) -> Result<Ticket, DeviceError> {

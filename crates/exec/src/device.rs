@@ -53,9 +53,15 @@ pub trait Device: Send {
         Ok(Repeat::Plain)
     }
 
-    /// Ends what [`Repeat::Record`] began, and runs it unless it broke off.
-    fn recorded(&mut self, _whole: bool) -> Result<(), DeviceError> {
-        Ok(())
+    /// Ends what [`Repeat::Record`] began, and runs it unless it broke off; [`Repeat::Plain`] where there was no room for the
+    /// record: nothing of the step has run.
+    fn recorded(&mut self, _whole: bool) -> Result<Repeat, DeviceError> {
+        Ok(Repeat::Done)
+    }
+
+    /// What it did otherwise than usual since the last call, as a line for people.
+    fn note(&mut self) -> Option<String> {
+        None
     }
 
     /// Notes, as number `n`, when all is done that was asked for so far. False where the host's clock tells.

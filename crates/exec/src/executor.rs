@@ -55,6 +55,11 @@ impl Executor {
         std::mem::take(&mut self.given_back)
     }
 
+    /// What its device did otherwise than usual since the last call, as a line for people.
+    pub fn note(&mut self) -> Option<String> {
+        self.device.note()
+    }
+
     /// What it follows.
     pub fn program(&self) -> &Program {
         &self.program
@@ -136,7 +141,10 @@ impl Executor {
             Repeat::Record => {
                 let ran = run(device.as_mut());
                 let recorded = device.recorded(ran.is_ok());
-                ran.and(recorded)?;
+                ran?;
+                if recorded? == Repeat::Plain {
+                    run(device.as_mut())?;
+                }
             }
         }
         self.tidy()

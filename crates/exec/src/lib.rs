@@ -10,6 +10,7 @@ mod dynamic_codes;
 mod executor;
 mod host;
 mod load;
+pub mod memory;
 mod persistent;
 pub mod reference;
 pub mod scaled;

@@ -9,7 +9,7 @@ use crate::{
     Instr, MemoryPlan, Persistent, PlanError, Policy, Precision, Region, Remat, Schedule, Slice, Target,
     Weights, check, check_target, passes,
 };
-use graph::{Bytes, Def, Graph, ValueId};
+use graph::{Bytes, DType, Def, Graph, Node, Op, ValueId};
 use serde::{Deserialize, Serialize};
 
 /// One step: everything that is needed to run, print, diff and hash it.
@@ -24,6 +24,16 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// What its products are computed in, by the first linear: the type of its weight, or TF32.
+    pub fn products(&self) -> &'static str {
+        let linear = |node: &&Node| matches!(node.op, Op::Linear(_));
+        let Some(first) = self.graph.nodes.iter().find(linear) else { return DType::F32.name() };
+        match matches!(first.op, Op::Linear(linear) if linear.tf32) {
+            true => Precision::Tf32.name(),
+            false => self.graph.spec(first.inputs[1]).dtype.name(),
+        }
+    }
+
     /// Bytes of the parameters that a step reads from their file; zero where all of them are resident.
     pub fn streamed(&self) -> Bytes {
         self.schedule.loads().map(|v| self.graph.spec(v).bytes(&self.graph.bounds)).sum()
@@ -88,7 +98,8 @@ pub(crate) fn compile_checked(
         Ok(graph)
     };
     let mut graph = verified("build", graph.clone())?;
-    if policy.precision != Precision::F32 {
+    has_precision(policy, target)?;
+    if policy.precision.dtype() != DType::F32 {
         graph = verified("precision", passes::inference(&graph, policy.precision)?)?;
     }
     if let Some(policy) = &policy.autodiff {
@@ -115,8 +126,10 @@ pub(crate) fn compile_checked(
     }
     graph = verified("dce", passes::dce(&graph))?;
     if policy.precision.codes().is_some() {
-        has_codes(policy, target)?;
         graph = verified("codes", passes::codes(&graph, policy.precision)?)?;
+    }
+    if policy.precision == Precision::Tf32 {
+        graph = verified("tf32", passes::tf32(&graph)?)?;
     }
     match policy.weights {
         Weights::Trained => {}
@@ -135,17 +148,19 @@ pub(crate) fn compile_checked(
     Ok(Plan { graph, schedule, memory })
 }
 
-/// Products of codes are what some targets have, and nobody's gradients.
-fn has_codes(policy: &Policy, target: &Target) -> Result<(), PlanError> {
-    let (name, target, rates) = (policy.precision.name(), &target.name, &target.rates);
-    let why = if policy.precision == Precision::Fp8 && rates.fp8.is_none() {
-        format!(
-            "fp8 needs products of e4m3, which `{target}` does not have: an NVIDIA GPU of compute capability 8.9 or later"
-        )
-    } else if policy.precision == Precision::Int8 && rates.int8.is_none() {
-        format!(
-            "int8 needs products of integers of 8 bits, which `{target}` does not have: a CPU, calibrated by this version"
-        )
+/// Products of codes and of TF32 are what some targets have, and nobody's gradients.
+fn has_precision(policy: &Policy, target: &Target) -> Result<(), PlanError> {
+    let (name, rates) = (policy.precision.name(), &target.rates);
+    let (rate, what, who) = match policy.precision {
+        Precision::F32 | Precision::Bf16 | Precision::Fp16 => return Ok(()),
+        Precision::Tf32 => {
+            (rates.tf32, "products of TF32", "an NVIDIA GPU; of a calibrated file, one by this version")
+        }
+        Precision::Fp8 => (rates.fp8, "products of e4m3", "an NVIDIA GPU of compute capability 8.9 or later"),
+        Precision::Int8 => (rates.int8, "products of integers of 8 bits", "a CPU, calibrated by this version"),
+    };
+    let why = if rate.is_none() {
+        format!("{name} needs {what}, which `{}` does not have: {who}", target.name)
     } else if policy.autodiff.is_some() || policy.weights == Weights::Trained {
         format!("{name} is for inference")
     } else {

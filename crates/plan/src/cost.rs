@@ -2,7 +2,7 @@
 //! Invariant: no size is computed here.
 
 use crate::Target;
-use graph::{Counts, DType, Graph, Node, PrecisionClass, TensorSpec};
+use graph::{Counts, DType, Graph, Node, Op, PrecisionClass, TensorSpec};
 
 /// Expected seconds of a step of `counts` on `target`.
 pub fn step_seconds(graph: &Graph, target: &Target, counts: Counts) -> f64 {
@@ -19,7 +19,9 @@ pub(crate) fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: 
     let rules = node.op.rules();
     let cost = rules.cost(&ins, &outs, &graph.bounds, counts);
     let any = |dtypes: &[DType]| ins.iter().any(|spec| dtypes.contains(&spec.dtype));
+    let tf32 = matches!(node.op, Op::Linear(linear) if linear.tf32);
     let rate = match rules.precision() {
+        PrecisionClass::Matmul if tf32 => target.rates.tf32.unwrap_or(target.rates.f32),
         PrecisionClass::Matmul if any(&[DType::F8]) => target.rates.fp8.unwrap_or(target.rates.bf16),
         PrecisionClass::Matmul if any(&[DType::I8]) => target.rates.int8.unwrap_or(target.rates.bf16),
         // A product of training has operands of 16 bits beside sums in f32.

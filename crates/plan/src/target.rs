@@ -76,6 +76,9 @@ pub struct Rates {
     pub f32: f64,
     /// bf16 operations per second in matrix products.
     pub bf16: f64,
+    /// Operations per second in matrix products of f32 cut to TF32; none where there are no such products.
+    #[serde(default)]
+    pub tf32: Option<f64>,
     /// e4m3 operations per second in matrix products; none where there are no such products.
     #[serde(default)]
     pub fp8: Option<f64>,
@@ -120,6 +123,9 @@ pub struct KernelRow {
     /// stands before its own scratch.
     #[serde(default)]
     pub widen: bool,
+    /// Whether it also multiplies factors of f32 that are cut to TF32.
+    #[serde(default)]
+    pub tf32: bool,
 }
 
 /// Scratch of a kernel: for each unit `per_unit + per_column * columns` bytes, where the columns are those
@@ -145,6 +151,7 @@ impl KernelRow {
         // Tiles hold bf16 and nothing else.
         let mut weights = node.op.weights().iter().map(|&i| graph.spec(node.inputs[i]).dtype);
         self.op == node.op.name()
+            && (self.tf32 || !matches!(node.op, Op::Linear(linear) if linear.tf32))
             && dtypes.peek().is_some()
             && dtypes.all(|dtype| self.dtypes.contains(&dtype))
             && (self.weights != Layout::Tiles || weights.all(|dtype| dtype == DType::Bf16))
@@ -288,11 +295,12 @@ impl Target {
 
     /// What the planner takes for granted of a target.
     fn check(&self) -> Result<(), String> {
-        let Rates { f32, bf16, fp8, int8, memory, launch, storage } = self.rates;
-        let [fp8, int8] = [fp8, int8].map(|codes| codes.unwrap_or(bf16));
+        let Rates { f32, bf16, tf32, fp8, int8, memory, launch, storage } = self.rates;
+        let [tf32, fp8, int8] = [tf32, fp8, int8].map(|rate| rate.unwrap_or(bf16));
         for (key, rate) in [
             ("f32", f32),
             ("bf16", bf16),
+            ("tf32", tf32),
             ("fp8", fp8),
             ("int8", int8),
             ("memory", memory),

@@ -2,30 +2,12 @@
 //! Invariant: a limit that cannot be read does not exist; nothing here is cached.
 
 use crate::RunError;
+use exec::memory::kib;
 use graph::Bytes;
 use std::fs;
 use std::num::NonZero;
-use std::path::Path;
 
-/// Memory of the space `host`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
-    /// What this process could still take without swapping, container limits honoured.
-    pub free: Bytes,
-    /// All there is, container limits honoured.
-    pub total: Bytes,
-}
-
-/// Memory of this machine now.
-pub fn available() -> Memory {
-    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let field = |name| kib(&meminfo, name).unwrap_or(Bytes::ZERO);
-    let host = Memory { free: field("MemAvailable:"), total: field("MemTotal:") };
-    cgroup_limits().into_iter().fold(host, |m, (limit, used)| Memory {
-        free: m.free.min(limit.saturating_sub(used)),
-        total: m.total.min(limit),
-    })
-}
+pub use exec::memory::{Memory, available};
 
 /// Cores that this process may use: affinity and container quota honoured.
 pub fn cores() -> usize {
@@ -37,41 +19,6 @@ pub fn resident() -> (Bytes, Bytes) {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let field = |name| kib(&status, name).unwrap_or(Bytes::ZERO);
     (field("VmRSS:"), field("VmHWM:"))
-}
-
-/// `Name:   123 kB` -> bytes.
-fn kib(text: &str, name: &str) -> Option<Bytes> {
-    let line = text.lines().find_map(|l| l.strip_prefix(name))?;
-    let number = line.split_whitespace().next()?.parse::<u64>().ok()?;
-    Some(Bytes(number * 1024))
-}
-
-/// (limit, used) of this process's memory cgroup and all above it.
-fn cgroup_limits() -> Vec<(Bytes, Bytes)> {
-    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let read = |path: &Path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok().map(Bytes);
-    let mut limits = vec![];
-    for line in own.lines() {
-        let mut fields = line.splitn(3, ':');
-        let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
-            continue;
-        };
-        let (root, limit, used) = match controllers {
-            "" => ("/sys/fs/cgroup", "memory.max", "memory.current"),
-            c if c.split(',').any(|c| c == "memory") => {
-                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
-            }
-            _ => continue,
-        };
-        let root = Path::new(root);
-        let folder = root.join(path.trim_start_matches('/'));
-        for level in folder.ancestors().take_while(|l| l.starts_with(root)) {
-            if let (Some(limit), Some(used)) = (read(&level.join(limit)), read(&level.join(used))) {
-                limits.push((limit, used));
-            }
-        }
-    }
-    limits
 }
 
 /// A memory budget as a person writes it: `2GiB`, `500MB`, `80%` of what is free, or plain bytes.

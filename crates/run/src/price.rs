@@ -8,11 +8,10 @@ use crate::{RunError, Settings, Silent, machine};
 use data::bounded;
 use data::printable::Place;
 use data::weights::HubEnv;
-use graph::{Bytes, DType, Op};
+use graph::Bytes;
 use models::{Encoder, Output, known};
 use plan::{
-    Dump, OPEN_STEPS, Plan, PlanError, Policy, Precision, Program, Search, Stream, Target, Weights,
-    compile_with,
+    Dump, OPEN_STEPS, PlanError, Policy, Precision, Program, Search, Stream, Target, Weights, compile_with,
 };
 use serde_json::{Value, json};
 use std::path::Path;
@@ -146,7 +145,7 @@ pub fn to_text(model: &str, program: &Program) -> Result<String, RunError> {
             b.tokens,
             b.sequences,
             b.longest,
-            precision_of(plan)
+            plan.products()
         );
         text += &match program.streamed() {
             Bytes::ZERO => "weights are resident\n".to_owned(),
@@ -168,10 +167,4 @@ pub fn to_text(model: &str, program: &Program) -> Result<String, RunError> {
 /// Memory of the host through which steps' inputs and outputs travel.
 fn host_staging(program: &Program) -> Bytes {
     program.host_staging().into_iter().sum()
-}
-
-/// The element type of a plan's products.
-fn precision_of(plan: &Plan) -> &'static str {
-    let linear = plan.graph.nodes.iter().find(|node| matches!(node.op, Op::Linear(_)));
-    linear.map_or(DType::F32, |node| plan.graph.spec(node.inputs[1]).dtype).name()
 }

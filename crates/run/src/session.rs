@@ -213,7 +213,7 @@ pub(crate) fn on_cpu(asked: Option<Precision>) -> Result<Precision, RunError> {
         None if Isa::detect().has_tiles() => Ok(Precision::Bf16),
         None | Some(Precision::F32) => Ok(Precision::F32),
         Some(named @ (Precision::Bf16 | Precision::Int8)) => Ok(named),
-        Some(other @ (Precision::Fp16 | Precision::Fp8)) => Err(RunError::Refused(format!(
+        Some(other @ (Precision::Tf32 | Precision::Fp16 | Precision::Fp8)) => Err(RunError::Refused(format!(
             "--precision {}: the CPU computes in bf16, f32 or int8; give one of these or auto, or --device cuda",
             other.name()
         ))),

@@ -65,7 +65,7 @@ Keys of --json:
   planned_peak_bytes, resident_bytes, resident_peak_bytes
   kernels                               slowest first: op, label, shape, launches, seconds, share (they
                                         sum to 1), tflops, gb_per_s
-Keys of --calibrate --json: target (the file), about, rates (f32, bf16, fp8, int8, memory, launch; storage, null
+Keys of --calibrate --json: target (the file), about, rates (f32, tf32, bf16, fp8, int8, memory, launch; storage, null
 where the disk's cache cannot be passed by), products (on a GPU, by model, what its results' bits depend on)";
 
 /// Sequences and tokens of each where nothing else is asked for.

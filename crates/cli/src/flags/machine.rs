@@ -98,6 +98,8 @@ pub enum Precision {
     /// 5 bits of exponent, 11 of precision; sums, norms and means in f32
     Fp16,
     F32,
+    /// As f32, but the models' linear layers cut what they multiply to 11 bits of precision; sums in f32. A GPU alone
+    Tf32,
     /// The encoders' products of 8 bits, 4 of precision, with scales; the rest as bf16. Compute capability 8.9 and later
     Fp8,
     /// The encoders' products of integers of 8 bits, with scales; the rest as bf16. The CPU alone
@@ -112,6 +114,7 @@ impl Precision {
             Self::Bf16 => Some(run::Precision::Bf16),
             Self::Fp16 => Some(run::Precision::Fp16),
             Self::F32 => Some(run::Precision::F32),
+            Self::Tf32 => Some(run::Precision::Tf32),
             Self::Fp8 => Some(run::Precision::Fp8),
             Self::Int8 => Some(run::Precision::Int8),
         }

@@ -13,8 +13,8 @@ use std::process::ExitCode;
 ///
 /// Compares with published values of released models, with answers that lie beside the weights
 /// (golden.safetensors), and with what must hold for any model: finite values, the same bits in any company, tokens
-/// that can be read back, a language model that names what it sees. With --precision bf16, int8 on the CPU, or fp16 or
-/// fp8 on a GPU, it also says how far hidden states and scores are from those in f32. Exit code 0 when all models pass, 1
+/// that can be read back, a language model that names what it sees. With --precision bf16, int8 on the CPU, or tf32,
+/// fp16 or fp8 on a GPU, it also says how far hidden states and scores are from those in f32. Exit code 0 when all models pass, 1
 /// otherwise.
 #[derive(Debug, Args)]
 pub struct Verify {

@@ -169,7 +169,7 @@ impl Trial<'_> {
     fn algorithms(&self) -> Result<Vec<Choice>, CudaError> {
         let Description { handle, operation, w, x, y, .. } = self.description;
         self.description.set_launch(&self.operands)?;
-        let preference = Preference::new(self.description, self.form.dtype, self.operands.workspace.1)?;
+        let preference = Preference::new(self.description, self.form, self.operands.workspace.1)?;
         let (mut found, mut count) = ([NOTHING; CANDIDATES], 0);
         // SAFETY: the descriptors live; at most `CANDIDATES` results are written.
         let code = unsafe {
@@ -341,7 +341,7 @@ struct Preference<'a> {
 }
 
 impl<'a> Preference<'a> {
-    fn new(description: &'a Description, dtype: DType, workspace: u64) -> Result<Self, CudaError> {
+    fn new(description: &'a Description, form: Form, workspace: u64) -> Result<Self, CudaError> {
         use lt::cublasLtMatmulPreferenceAttributes_t as A;
         let mut made = Self { description, raw: ptr::null_mut() };
         // SAFETY: the pointer is to a field of a local.
@@ -350,7 +350,8 @@ impl<'a> Preference<'a> {
         made.set(A::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace)?;
         // No scheme of reduction: sums are not split.
         made.set(A::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &0u32)?;
-        let implementations = match dtype {
+        let implementations = match form.dtype {
+            DType::F32 if form.tf32 => !0,
             // All but those on tensor cores (cublasLt.h: bits 1 to 7), which would cut f32 to fewer bits.
             DType::F32 => !0xfe_u64,
             DType::Bf16 | DType::F16 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => !0,

@@ -102,8 +102,12 @@ impl Description {
         let (given, out) = (element(form.dtype), element(form.out()));
         let (operation, w, x, y) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
         let mut made = Self { handle, form, operation, w, x, y };
-        // Operands of 16 bits are summed in f32, and those of f32 are not cut to TF32: that is a compute type of its own.
-        let (compute, scale) = (lt::cublasComputeType_t::CUBLAS_COMPUTE_32F, lt::cudaDataType_t::CUDA_R_32F);
+        // Operands of 16 bits are summed in f32, and those of f32 are cut to TF32 only by name: a compute type of its own.
+        let compute = match form.tf32 {
+            true => lt::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+            false => lt::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+        };
+        let scale = lt::cudaDataType_t::CUDA_R_32F;
         // SAFETY: pointers are to fields of a local; what was made before a failure is undone by its drop.
         unsafe {
             let code = (api.cublasLtMatmulDescCreate)(&mut made.operation, compute, scale);

@@ -156,7 +156,8 @@ impl Tile {
 
 /// A sample of it.
 pub(super) fn every_kernel() -> Vec<Kernel> {
-    let form = |dtype, epilogue| Form { n: 2560, k: 2560, dtype, bias: true, epilogue, norm: None };
+    let form =
+        |dtype, epilogue| Form { n: 2560, k: 2560, dtype, tf32: false, bias: true, epilogue, norm: None };
     let [none, gelu, residual, gate] =
         [Epilogue::None, Epilogue::Gelu, Epilogue::Residual, Epilogue::Gate].map(|e| form(DType::Bf16, e));
     let of = |tile: Tile| {

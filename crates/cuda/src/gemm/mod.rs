@@ -37,6 +37,8 @@ pub(crate) struct Form {
     pub(crate) k: u64,
     /// Of x and w: a float.
     pub(crate) dtype: DType,
+    /// Whether f32 is cut to TF32 for the tensor cores.
+    pub(crate) tf32: bool,
     pub(crate) bias: bool,
     pub(crate) epilogue: Epilogue,
     /// The type of gamma and beta, where rows of x go through a layer norm first.
@@ -83,7 +85,8 @@ impl Form {
 
 impl fmt::Display for Form {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { n, k, dtype, bias, epilogue, norm } = *self;
+        let Self { n, k, dtype, tf32, bias, epilogue, norm } = *self;
+        let factors = if tf32 { "tf32" } else { dtype.name() };
         let bias = if bias { "bias" } else { "-" };
         let behind = match epilogue {
             Epilogue::None => "-",
@@ -91,7 +94,7 @@ impl fmt::Display for Form {
             Epilogue::Residual => "residual",
             Epilogue::Gate => "gate",
         };
-        write!(f, "{n} {k} {} {bias} {behind}", dtype.name())?;
+        write!(f, "{n} {k} {factors} {bias} {behind}")?;
         norm.map_or(Ok(()), |params| write!(f, " norm {}", params.name()))
     }
 }
@@ -345,7 +348,8 @@ pub(crate) fn own_norms() -> Vec<&'static str> {
 
 /// Every kernel of this folder, in every form.
 pub(crate) fn every_kernel() -> Vec<Kernel> {
-    let form = |dtype| Form { n: 1, k: 1, dtype, bias: false, epilogue: Epilogue::None, norm: None };
+    let form =
+        |dtype| Form { n: 1, k: 1, dtype, tf32: false, bias: false, epilogue: Epilogue::None, norm: None };
     let forms = [DType::F32, DType::Bf16, DType::F16, DType::F8].map(form);
     let gate = |dtype| Form { epilogue: Epilogue::Gate, ..form(dtype) }.kernel("product");
     let gates = [DType::F32, DType::Bf16].map(gate);

@@ -181,7 +181,7 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
             (Epilogue::Gelu, DType::Bf16, DType::F32),
             (Epilogue::Gelu, DType::F16, DType::F16),
         ] {
-            let form = Form { n: 4 * k, k, dtype, bias: true, epilogue, norm: Some(params) };
+            let form = Form { n: 4 * k, k, dtype, tf32: false, bias: true, epilogue, norm: Some(params) };
             kernels.extend(NORMED.map(|normed| normed.kernel(form)));
         }
     }

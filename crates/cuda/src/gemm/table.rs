@@ -128,10 +128,18 @@ mod tests {
     use graph::DType;
     use graph::ops::Epilogue;
 
-    const FORM: Form =
-        Form { n: 10240, k: 2560, dtype: DType::Bf16, bias: true, epilogue: Epilogue::None, norm: None };
+    const FORM: Form = Form {
+        n: 10240,
+        k: 2560,
+        dtype: DType::F32,
+        tf32: false,
+        bias: true,
+        epilogue: Epilogue::None,
+        norm: None,
+    };
     const OTHER: Form = Form { epilogue: Epilogue::Residual, ..FORM };
     const THIRD: Form = Form { epilogue: Epilogue::Gelu, ..FORM };
+    const CUT: Form = Form { tf32: true, ..FORM };
 
     fn words(choice: Option<Choice>) -> Option<String> {
         choice.as_ref().map(text)
@@ -155,6 +163,7 @@ mod tests {
         assert_eq!(own.as_deref(), Some("own"));
         assert_eq!(hopper, Some(format!("wgmma {}", TILES[1].name)));
         assert_eq!(words(again.get(&FORM, 16_385)), None, "other rows");
+        assert_eq!(words(again.get(&CUT, 16_384)), None, "f32 and TF32 are timed apart");
         assert_eq!(words(open("other card").get(&FORM, 16_384)), None, "another card");
 
         let text = fs::read_to_string(&file).expect("it was written");

@@ -26,7 +26,7 @@ pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError
     let (scratch, bytes) = call.workspace()?;
     let (n, k, dtype) = (y.columns, x.stride(), x.dtype);
     let (params, norm) = norm(call, op)?.unzip();
-    let form = Form { n, k, dtype, bias: bias.is_some(), epilogue: op.epilogue, norm: params };
+    let form = Form { n, k, dtype, tf32: op.tf32, bias: bias.is_some(), epilogue: op.epilogue, norm: params };
     if form.norm.is_some() && !gemm::has_norms(call.context, form) {
         let widest = gemm::WIDEST;
         return Err(call.refused(format!(

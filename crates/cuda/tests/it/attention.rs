@@ -177,3 +177,38 @@ fn heads_are_the_definition_and_have_the_same_bits_in_any_company() {
         }
     }
 }
+
+/// As few tokens as have whole and broken tiles of queries and keys, and as many short sequences as make blocks that stay take
+/// several: what a tool that follows every access to shared memory ends in seconds (`bench/sanitize.sh`).
+fn few_tokens(heads: &[(u32, bool)]) {
+    if !cards().is_ok_and(|cards| !cards.is_empty()) {
+        println!("skipped: no CUDA device");
+        return;
+    }
+    for &head in heads {
+        // Short ones and long ones have forms of their own.
+        for lengths in [vec![1, 17, 66], vec![200, 131], vec![3; 400]] {
+            let mut batch = Batch::new(head, DType::Bf16, lengths);
+            batch.op.bias = if batch.op.rotary { Bias::None } else { Bias::Alibi };
+            let rows = random(&batch, 1.0);
+            let found = batch.run(&rows);
+            let distance = batch.distance(&rows, &found);
+            assert!(distance <= 2f64.powi(-7), "{head:?}: {distance:e}");
+        }
+    }
+}
+
+#[test]
+fn few_tokens_of_narrow_heads() {
+    few_tokens(&[(16, true), (24, true), (32, false)]);
+}
+
+#[test]
+fn few_tokens_of_heads_of_64_columns() {
+    few_tokens(&[(64, true), (64, false)]);
+}
+
+#[test]
+fn few_tokens_of_heads_of_128_columns() {
+    few_tokens(&[(128, true), (128, false)]);
+}

@@ -41,6 +41,8 @@ struct Case {
     ins: Vec<Operand>,
     out: Operand,
     workspace: (u64, Bytes),
+    /// Of a full step.
+    rows: u64,
     values: Vec<Vec<f64>>,
 }
 
@@ -50,7 +52,18 @@ impl Case {
         Self::on(CudaDevice::without_timing(0).expect("a card"), (n, k), dtype, linear, in_place)
     }
 
-    fn on(mut device: CudaDevice, (n, k): (u64, u64), dtype: DType, linear: Linear, in_place: bool) -> Self {
+    fn on(device: CudaDevice, shape: (u64, u64), dtype: DType, linear: Linear, in_place: bool) -> Self {
+        Self::of(device, [FULL, shape.0, shape.1], dtype, linear, in_place)
+    }
+
+    /// With so many rows in a full step.
+    fn of(
+        mut device: CudaDevice,
+        [rows, n, k]: [u64; 3],
+        dtype: DType,
+        linear: Linear,
+        in_place: bool,
+    ) -> Self {
         let t = Dim::Tokens(1);
         let products = if linear.epilogue == Epilogue::Gate { 2 * n } else { n };
         let mut shapes = vec![vec![t, Dim::Fixed(k)], vec![Dim::Fixed(products), Dim::Fixed(k)]];
@@ -74,7 +87,7 @@ impl Case {
             .map(|(i, shape)| {
                 let spec = TensorSpec::activation(shape, of(i));
                 let at = end;
-                end += spec.bytes_at(full()).align_up(256).0;
+                end += spec.bytes_at(full(rows)).align_up(256).0;
                 Operand { at, spec }
             })
             .collect();
@@ -86,9 +99,12 @@ impl Case {
         device.alloc_arena(Bytes(end + scratch.0)).expect("memory");
         device.fill(0, Bytes(end), 0xFF).expect("fill");
         let (op, workspace) = (Op::Linear(linear), (end, scratch));
-        let mut case = Self { device, op, ins: operands, out, workspace, values: vec![] };
-        case.launch(FULL, true);
-        case.values = case.ins.iter().enumerate().map(|(i, operand)| random(operand, i as u64)).collect();
+        let mut case = Self { device, op, ins: operands, out, workspace, rows, values: vec![] };
+        case.launch(rows, true);
+        case.values = case.ins.iter().enumerate().map(|(i, operand)| random(operand, i as u64, rows)).collect();
+        if linear.tf32 {
+            case.values[..2].iter_mut().flatten().for_each(|x| *x = cut_to_tf32(*x));
+        }
         case
     }
 
@@ -102,7 +118,7 @@ impl Case {
 
     /// The bytes of the whole output after a step of some rows, whose first is row `shift` of the operands.
     fn run(&mut self, rows: u64, shift: usize) -> Vec<u8> {
-        let mut bytes = vec![0; self.out.bytes(full()).0 as usize];
+        let mut bytes = vec![0; self.out.bytes(full(self.rows)).0 as usize];
         self.device.fill(self.out.at, Bytes(bytes.len() as u64), 0xFF).expect("fill");
         for (operand, values) in self.ins.iter().zip(&self.values) {
             let by_token = operand.spec.shape[0] == Dim::Tokens(1);
@@ -117,6 +133,12 @@ impl Case {
         self.launch(rows, false);
         self.device.download(self.out.at, &mut bytes).expect("download");
         bytes
+    }
+
+    /// Takes the operands of a case with a norm in front, whose rows go through it here.
+    fn normalised_of(&mut self, case: &Self, linear: Linear, norm: LayerNorm) {
+        let rows = normalised(case, linear, norm);
+        self.values = [vec![rows], case.values[1..linear.norm_at()].to_vec()].concat();
     }
 
     fn row(&self) -> usize {
@@ -154,6 +176,10 @@ impl Case {
             DType::F8 | DType::I8 | DType::I32 | DType::U8 => panic!("no product"),
         };
         let mut summing = 2f64.powi(-22) * (k as f64 * squares).sqrt().max(s.abs()) + 1e-7;
+        if linear.tf32 {
+            // Tensor cores drop the last bits where they add.
+            summing *= 4.0;
+        }
         if linear.prologue != Prologue::None {
             // Normalised rows are rounded: ten times what half a unit of each adds up to.
             summing += 3.0 * rounding * squares.sqrt();
@@ -219,12 +245,17 @@ impl Case {
     }
 }
 
-fn full() -> Counts {
-    Counts { tokens: FULL, sequences: 1 }
+/// Without the bits that TF32 has not.
+fn cut_to_tf32(x: f64) -> f64 {
+    f64::from(f32::from_bits((x as f32).to_bits() & !0x1fff))
+}
+
+fn full(rows: u64) -> Counts {
+    Counts { tokens: rows, sequences: 1 }
 }
 
 /// Numbers in [-1, 1) that the element type has.
-fn random(operand: &Operand, seed: u64) -> Vec<f64> {
+fn random(operand: &Operand, seed: u64, rows: u64) -> Vec<f64> {
     let mut state = 0x9e37_79b9_7f4a_7c15 ^ (seed + 1);
     let mut next = || {
         // xorshift64 (Marsaglia 2003).
@@ -233,7 +264,7 @@ fn random(operand: &Operand, seed: u64) -> Vec<f64> {
         state ^= state << 17;
         (state >> 40) as f64 / f64::from(1 << 23) - 1.0
     };
-    let elements: u64 = operand.spec.shape.iter().map(|d| d.at(full())).product();
+    let elements: u64 = operand.spec.shape.iter().map(|d| d.at(full(rows))).product();
     let values: Vec<f64> = (0..elements).map(|_| next()).collect();
     decode(&encode(&values, &operand.spec), &operand.spec)
 }
@@ -320,6 +351,10 @@ fn every_form_is_the_sum_in_f64() {
                 for (epilogue, in_place) in forms.into_iter().filter(|&(epilogue, _)| !codes(epilogue)) {
                     let linear = Linear::new(bias, epilogue);
                     Case::new(n, k, dtype, linear, in_place).check(linear);
+                    if dtype == DType::F32 {
+                        let linear = Linear { tf32: true, ..linear };
+                        Case::new(n, k, dtype, linear, in_place).check(linear);
+                    }
                 }
             }
         }
@@ -331,13 +366,42 @@ fn rows_have_the_same_bits_in_any_batch() {
     if !found() {
         return;
     }
-    let linear = Linear::new(true, Epilogue::None);
-    for dtype in dtypes() {
+    let whole = Linear::new(true, Epilogue::None);
+    let cut = (DType::F32, Linear { tf32: true, ..whole });
+    for (dtype, linear) in dtypes().map(|dtype| (dtype, whole)).chain([cut]) {
         for (n, k) in [(1920, 640), (640, 2560), (512, 1152), (2, 512), (33, 2), (33, 1), (1, 33), (65, 130)] {
             let mut case = Case::new(n, k, dtype, linear, false);
             let full = case.check(linear);
             case.check_batches(&full);
         }
+    }
+}
+
+#[test]
+fn f32_is_cut_to_tf32_by_name_alone() {
+    if !found() {
+        return;
+    }
+    let (n, k) = (640, 2560);
+    let of = |tf32, timed| {
+        let linear = Linear { tf32, ..Linear::new(false, Epilogue::None) };
+        let device = if timed { CudaDevice::new(0) } else { CudaDevice::without_timing(0) };
+        let mut case = Case::on(device.expect("a card"), (n, k), DType::F32, linear, false);
+        // Whole factors, for both.
+        case.values = case.ins.iter().enumerate().map(|(i, operand)| random(operand, i as u64, FULL)).collect();
+        let found = decode(&case.run(FULL, 0), &case.out.spec);
+        let plain = Linear::new(false, Epilogue::None);
+        let wanted = (0..64).map(|row| case.expected(plain, row, row).0).collect::<Vec<f64>>();
+        let found = (0..64).map(|row| found[row * n as usize + row]);
+        let error: f64 = found.zip(&wanted).map(|(f, w)| (f - w).powi(2)).sum();
+        let distance = (error / wanted.iter().map(|w| w * w).sum::<f64>()).sqrt();
+        println!("{:?}: relative L2 {distance:.2e}", case.device.products());
+        distance
+    };
+    for timed in [false, true] {
+        let (whole, cut) = (of(false, timed), of(true, timed));
+        // bf16's 8 bits of mantissa would give 2e-3.
+        assert!(whole < 2e-6 && (5e-5..1e-3).contains(&cut), "{whole} and {cut}");
     }
 }
 
@@ -385,15 +449,16 @@ fn normalised(case: &Case, linear: Linear, norm: LayerNorm) -> Vec<f64> {
     let ins = [at.clone(), case.ins[params].clone(), case.ins[params + 1].clone()];
     // Behind all operands, where the other device has its workspace.
     let y = Operand { at: case.workspace.0, ..at.clone() };
-    device.alloc_arena(Bytes(y.at) + y.bytes(full())).expect("memory");
+    let counts = full(case.rows);
+    device.alloc_arena(Bytes(y.at) + y.bytes(counts)).expect("memory");
     let outs = [Some(y.clone()), None, None];
-    let launch = Launch { op: &op, ins: &ins, outs: &outs, workspace: None, counts: full() };
+    let launch = Launch { op: &op, ins: &ins, outs: &outs, workspace: None, counts };
     device.prepare(&launch).expect("a norm");
     for (operand, values) in ins.iter().zip([&case.values[0], &case.values[params], &case.values[params + 1]]) {
         device.upload(operand.at, &encode(values, &operand.spec)).expect("upload");
     }
     device.launch(&launch).expect("a norm");
-    let mut bytes = vec![0; y.bytes(full()).0 as usize];
+    let mut bytes = vec![0; y.bytes(counts).0 as usize];
     device.download(y.at, &mut bytes).expect("download");
     decode(&bytes, &y.spec)
 }
@@ -418,8 +483,7 @@ fn a_norm_in_front_has_the_bits_of_the_two_apart() {
                 case.check_batches(&full);
                 let device = CudaDevice::with_product(0, CudaDevice::own_products()[0]).expect("a card");
                 let mut apart = Case::on(device, (n, k), dtype, plain, false);
-                let rows = normalised(&case, linear, norm);
-                apart.values = [vec![rows], case.values[1..linear.norm_at()].to_vec()].concat();
+                apart.normalised_of(&case, linear, norm);
                 assert!(apart.run(FULL, 0) == full, "{}: not the bits of {}", case.name(), apart.name());
                 // Few rows go through two kernels unless one is named.
                 let device = CudaDevice::without_timing(0).expect("a card");
@@ -427,6 +491,34 @@ fn a_norm_in_front_has_the_bits_of_the_two_apart() {
                 few.values = case.values.clone();
                 assert!(few.run(FULL, 0) == full, "{}: not the bits of {}", few.name(), case.name());
             }
+        }
+    }
+}
+
+/// As little as has whole and broken tiles, stages and words: what a tool that follows every access to shared memory ends in
+/// seconds (`bench/sanitize.sh`).
+#[test]
+fn a_norm_in_front_of_two_tiles() {
+    if !on_hopper() {
+        return;
+    }
+    let norm = LayerNorm { eps: 1e-5 };
+    for name in CudaDevice::own_norms() {
+        for k in [8, 72] {
+            let ([rows, n], dtype) = ([131, 72], DType::Bf16);
+            let plain = Linear::new(true, Epilogue::Gelu);
+            let linear = Linear { prologue: Prologue::LayerNorm(norm), ..plain };
+            let [one, two] = [name, CudaDevice::own_products()[0]]
+                .map(|name| CudaDevice::with_product(0, name).expect("a card"));
+            let mut case = Case::of(one, [rows, n, k], dtype, linear, false);
+            let mut apart = Case::of(two, [rows, n, k], dtype, plain, false);
+            apart.normalised_of(&case, linear, norm);
+            assert!(
+                apart.run(rows, 0) == case.run(rows, 0),
+                "{}: not the bits of {}",
+                case.name(),
+                apart.name()
+            );
         }
     }
 }
@@ -449,7 +541,7 @@ fn norms_that_no_kernel_has_are_refused() {
         let spec = TensorSpec::activation(vec![Dim::Fixed(k)], DType::F32);
         case.ins.extend([0, 0].map(|at| Operand { at, spec: spec.clone() }));
         let (op, ins, outs) = (&case.op, &case.ins[..], [Some(case.out.clone())]);
-        let launch = Launch { op, ins, outs: &outs, workspace: Some(case.workspace), counts: full() };
+        let launch = Launch { op, ins, outs: &outs, workspace: Some(case.workspace), counts: full(FULL) };
         let error = case.device.prepare(&launch).expect_err("no such kernel").to_string();
         assert!(
             error.contains("norms are in front of products of 16 bits with at most 640 columns"),
@@ -478,7 +570,7 @@ fn mixed_types_are_refused() {
     let mut case = Case::new(64, 64, DType::F32, Linear::new(false, Epilogue::None), false);
     case.ins[1].spec.dtype = DType::Bf16;
     let (op, ins, outs) = (&case.op, &case.ins[..], [Some(case.out.clone())]);
-    let launch = Launch { op, ins, outs: &outs, workspace: Some(case.workspace), counts: full() };
+    let launch = Launch { op, ins, outs: &outs, workspace: Some(case.workspace), counts: full(FULL) };
     let error = case.device.prepare(&launch).expect_err("mixed types").to_string();
     assert!(error.contains("one float type, not f32, bf16, f32"), "{error}");
 }

@@ -139,6 +139,7 @@ fn row(op: &str, kernel: &str, takes: Takes) -> KernelRow {
         weights,
         workspace,
         widen: takes.widens(),
+        tf32: false,
     }
 }
 

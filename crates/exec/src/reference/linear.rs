@@ -17,9 +17,10 @@ pub(super) fn eval(op: &Linear, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, R
     };
     let x_rows = normed.as_deref().unwrap_or(x.data).chunks(x.columns.max(1));
     let mut y = Vec::with_capacity(x.rows * w.rows);
+    let product = if op.tf32 { dot_of_cut } else { dot };
     for x in x_rows {
         for (n, w) in w.iter_rows().enumerate() {
-            let s = dot(x, w) + bias.map_or(0.0, |b| b[n]);
+            let s = product(x, w) + bias.map_or(0.0, |b| b[n]);
             let s = match op.epilogue {
                 Epilogue::None => s,
                 Epilogue::Gelu => gelu(s),
@@ -35,6 +36,18 @@ pub(super) fn eval(op: &Linear, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, R
         return Ok(vec![Tensor::f64(&[x.rows, half], gated.collect())]);
     }
     Ok(vec![Tensor::f64(&[x.rows, w.rows], y)])
+}
+
+/// Of factors cut to TF32.
+fn dot_of_cut(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(&a, &b)| cut_to_tf32(a) * cut_to_tf32(b)).sum()
+}
+
+/// The nearest number of TF32: 8 bits of exponent and 10 of mantissa, halves away from zero (PTX ISA, `cvt.rna.tf32.f32`).
+fn cut_to_tf32(x: f64) -> f64 {
+    const DROPPED: u32 = 13;
+    let bits = (x as f32).to_bits() + (1 << (DROPPED - 1));
+    f64::from(f32::from_bits(bits >> DROPPED << DROPPED))
 }
 
 #[cfg(test)]
@@ -81,6 +94,19 @@ mod tests {
         let norm = LayerNorm { eps: 3.0 };
         let op = Linear { prologue: Prologue::LayerNorm(norm), ..Linear::new(true, Epilogue::Residual) };
         check(Op::Linear(op), &[x, w, b, r, gamma, beta], &[Tensor::f32(&[1, 1], vec![15.5])], 0.0);
+    }
+
+    #[test]
+    fn factors_are_cut_to_tf32_and_sums_are_not() {
+        // 1 + 2^-11 is a half: up to 1 + 2^-10; 1 + 2^-12 is cut to 1, and so is -(1 + 2^-12).
+        let half = 1.0 + 2f32.powi(-11);
+        let quarter = 1.0 + 2f32.powi(-12);
+        let x = Tensor::f32(&[3, 1], vec![half, quarter, -quarter]);
+        let w = Tensor::f32(&[1, 1], vec![1.0]);
+        let b = Tensor::f32(&[1], vec![2f32.powi(-20)]);
+        let op = Linear { tf32: true, ..Linear::new(true, Epilogue::None) };
+        let y = [1.0 + 2f32.powi(-10), 1.0, -1.0].map(|s| s + 2f32.powi(-20));
+        check(Op::Linear(op), &[x, w, b], &[Tensor::f32(&[3, 1], y.to_vec())], 0.0);
     }
 
     #[test]

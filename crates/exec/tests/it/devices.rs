@@ -1,7 +1,7 @@
 //! Every op case on every device. Invariant: a device either computes an op within its tolerance or its
 //! target says `Unsupported`.
 
-use crate::op_cases::{Case, attention, cases, experts, optimizer};
+use crate::op_cases::{Case, attention, cases, experts, linear, optimizer};
 use crate::rig::{On, load_as, output, output_i32, output_u8, run};
 use graph::ops::{Epilogue, Mask, Quantize, Quantized};
 use graph::{Counts, DType, Op, Role, TensorSpec};
@@ -198,6 +198,29 @@ fn cuda_runs_every_case_of_inference() {
         ops.insert(case.op.name());
     }
     assert!(ops.len() >= 15, "only {ops:?}");
+}
+
+/// Products of TF32 are a card's alone: the CPU's kernels refuse them, and f32 is not cut without being asked.
+#[test]
+fn products_of_tf32_are_those_of_the_reference() {
+    let cuda = On::cuda(Precision::F32);
+    let cpu = On::every_cpu()[0];
+    for case in linear::tf32() {
+        compare(On::Reference, &case, Weights::Resident);
+        assert!(!ran(load_as(cpu, &case.graph(), false, Weights::Resident, |_, _, _| {})), "{}", case.name);
+        if let Some(on) = cuda {
+            let first = compare(on, &case, Weights::Resident);
+            assert!(results(on, &case, Weights::Resident) == first, "{}: bits differ", case.name);
+        }
+    }
+}
+
+fn ran(executor: Result<Executor, PlanError>) -> bool {
+    match executor {
+        Ok(_) => true,
+        Err(PlanError::Unsupported { .. }) => false,
+        Err(error) => panic!("{error}"),
+    }
 }
 
 /// As [`compare`], where there is a CUDA kernel.

@@ -7,7 +7,7 @@
 
 pub mod attention;
 pub mod experts;
-mod linear;
+pub mod linear;
 mod mlp;
 pub mod optimizer;
 mod products;

@@ -2,11 +2,11 @@
 
 use crate::rig::{On, load, output, run};
 use cuda::{CudaDevice, Options};
-use graph::{Bounds, Builder, Counts, DType, Dim};
+use graph::{Bounds, Builder, Bytes, Counts, DType, Dim};
 use models::{Encoder, Output};
 use plan::{Precision, Program, Weights};
 use plimsoll_exec::cpu::Isa;
-use plimsoll_exec::{Data, DeviceError, Executor, Span, Submitted};
+use plimsoll_exec::{Data, Device, DeviceError, Executor, Span, Submitted};
 use std::ops::Range;
 
 const BOUNDS: Bounds = Bounds { tokens: 64, sequences: 4, longest: 40 };
@@ -176,6 +176,36 @@ fn every_use_of_a_gpu_gives_the_same_bits() {
             assert!(found == wanted, "{options:?}, {placed:?}");
         }
     }
+}
+
+/// Steps whose record finds no room are launched kernel by kernel.
+#[test]
+fn a_full_gpu_gives_the_same_bits() {
+    if std::env::var_os("PLIMSOLL_FULL_GPU").is_none() {
+        println!("skipped: it takes all memory of the first GPU; set PLIMSOLL_FULL_GPU to run it alone");
+        return;
+    }
+    if On::cuda(Precision::F32).is_none() {
+        return;
+    }
+    let (graph, steps) = (graph(), [3; 24]);
+    let wanted = pipelined(&mut on_gpu(&graph, Options::default(), Weights::Resident), &steps);
+    let mut executor = on_gpu(&graph, Options::default(), Weights::Resident);
+    // What is compiled and loaded at the first step is there by now.
+    pipelined(&mut executor, &[3]);
+    let mut holders: Vec<CudaDevice> = vec![];
+    let mut bytes = 1 << 38;
+    while bytes >= 1 << 21 {
+        let Ok(mut holder) = CudaDevice::new(0) else { break };
+        match holder.alloc_arena(Bytes(bytes)) {
+            Ok(()) => holders.push(holder),
+            Err(_) => bytes /= 2,
+        }
+    }
+    let free = holders.last().and_then(|holder| holder.memory().ok());
+    let found = pipelined(&mut executor, &steps);
+    println!("{free:?} free and in all; said: {:?}", executor.note());
+    assert!(found == wanted);
 }
 
 /// What a kernel refuses is an error of its own step, and of no other.

@@ -21,6 +21,16 @@ pub struct Linear {
     pub prologue: Prologue,
     /// f: what is done with the sum while it is in registers. Models build `None`; fusion sets it.
     pub epilogue: Epilogue,
+    /// Whether the factors, of f32, are cut to TF32 (10 bits of mantissa) before they are multiplied; sums stay f32. Models
+    /// build `false`; the precision of a plan sets it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub tf32: bool,
+}
+
+/// For serde: what no plan has that did not ask for it stays out of its text and digest.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// What is done with rows of x before they are multiplied.
@@ -48,9 +58,9 @@ pub enum Epilogue {
 }
 
 impl Linear {
-    /// Without a prologue.
+    /// Without a prologue, on whole factors.
     pub const fn new(bias: bool, epilogue: Epilogue) -> Self {
-        Self { bias, prologue: Prologue::None, epilogue }
+        Self { bias, prologue: Prologue::None, epilogue, tf32: false }
     }
 
     /// Where gamma and beta of the norm stand among the inputs.
@@ -81,6 +91,12 @@ impl OpRules for Linear {
             true => return Err(RuleError(format!("x must be {} as w is, not {}", w.name(), ins[0]))),
             false => float("x", ins[0]).map(|()| x)?,
         };
+        if self.tf32 && (x, w) != (DType::F32, DType::F32) {
+            return Err(RuleError(format!(
+                "x and w must be f32 to be cut to TF32, not {} and {}",
+                ins[0], ins[1]
+            )));
+        }
         let (rows, k) = matrix("x", ins[0])?;
         let (n, _) = matrix("w", ins[1])?;
         shape_is("w", ins[1], &[n, Dim::Fixed(k)])?;
@@ -101,8 +117,8 @@ impl OpRules for Linear {
     }
 
     fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
-        // Fusion comes after autodiff, so only the plain form is differentiated.
-        if (self.prologue, self.epilogue) != (Prologue::None, Epilogue::None) {
+        // Fusion comes after autodiff and TF32 is for inference, so only the plain form is differentiated.
+        if *self != Self::new(self.bias, Epilogue::None) {
             return Err(NotDifferentiable);
         }
         let (dy, x, w) = (cx.dy()?, cx.input(0), cx.input(1));

@@ -9,6 +9,7 @@ mod mlp;
 mod precision;
 mod remat;
 mod stream;
+mod tf32;
 
 use graph::{Def, Graph, Node, NodeId};
 
@@ -23,6 +24,7 @@ pub use precision::{Precision, inference, precision};
 pub use remat::{Remat, remat};
 pub use stream::stream;
 pub(crate) use stream::streamed;
+pub use tf32::tf32;
 
 /// The next node, which defines its outputs.
 fn push_node(g: &mut Graph, node: Node) {

@@ -15,6 +15,8 @@ pub enum Precision {
     /// IEEE binary32 everywhere.
     #[default]
     F32,
+    /// The same, but linear products on factors cut to TF32, which has 10 bits of mantissa; for inference.
+    Tf32,
     /// bfloat16, with f32 masters and moments.
     Bf16,
     /// IEEE binary16, with f32 masters and moments, and a scaled loss.
@@ -29,7 +31,7 @@ impl Precision {
     /// The element type of what is not in codes.
     pub fn dtype(self) -> DType {
         match self {
-            Self::F32 => DType::F32,
+            Self::F32 | Self::Tf32 => DType::F32,
             Self::Bf16 | Self::Fp8 | Self::Int8 => DType::Bf16,
             Self::Fp16 => DType::F16,
         }
@@ -38,7 +40,7 @@ impl Precision {
     /// The type of the codes, if there are any.
     pub fn codes(self) -> Option<DType> {
         match self {
-            Self::F32 | Self::Bf16 | Self::Fp16 => None,
+            Self::F32 | Self::Tf32 | Self::Bf16 | Self::Fp16 => None,
             Self::Fp8 => Some(DType::F8),
             Self::Int8 => Some(DType::I8),
         }
@@ -48,6 +50,7 @@ impl Precision {
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
+            Self::Tf32 => "tf32",
             Self::Bf16 => "bf16",
             Self::Fp16 => "fp16",
             Self::Fp8 => "fp8",
@@ -63,7 +66,7 @@ impl Precision {
 /// [`PlanError::BadPolicy`] where an input of f32 would keep the graph in f32; [`PlanError::Verify`] where an op
 /// does not take the element types: our bug.
 pub fn precision(graph: &Graph, precision: Precision) -> Result<Graph, PlanError> {
-    if precision == Precision::F32 {
+    if precision.dtype() == DType::F32 {
         return Ok(graph.clone());
     }
     if let Some((name, _)) = graph.inputs.iter().find(|(_, v)| graph.spec(*v).dtype.is_float()) {
@@ -102,7 +105,7 @@ pub fn precision(graph: &Graph, precision: Precision) -> Result<Graph, PlanError
 /// # Errors
 /// Those of [`precision`].
 pub fn inference(graph: &Graph, element: Precision) -> Result<Graph, PlanError> {
-    if element == Precision::F32 {
+    if element.dtype() == DType::F32 {
         return Ok(graph.clone());
     }
     let mut g = precision(&widen_last_norms(graph), element)?;

@@ -1,10 +1,10 @@
 //! Inference in 16 bits: which values are of them, what stays f32, and what that saves.
 
 use crate::cases::{bounds, encoder, target};
-use graph::ops::Quantized;
-use graph::{DType, Def, Graph, Layout, Op, Role};
+use graph::ops::{Linear, Quantized, Relu};
+use graph::{Builder, DType, Def, Dim, Graph, Layout, Op, Role};
 use models::{KNOWN, Output};
-use plimsoll_plan::{Policy, Precision, Weights, compile, passes};
+use plimsoll_plan::{Plan, Policy, Precision, Weights, compile, passes, step_seconds};
 
 fn typed(id: &str, precision: Precision, outputs: &[Output]) -> Graph {
     let graph = encoder(id).graph(bounds(512), outputs).expect("verified");
@@ -141,6 +141,49 @@ fn codes_take_half_of_the_bytes_again() {
         let (bf16, codes) = (of(Precision::Bf16), of(precision));
         assert!((codes as f64) < 0.502 * bf16 as f64, "{codes} of {bf16}");
     }
+}
+
+#[test]
+fn tf32_changes_the_products_and_nothing_else() {
+    let graph = encoder("facebook/esm2_t6_8M_UR50D").graph(bounds(512), &[Output::Mean]).expect("verified");
+    let of = |precision, name: &str| {
+        compile(&graph, &Policy { precision, ..Policy::default() }, &target(name)).expect("planned")
+    };
+    for name in ["h200", "a100-40", "4090", "cuda", "null"] {
+        let (wide, cut) = (of(Precision::F32, name), of(Precision::Tf32, name));
+        assert_eq!((wide.products(), cut.products()), ("f32", "tf32"));
+        assert_eq!(wide.memory, cut.memory);
+        let [wide, cut] = [&wide.graph, &cut.graph];
+        assert_eq!(wide.values, cut.values);
+        for (before, after) in wide.nodes.iter().zip(&cut.nodes) {
+            let linear = if let Op::Linear(linear) = before.op { Some(linear) } else { None };
+            let cut = linear.map(|linear| Op::Linear(Linear { tf32: true, ..linear }));
+            assert_eq!(after.op, cut.unwrap_or(before.op));
+        }
+        // What no plan has that did not ask for it stays out of its text.
+        assert!(cut.to_string().contains("tf32") && !wide.to_string().contains("tf32"));
+    }
+    let h200 = target("h200");
+    let seconds = |plan: &Plan| step_seconds(&plan.graph, &h200, graph.bounds.full());
+    assert!(seconds(&of(Precision::Tf32, "h200")) < seconds(&of(Precision::F32, "h200")));
+}
+
+#[test]
+fn tf32_is_refused_where_it_cannot_be() {
+    let graph = encoder("facebook/esm2_t6_8M_UR50D").graph(bounds(512), &[Output::Mean]).expect("verified");
+    let policy = Policy { precision: Precision::Tf32, ..Policy::default() };
+    let error = compile(&graph, &policy, &target("cpu")).expect_err("cpu").to_string();
+    assert!(error.contains("tf32 needs products of TF32, which `cpu` does not have: an NVIDIA GPU"), "{error}");
+    let trained = Policy { weights: Weights::Trained, ..policy.clone() };
+    let error = compile(&graph, &trained, &target("h200")).expect_err("training").to_string();
+    assert!(error.contains("tf32 is for inference"), "{error}");
+    let mut g = Builder::new(bounds(4));
+    let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(8)], DType::F32);
+    let y = g.one(Op::Relu(Relu {}), &[x]);
+    g.output("y", y);
+    let error =
+        compile(&g.finish().expect("verified"), &policy, &target("h200")).expect_err("none").to_string();
+    assert!(error.contains("tf32 is for linear layers, and the model has none"), "{error}");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use exec::cpu::Cpu;
 use graph::ops::{Concat, Relu};
 use graph::{Builder, DType, Dim, Op};
 use models::{KNOWN, Output, known};
-use plan::{PlanError, Rates, Target};
+use plan::{PlanError, Policy, Rates, Target};
 use serde_json::{Value, json};
 use std::fmt;
 use std::hint::spin_loop;
@@ -68,20 +68,22 @@ pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Cal
 
 fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Rates, RunError> {
     let with = |precision| Settings { precision: Some(precision), ..settings.clone() };
-    let (f32, bf16, fp8, int8) = match settings.device {
+    let (f32, tf32, bf16, fp8, int8) = match settings.device {
         Device::Cpu => {
             let of = |precision| products_rate(&with(precision), repeats);
             let int8 = raw_products(&with(Precision::Int8))?;
-            (of(Precision::F32)?, of(Precision::Bf16)?, None, Some(int8))
+            (of(Precision::F32)?, None, of(Precision::Bf16)?, None, Some(int8))
         }
         Device::Machines(_) => {
             let of = |precision| raw_products(&with(precision));
             // Cards before sm_89 have no e4m3.
-            (of(Precision::F32)?, of(Precision::Bf16)?, of(Precision::Fp8).ok(), None)
+            let tf32 = Some(of(Precision::Tf32)?);
+            (of(Precision::F32)?, tf32, of(Precision::Bf16)?, of(Precision::Fp8).ok(), None)
         }
     };
     Ok(Rates {
         f32,
+        tf32,
         bf16,
         fp8,
         int8,
@@ -131,7 +133,7 @@ fn copy_rate(settings: &Settings, repeats: usize) -> Result<f64, RunError> {
     let both = g.one(Op::Concat(Concat {}), &[x, y]);
     g.output("both", both);
     // What lies in a fresh arena is as good as any numbers.
-    let mut copy = Subject::single(settings, rows, g.finish())?;
+    let mut copy = Subject::single(settings, &Policy::default(), rows, g.finish())?;
     let (_, bytes) = copy.cost(copy.plan().schedule.instrs[0]);
     Ok(bytes / copy.seconds(repeats)?)
 }
@@ -144,7 +146,7 @@ fn launch(settings: &Settings, repeats: usize) -> Result<f64, RunError> {
         x = g.one(Op::Relu(Relu {}), &[x]);
     }
     g.output("y", x);
-    let mut chain = Subject::single(settings, 1, g.finish())?;
+    let mut chain = Subject::single(settings, &Policy::default(), 1, g.finish())?;
     let meeting = match settings.device {
         Device::Cpu => meeting(&Cpu::new(settings.threads)),
         Device::Machines(_) => 0.0,
@@ -193,9 +195,9 @@ fn text(path: &Path, settings: &Settings, rates: Rates, storage_is_measured: boo
         .iter()
         .map(|row| format!("[[reserved]]\nlabel = {}\nbytes = {}\n\n", quoted(&row.label), row.bytes.0));
     let (space, memory, reserved) = (quoted(space), memory.0, reserved.collect::<String>());
-    let Rates { f32, bf16, fp8, int8, memory: bandwidth, launch, storage } = rates;
+    let Rates { f32, tf32, bf16, fp8, int8, memory: bandwidth, launch, storage } = rates;
     let line = |(name, rate): (&str, Option<f64>)| rate.map(|rate| format!("{name} = {rate:.3e}\n"));
-    let codes: String = [("fp8", fp8), ("int8", int8)].into_iter().filter_map(line).collect();
+    let some: String = [("tf32", tf32), ("fp8", fp8), ("int8", int8)].into_iter().filter_map(line).collect();
     let of_storage = match storage_is_measured {
         true => "Of the disk that this file was written to, past the cache.",
         false => "Not measured: of a SATA III SSD; where weights lie is not the target's to know.",
@@ -205,7 +207,7 @@ fn text(path: &Path, settings: &Settings, rates: Rates, storage_is_measured: boo
          name = {name}\nabout = {about}\nspace = {space}\nmemory = {memory}\nalignment = {alignment}\n\
          units = {units}\nsaturation = {saturation}\ngates = {gates}\nnorms = {norms}\nkernels_of = {kernels_of}\n\n{reserved}\
          # Operations, bytes and seconds.\n\
-         [rates]\nf32 = {f32:.3e}\nbf16 = {bf16:.3e}\n{codes}memory = {bandwidth:.3e}\nlaunch = {launch:.3e}\n\
+         [rates]\nf32 = {f32:.3e}\nbf16 = {bf16:.3e}\n{some}memory = {bandwidth:.3e}\nlaunch = {launch:.3e}\n\
          # {of_storage}\nstorage = {storage:.3e}\n"
     ))
 }
@@ -219,7 +221,7 @@ fn quoted(text: &str) -> String {
 impl Calibration {
     /// The same as JSON.
     pub fn to_json(&self) -> Value {
-        let Rates { f32, bf16, fp8, int8, memory, launch, storage } = self.target.rates;
+        let Rates { f32, tf32, bf16, fp8, int8, memory, launch, storage } = self.target.rates;
         let storage = self.storage.then_some(storage);
         let products: Value =
             self.products.iter().cloned().map(|(model, with)| (model, Value::from(with))).collect();
@@ -227,8 +229,8 @@ impl Calibration {
             "target": self.path.display().to_string(),
             "about": self.target.about,
             "rates": {
-                "f32": f32, "bf16": bf16, "fp8": fp8, "int8": int8, "memory": memory, "launch": launch,
-                "storage": storage
+                "f32": f32, "tf32": tf32, "bf16": bf16, "fp8": fp8, "int8": int8, "memory": memory,
+                "launch": launch, "storage": storage
             },
             "products": products,
         })
@@ -241,7 +243,7 @@ impl fmt::Display for Calibration {
         writeln!(f, "wrote {path}: {}", self.target.about)?;
         writeln!(f, "  f32 products  {:>10.1} GFLOP/s", rates.f32 / 1e9)?;
         writeln!(f, "  bf16          {:>10.1} GFLOP/s", rates.bf16 / 1e9)?;
-        for (name, rate) in [("fp8", rates.fp8), ("int8", rates.int8)] {
+        for (name, rate) in [("tf32", rates.tf32), ("fp8", rates.fp8), ("int8", rates.int8)] {
             if let Some(rate) = rate {
                 writeln!(f, "  {name:<14}{:>10.1} GFLOP/s", rate / 1e9)?;
             }
@@ -271,6 +273,7 @@ mod tests {
         let cpu = Target::named("cpu").expect("read");
         let rates = Rates {
             f32: 1.25e11,
+            tf32: Some(1e12),
             bf16: 2e12,
             fp8: Some(4e12),
             int8: Some(3e12),

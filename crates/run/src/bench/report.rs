@@ -78,7 +78,7 @@ impl Report {
         let tokens = |f: fn(u64, u64) -> u64| subject.steps.iter().map(|step| step.counts.tokens).fold(0, f);
         Self {
             work: request.work.clone(),
-            dtype: subject.dtype().name(),
+            dtype: subject.plan().products(),
             device: subject.device(),
             threads: request.settings.threads,
             steps: subject.steps.len() as u64,

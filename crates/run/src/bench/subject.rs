@@ -88,9 +88,12 @@ impl Subject {
                 Self::model(settings, &price::encoder(model)?, &lengths)
             }
             Work::Linear { rows, n, k } => {
-                let dtype = element(settings.precision()?)?;
-                let graph = product(rows, n, k, dtype);
-                let mut subject = Self::single(settings, rows, graph)?;
+                let precision = settings.precision()?;
+                let dtype = element(precision)?;
+                // The graph is in the type; what is no type is for the policy.
+                let precision = if dtype == DType::F32 { precision } else { Precision::F32 };
+                let policy = Policy { precision, ..Policy::default() };
+                let mut subject = Self::single(settings, &policy, rows, product(rows, n, k, dtype))?;
                 let numbers = numbers(1).take((rows * k) as usize);
                 match dtype {
                     DType::F32 => subject.executor.input_f32(0, "x", &numbers.collect::<Vec<f32>>())?,
@@ -154,10 +157,11 @@ impl Subject {
     /// A graph of one step of `rows` rows, whose inputs are whatever lies in the arena.
     pub(super) fn single(
         settings: &Settings,
+        policy: &Policy,
         rows: u64,
         graph: Result<Graph, VerifyError>,
     ) -> Result<Self, RunError> {
-        let program = one(&settings.target()?, &Policy::default(), graph)?.within(settings.line()?)?;
+        let program = one(&settings.target()?, policy, graph)?.within(settings.line()?)?;
         Self::new(settings, program, vec![Step::whole(one_sequence(rows).full())], vec![])
     }
 
@@ -281,7 +285,7 @@ impl Subject {
         self.executor.device().name()
     }
 
-    /// What its products are computed in: the type of the first linear's weight.
+    /// The type of the first linear's weight.
     pub(super) fn dtype(&self) -> DType {
         let graph = &self.plan().graph;
         let linear = graph.nodes.iter().find(|node| matches!(node.op, Op::Linear(_)));
@@ -336,7 +340,7 @@ impl Subject {
 /// The type of a single product in a precision.
 fn element(precision: Precision) -> Result<DType, RunError> {
     match precision {
-        Precision::F32 | Precision::Bf16 | Precision::Fp16 => Ok(precision.dtype()),
+        Precision::F32 | Precision::Tf32 | Precision::Bf16 | Precision::Fp16 => Ok(precision.dtype()),
         Precision::Fp8 | Precision::Int8 => Err(RunError::Refused(format!(
             "--precision {}: only products of a model's layers; give --model",
             precision.name()

@@ -177,8 +177,9 @@ impl<T: Send> Lane<T> {
         self.since = now;
         self.ended();
         // Nobody listens any more when the run has failed.
-        let (lane, done, given_back) = (self.number, Done { work, seconds }, self.executor.given_back());
-        let _ = self.events.send(Event::Done { lane, done, given_back });
+        let (lane, done) = (self.number, Done { work, seconds });
+        let (given_back, note) = (self.executor.given_back(), self.executor.note());
+        let _ = self.events.send(Event::Done { lane, done, given_back, note });
         Ok(())
     }
 

@@ -130,6 +130,8 @@ enum Event<T> {
         lane: usize,
         done: Done<T>,
         given_back: Bytes,
+        /// What the device did otherwise than usual.
+        note: Option<String>,
     },
     /// The device failed; so many steps were handed back.
     Retired {
@@ -264,13 +266,14 @@ impl<T: Send + 'static> Lanes<T> {
 
     fn hear(&mut self, event: Event<T>) -> Result<Option<Done<T>>, RunError> {
         match event {
-            Event::Done { lane, done, given_back } => {
+            Event::Done { lane, done, given_back, note } => {
                 self.in_flight -= 1;
                 let usage = &mut self.usage[lane];
                 usage.steps += 1;
                 usage.tokens += done.work.counts.tokens;
                 usage.busy += done.seconds;
                 usage.given_back += given_back;
+                self.warnings.extend(note.map(|note| format!("{}: {note}", usage.name)));
                 Ok(Some(done))
             }
             Event::Retired { lane, error, handed_back } => {

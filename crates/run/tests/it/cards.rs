@@ -1,8 +1,8 @@
 //! Machines for tests: CPU devices that stand in for cards, which can be slow or fail.
 
 use exec::cpu::CpuDevice;
-use exec::{Device, DeviceError, Holder, Launch, Machine, Span, Ticket};
-use graph::Bytes;
+use exec::{Device, DeviceError, Holder, Launch, Machine, Repeat, Span, Ticket};
+use graph::{Bytes, Counts};
 use plan::{KernelRow, Target};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +17,8 @@ pub struct Card {
     launches: Arc<AtomicU64>,
     /// What every launch takes longer.
     delay: Duration,
+    /// The step that it begins to record, and then has no room for.
+    records_at: Option<u64>,
     memory: Arc<Memory>,
 }
 
@@ -111,6 +113,7 @@ impl Card {
             fails_at: u64::MAX,
             launches: Arc::default(),
             delay: Duration::ZERO,
+            records_at: None,
             memory: Arc::new(Memory::of(4 << 30)),
         }
     }
@@ -125,6 +128,10 @@ impl Card {
 
     pub fn slow(self, delay: Duration) -> Self {
         Self { delay, ..self }
+    }
+
+    pub fn recording_in_vain_at(self, step: u64) -> Self {
+        Self { records_at: Some(step), ..self }
     }
 
     pub fn of_kind(number: usize, kind: &str) -> Self {
@@ -162,7 +169,8 @@ impl Machine for Card {
         let (fails_at, launches, delay) = (self.fails_at, Arc::clone(&self.launches), self.delay);
         let (name, memory, arena) = (self.name.clone(), Arc::clone(&self.memory), Bytes::ZERO);
         memory.devices.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::new(CardDevice { cpu: CpuDevice::new(1), name, fails_at, launches, delay, memory, arena }))
+        let (cpu, recording) = (CpuDevice::new(1), Recording { at: self.records_at, ..Recording::default() });
+        Ok(Box::new(CardDevice { cpu, name, fails_at, launches, delay, recording, memory, arena }))
     }
 }
 
@@ -172,8 +180,18 @@ struct CardDevice {
     fails_at: u64,
     launches: Arc<AtomicU64>,
     delay: Duration,
+    recording: Recording,
     memory: Arc<Memory>,
     arena: Bytes,
+}
+
+/// What is recorded does not run.
+#[derive(Default)]
+struct Recording {
+    at: Option<u64>,
+    steps: u64,
+    on: bool,
+    note: Option<String>,
 }
 
 impl CardDevice {
@@ -230,8 +248,27 @@ impl Device for CardDevice {
     fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
         self.launches.fetch_add(1, Ordering::Relaxed);
         self.works()?;
+        if self.recording.on {
+            return Ok(());
+        }
         std::thread::sleep(self.delay);
         self.cpu.launch(launch)
+    }
+
+    fn repeat(&mut self, _: usize, _: Counts) -> Result<Repeat, DeviceError> {
+        self.recording.steps += 1;
+        self.recording.on = self.recording.at == Some(self.recording.steps);
+        Ok(if self.recording.on { Repeat::Record } else { Repeat::Plain })
+    }
+
+    fn recorded(&mut self, _: bool) -> Result<Repeat, DeviceError> {
+        self.recording.on = false;
+        self.recording.note = Some("there is no room for a record".to_owned());
+        Ok(Repeat::Plain)
+    }
+
+    fn note(&mut self) -> Option<String> {
+        self.recording.note.take()
     }
 
     fn wait(&mut self) -> Result<(), DeviceError> {

@@ -96,6 +96,20 @@ fn any_number_of_devices_predicts_the_same_bytes() {
     }
 }
 
+/// What was recorded in vain has not run: it does by its launches, and that is said once.
+#[test]
+fn a_step_that_cannot_be_recorded_is_run_and_said() {
+    let folder = Folder::new("lanes-unrecorded");
+    let wanted = folder.path("cpu");
+    predict(&prediction(&wanted, on_cpu()), &mut Listener::default()).unwrap_or_else(|e| panic!("{e}"));
+    let (out, mut listener) = (folder.path("card"), Listener::default());
+    let card = Card::new(0).recording_in_vain_at(2);
+    predict(&prediction(&out, on([card])), &mut listener).unwrap_or_else(|e| panic!("{e}"));
+    same(&out, &wanted);
+    let said = listener.0.iter().filter(|text| text.ends_with("there is no room for a record")).count();
+    assert_eq!(said, 1, "{:?}", listener.0);
+}
+
 fn embedding(folder: &Folder, name: &str, pool: Pool, settings: Settings) -> embed::Options {
     embed::Options {
         model: fixture("goldens/esm2").display().to_string(),

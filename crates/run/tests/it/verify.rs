@@ -188,7 +188,7 @@ fn what_is_missing_is_a_failure_of_that_model() {
 
 #[test]
 fn the_cpu_refuses_what_it_does_not_compute_in() {
-    for (precision, name) in [(Precision::Fp16, "fp16"), (Precision::Fp8, "fp8")] {
+    for (precision, name) in [(Precision::Tf32, "tf32"), (Precision::Fp16, "fp16"), (Precision::Fp8, "fp8")] {
         let settings = Settings { precision: Some(precision), ..options().settings };
         let models = vec![fixture("goldens/esm2").display().to_string()];
         let error =

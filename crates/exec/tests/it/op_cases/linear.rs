@@ -3,6 +3,7 @@
 use super::{Case, Noise, ROWS, Tolerance, UNIT};
 use graph::ops::*;
 use graph::{Dim, Op};
+use plimsoll_exec::reference::Data;
 
 /// (N, K): whole panels, ragged ones, one class, the widest K of the suite.
 const SIZES: [(u64, u64); 9] =
@@ -34,6 +35,26 @@ pub fn cases() -> Vec<Case> {
         }
     }
     cases
+}
+
+/// Every form on TF32, with factors that have no more bits than that, so that the products are those of f32. Tensor cores
+/// drop the last bits where they add.
+pub fn tf32() -> Vec<Case> {
+    let linears = cases()
+        .into_iter()
+        .filter_map(|case| if let Op::Linear(linear) = case.op { Some((linear, case)) } else { None });
+    let cut = |x: &mut f64| *x = f64::from(f32::from_bits((*x as f32).to_bits() & !0x1fff));
+    linears
+        .map(|(linear, mut case)| {
+            for operand in &mut case.ins[..2] {
+                let Data::Float(data) = &mut operand.data else { panic!("{}: factors are floats", case.name) };
+                data.iter_mut().for_each(cut);
+            }
+            let (op, c) = (Op::Linear(Linear { tf32: true, ..linear }), 4.0 * C);
+            let tolerance = Tolerance { c, ..case.tolerance };
+            Case { name: format!("{} in tf32", case.name), op, tolerance, ..case }
+        })
+        .collect()
 }
 
 /// The six forms in turn.

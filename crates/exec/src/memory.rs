@@ -1,0 +1,156 @@
+//! Memory of the host that this process may have, as the kernel and its containers say. Invariant: the one place that
+//! knows it; a limit that cannot be read does not exist, and nothing is cached.
+
+use graph::Bytes;
+use std::fs;
+use std::path::Path;
+
+/// Memory of the space `host`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// What this process could still take without swapping, container limits honoured.
+    pub free: Bytes,
+    /// All there is, container limits honoured.
+    pub total: Bytes,
+}
+
+/// Memory of this machine now.
+pub fn available() -> Memory {
+    memory(&|path| fs::read_to_string(path).ok())
+}
+
+/// A number of a text of `Name:   123 kB` lines, such as /proc/meminfo.
+pub fn kib(text: &str, name: &str) -> Option<Bytes> {
+    let line = text.lines().find_map(|l| l.strip_prefix(name))?;
+    let number = line.split_whitespace().next()?.parse::<u64>().ok()?;
+    Some(Bytes(number.saturating_mul(1024)))
+}
+
+/// The text of a file, where it can be read.
+type Read<'a> = &'a dyn Fn(&Path) -> Option<String>;
+
+fn memory(read: Read<'_>) -> Memory {
+    let meminfo = read(Path::new("/proc/meminfo")).unwrap_or_default();
+    let field = |name| kib(&meminfo, name).unwrap_or(Bytes::ZERO);
+    let host = Memory { free: field("MemAvailable:"), total: field("MemTotal:") };
+    cgroup_limits(read).into_iter().fold(host, |m, (limit, used)| Memory {
+        free: m.free.min(limit.saturating_sub(used)),
+        total: m.total.min(limit),
+    })
+}
+
+/// (limit, used) of this process's memory cgroup and all above it, of version 2 and of version 1: a process may be in both.
+/// A container may see its own as the root of the tree, under a path that it does not see; the root is read for that.
+fn cgroup_limits(read: Read<'_>) -> Vec<(Bytes, Bytes)> {
+    let own = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
+    // Without a limit it is `max`, or of version 1 larger than any machine.
+    let number = |path: &Path| read(path)?.trim().parse::<u64>().ok().map(Bytes);
+    let mut limits = vec![];
+    for line in own.lines() {
+        let mut fields = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+            continue;
+        };
+        let (root, limit, used) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max", "memory.current"),
+            c if c.split(',').any(|c| c == "memory") => {
+                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
+            }
+            _ => continue,
+        };
+        let root = Path::new(root);
+        let folder = root.join(path.trim_start_matches('/'));
+        for level in folder.ancestors().take_while(|l| l.starts_with(root)) {
+            if let (Some(limit), Some(used)) = (number(&level.join(limit)), number(&level.join(used))) {
+                limits.push((limit, used));
+            }
+        }
+    }
+    limits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+    const MEMINFO: (&str, &str) =
+        ("/proc/meminfo", "MemTotal:       67108864 kB\nMemFree: 1 kB\nMemAvailable:   33554432 kB\n");
+
+    /// Free and all memory in GiB of a machine with these files.
+    fn of(files: &[(&str, &str)]) -> (u64, u64) {
+        let files = [&[MEMINFO], files].concat();
+        let read = |path: &Path| {
+            files.iter().find(|(name, _)| Path::new(name) == path).map(|(_, text)| (*text).to_owned())
+        };
+        let Memory { free, total } = memory(&read);
+        (free.0 / GIB, total.0 / GIB)
+    }
+
+    #[test]
+    fn without_a_limit_it_is_what_linux_has() {
+        assert_eq!(of(&[]), (32, 64));
+        assert_eq!(of(&[("/proc/self/cgroup", "0::/user.slice\n")]), (32, 64));
+        let unlimited = [
+            ("/proc/self/cgroup", "12:pids:/x\n4:memory:/x\n0::/y\n"),
+            ("/sys/fs/cgroup/memory/x/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("/sys/fs/cgroup/memory/x/memory.usage_in_bytes", "4096\n"),
+            ("/sys/fs/cgroup/y/memory.max", "max\n"),
+            ("/sys/fs/cgroup/y/memory.current", "4096\n"),
+        ];
+        assert_eq!(of(&unlimited), (32, 64));
+        assert_eq!(memory(&|_| None), Memory { free: Bytes::ZERO, total: Bytes::ZERO });
+    }
+
+    #[test]
+    fn version_2_is_read_along_its_path() {
+        let own = ("/proc/self/cgroup", "0::/a.slice/b.scope\n");
+        let limits = [
+            own,
+            ("/sys/fs/cgroup/a.slice/b.scope/memory.max", "17179869184\n"),
+            ("/sys/fs/cgroup/a.slice/b.scope/memory.current", "1073741824\n"),
+        ];
+        assert_eq!(of(&limits), (15, 16));
+        // What is above counts as well, and what others have taken of it.
+        let above = [
+            ("/sys/fs/cgroup/a.slice/memory.max", "21474836480\n"),
+            ("/sys/fs/cgroup/a.slice/memory.current", "18253611008\n"),
+        ];
+        assert_eq!(of(&[&limits[..], &above].concat()), (3, 16));
+        // More than the limit may be in use while pages are written out.
+        let over = [
+            own,
+            ("/sys/fs/cgroup/a.slice/memory.max", "1073741824"),
+            ("/sys/fs/cgroup/a.slice/memory.current", "2147483648"),
+        ];
+        assert_eq!(of(&over), (0, 1));
+    }
+
+    #[test]
+    fn version_1_is_read_at_its_path_or_at_the_root_that_a_container_sees() {
+        let own = (
+            "/proc/self/cgroup",
+            "11:cpu,cpuacct:/docker/1f\n7:memory:/docker/1f\n1:name=systemd:/docker/1f\n",
+        );
+        for folder in ["/sys/fs/cgroup/memory/docker/1f", "/sys/fs/cgroup/memory"] {
+            let [limit, used] =
+                ["memory.limit_in_bytes", "memory.usage_in_bytes"].map(|f| format!("{folder}/{f}"));
+            assert_eq!(of(&[own, (&limit, "8589934592\n"), (&used, "1073741824\n")]), (7, 8), "{folder}");
+        }
+    }
+
+    #[test]
+    fn of_both_versions_the_smaller_counts() {
+        let own = ("/proc/self/cgroup", "7:memory:/x\n0::/\n");
+        let mut files = [
+            own,
+            ("/sys/fs/cgroup/memory/x/memory.limit_in_bytes", "4294967296"),
+            ("/sys/fs/cgroup/memory/x/memory.usage_in_bytes", "0"),
+            ("/sys/fs/cgroup/memory.max", "8589934592"),
+            ("/sys/fs/cgroup/memory.current", "7516192768"),
+        ];
+        assert_eq!(of(&files), (1, 4));
+        files[4].1 = "0";
+        assert_eq!(of(&files), (4, 4));
+    }
+}
