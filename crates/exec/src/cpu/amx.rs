@@ -144,11 +144,11 @@ pub(super) trait Unit: Sized {
     /// `c` has room for 32 rows of 32 f32.
     unsafe fn end(&mut self, c: *mut f32);
 
-    /// Loads both tiles of A, their rows `row` bytes apart.
+    /// Loads both tiles of A, their rows `row` bytes apart, `near` if L1 is to keep them.
     ///
     /// # Safety
     /// 32 rows of 64 bytes are readable at `a`.
-    unsafe fn load_a(&mut self, a: *const u8, row: usize);
+    unsafe fn load_a(&mut self, a: *const u8, row: usize, near: bool);
 
     /// Loads both tiles of B, one behind the other.
     ///
@@ -167,7 +167,7 @@ pub(super) trait Unit: Sized {
     unsafe fn step(&mut self, a: *const u8, row: usize, b: *const u8, _near: Near) {
         // SAFETY: as the caller promises.
         unsafe {
-            self.load_a(a, row);
+            self.load_a(a, row, true);
             self.load_b(b);
         }
         self.multiply();
@@ -177,7 +177,7 @@ pub(super) trait Unit: Sized {
     /// largest, ordered so that successive ones share a factor. `c` is 32 x 32, and begins at zero unless
     /// there is `more`. After each product, while the tiles are busy, the core does `meanwhile`.
     ///
-    /// A step of `a` is (lo, mid, hi) times two tiles, of `b` (hi, mid, lo) times two tiles.
+    /// A step of `a` is (lo, mid, hi) times two tiles, of `b` (hi, mid, lo) times two tiles. `a` streams past L1, where `b` stays.
     ///
     /// # Safety
     /// `a` and `b` hold `steps` steps of six tiles, and `c` 32 rows of 32 f32, which `meanwhile` leaves alone.
@@ -203,12 +203,12 @@ pub(super) trait Unit: Sized {
             for step in 0..steps {
                 let (a, b) = (a.add(step * 3 * PART), b.add(step * 3 * PART));
                 // lo hi
-                self.load_a(a, ROW);
+                self.load_a(a, ROW, false);
                 self.load_b(b);
                 self.multiply();
                 meanwhile();
                 // mid hi
-                self.load_a(a.add(PART), ROW);
+                self.load_a(a.add(PART), ROW, false);
                 self.multiply();
                 meanwhile();
                 // mid mid
@@ -216,7 +216,7 @@ pub(super) trait Unit: Sized {
                 self.multiply();
                 meanwhile();
                 // hi mid
-                self.load_a(a.add(2 * PART), ROW);
+                self.load_a(a.add(2 * PART), ROW, false);
                 self.multiply();
                 meanwhile();
                 // hi lo
@@ -339,11 +339,11 @@ impl<const INT8: bool> Unit for Tiles<INT8> {
     }
 
     #[inline(always)]
-    unsafe fn load_a(&mut self, a: *const u8, row: usize) {
+    unsafe fn load_a(&mut self, a: *const u8, row: usize, near: bool) {
         // SAFETY: reads the 32 rows; `self` proves that tiles are configured.
         unsafe {
-            load::<4>(a, row, true);
-            load::<5>(a.add(SIDE * row), row, true);
+            load::<4>(a, row, near);
+            load::<5>(a.add(SIDE * row), row, near);
         }
     }
 
