@@ -22,7 +22,7 @@ use core::ops::Range;
 
 /// Most rows of a task.
 const BLOCK: usize = 384;
-/// Most steps of a slice: a panel's 24 KB and a strip's, which streams, share L1.
+/// Most steps of a slice: a panel's 24 KB stay in L1, which a strip streams past.
 const DEPTH: usize = 4;
 /// Most panels of a task where K has several slices: their sums wait in the workspace.
 const GROUP: usize = 24;

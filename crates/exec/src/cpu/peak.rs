@@ -119,7 +119,7 @@ unsafe fn tile_burst<const INT8: bool>() -> u64 {
         let mut unit = Tiles::<INT8>::configure();
         unit.zero();
         for _ in 0..ROUNDS {
-            unit.load_a(tiles, TILE / SIDE);
+            unit.load_a(tiles, TILE / SIDE, true);
             unit.load_b(tiles.add(2 * TILE));
             unit.multiply();
         }

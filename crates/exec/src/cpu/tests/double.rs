@@ -38,7 +38,7 @@ impl<const INT8: bool> Unit for Double<INT8> {
         unsafe { c.cast::<[[f32; STRIP]; STRIP]>().write_unaligned(self.c) }
     }
 
-    unsafe fn load_a(&mut self, a: *const u8, row: usize) {
+    unsafe fn load_a(&mut self, a: *const u8, row: usize, _near: bool) {
         for (r, to) in self.a.iter_mut().enumerate() {
             // SAFETY: row r of those that the caller promises.
             *to = unsafe { a.add(r * row).cast::<[u16; STEP]>().read_unaligned() };
