@@ -1,7 +1,7 @@
 //! The tile registers of AMX, through `asm!`: stable Rust has no intrinsics for them.
 //!
 //! Invariant: a `Tiles` exists only while the eight tile registers of its thread are configured, each as 16
-//! rows of 64 bytes; when it ends they are released. Nobody else writes them: the compiler has no use for
+//! rows of 64 bytes unless `configure_as` says otherwise; when it ends they are released. Nobody else writes them: the compiler has no use for
 //! tile registers, so what one block of assembly leaves there the next one finds.
 //!
 //! A tile product (TDPBF16PS) is C (16 x 16 f32) += A (16 x 32 bf16) B, where row j of B's tile holds, for
@@ -93,7 +93,7 @@ fn permitted() -> bool {
 
 /// What `ldtilecfg` reads: the palette, and each register's bytes per row and rows.
 #[repr(C, align(64))]
-struct Config {
+pub(super) struct Config {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -101,13 +101,24 @@ struct Config {
     rows: [u8; 16],
 }
 
-static CONFIG: Config = Config {
-    palette: 1,
-    start_row: 0,
-    reserved: [0; 14],
-    row_bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
-    rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
-};
+impl Config {
+    /// Eight whole registers.
+    pub(super) const WHOLE: Config = Config {
+        palette: 1,
+        start_row: 0,
+        reserved: [0; 14],
+        row_bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+        rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
+    };
+
+    /// Register `t` has only these.
+    pub(super) fn cut(&mut self, t: usize, rows: usize, row_bytes: usize) {
+        assert!((1..=SIDE).contains(&rows) && (4..=64).contains(&row_bytes) && t < 8, "part of a register");
+        (self.rows[t], self.row_bytes[t]) = (rows as u8, row_bytes as u16);
+    }
+}
+
+static CONFIG: Config = Config::WHOLE;
 
 /// Eight tile registers: 0 to 3 are the sums, 32 x 32 of f32 or i32 as (upper left, upper right, lower left, lower right); 4 and 5
 /// the two tiles of A, 6 and 7 of B. Kernels are written over this, so that their order of work is tested on any CPU.
@@ -220,13 +231,24 @@ unsafe fn product<const INT8: bool, const C: u8, const A: u8, const B: u8>() {
 /// This thread's tile registers, for products of bf16 or of integers.
 pub(super) struct Tiles<const INT8: bool = false>(());
 
-impl<const INT8: bool> Unit for Tiles<INT8> {
-    unsafe fn configure() -> Self {
-        // SAFETY: the instruction exists and reads the 64 bytes of `CONFIG`.
+impl<const INT8: bool> Tiles<INT8> {
+    /// As `configure`, of other shapes: those that `Unit`'s products have not, so who does that leaves these alone.
+    ///
+    /// # Safety
+    /// As `configure`.
+    pub(super) unsafe fn configure_as(config: &Config) -> Self {
+        // SAFETY: the instruction exists and reads the 64 bytes of `config`.
         unsafe {
-            asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly, preserves_flags))
+            asm!("ldtilecfg [{}]", in(reg) &raw const *config, options(nostack, readonly, preserves_flags))
         };
         Self(())
+    }
+}
+
+impl<const INT8: bool> Unit for Tiles<INT8> {
+    unsafe fn configure() -> Self {
+        // SAFETY: as the caller promises.
+        unsafe { Self::configure_as(&CONFIG) }
     }
 
     #[inline(always)]

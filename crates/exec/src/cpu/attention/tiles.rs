@@ -1,22 +1,25 @@
 //! The forward pass of bf16 on the tiles of AMX: every query sees every key, nobody wants lse.
 //!
-//! Invariant: blocks of keys start at the sequence's start, and a row goes through them in order on its own: maximum,
-//! weights, sums. Query blocks, strips and tasks only share packed keys, so the bits of a sequence depend on it alone.
-//! What is not finite shows: a query's makes all its scores so, hence its maximum; a key's, which maxima and integers
-//! would hide, is looked for.
+//! Invariant: blocks of keys start at the sequence's start, and a row goes through them in order with its strip alone: what is
+//! taken off, weights, sums. Query blocks, tasks and heads that are packed together only share packed keys, so the bits of
+//! a sequence depend on it alone. What is not finite shows: a query's makes all its scores so, hence its maximum; a key's,
+//! which maxima and integers would hide, is looked for.
 //!
-//! q and k are rotated in f32 and rounded to bf16; scores, maxima, sums and o are f32; weights are bf16 (see `weights`). ALiBi's bias is what the sums of scores begin with: a tile whose rows are one table, each read from one
-//! element before.
+//! q and k are rotated in f32 and rounded to bf16, and where there is a rotation q takes the scale with it; scores, maxima,
+//! sums and o are f32; weights are bf16 (see `weights`). ALiBi's bias is what the sums of scores begin with: a tile whose
+//! rows are one table, each read from one element before.
 //!
 //! A strip is 16 queries. While the vector units make weights of one strip, the tiles multiply those of the strip before
 //! by the values and make the scores of the next: a turn of them stands behind each row.
 
 mod pack;
+mod places;
+mod products;
 mod registers;
 mod weights;
 
 use super::super::Cpu;
-use super::super::amx::{SIDE, STEP, TILE, Tiles, Unit};
+use super::super::amx::{SIDE, STEP, TILE, Tiles};
 use super::super::element::Bf16;
 use super::super::simd::Simd;
 use super::super::simd_x86::Avx512;
@@ -26,9 +29,11 @@ use super::{Attention, Block, blocks, workspace_bytes};
 use core::arch::x86_64::*;
 use core::f32::consts::LOG2_E;
 use graph::ops::Mask;
-use pack::{Cut, Largest, Order, Pairs, columns};
-pub(in super::super) use registers::Registers;
-use weights::{Running, soften};
+use pack::{Cut, Order, Pairs, columns};
+use places::{Next, Parts};
+use products::{Gather, pairs};
+pub(in super::super) use registers::{Registers, Shape};
+use weights::{Running, Scores, UNITS, bounded, rest, soften};
 
 /// Bytes of a row of a tile.
 const LINE: usize = 64;
@@ -40,7 +45,7 @@ const STEPS: usize = KEYS / STEP;
 /// Queries of a block.
 const QUERIES: usize = 256;
 const STRIPS: usize = QUERIES / SIDE;
-/// Columns of heads that one task takes together: some cache lines.
+/// Columns of heads that one task takes one after the other: some cache lines.
 const TOGETHER: usize = 128;
 /// Tiles of columns that are summed at one time.
 const WIDE: usize = 4;
@@ -74,7 +79,8 @@ pub(super) fn attention(
 ) {
     assert!(cpu.isa().has_tiles() && takes(config, false), "tiles, and a form for them");
     // SAFETY: `has_tiles` proves them; a thread has no others while it runs a task.
-    attention_on(cpu, config, qkv, spans, o, workspace, &|| unsafe { <Tiles>::configure() });
+    let configure = &|shape| -> Tiles { unsafe { registers::configure(shape) } };
+    attention_on(cpu, config, qkv, spans, o, workspace, configure);
 }
 
 /// The same on the registers that `configure` gives each task.
@@ -85,19 +91,30 @@ pub(in super::super) fn attention_on<R: Registers>(
     spans: &[[u32; 2]],
     o: &RowsMut<'_, Bf16>,
     workspace: &mut [f32],
-    configure: &(dyn Fn() -> R + Sync),
+    configure: &(dyn Fn(Shape) -> R + Sync),
 ) {
     config.check(&[q, o.as_rows()], [k, v], None, spans);
     let each = workspace_bytes(config.head_dim) / 4;
     assert!(has_lanes() && workspace.len() >= each * cpu.threads(), "lanes, workspace");
-    let job = Job { config, q, k, v, o, order: Order::new(Cut::new(config.head_dim)) };
+    let cut = Cut::new(config.head_dim, config.heads, config.group());
+    let job = Job { config, q, k, v, o, cut, order: Order::new(cut) };
+    let shape = Shape { pairs: if cut.together == 2 { cut.half } else { SIDE } };
     let scratch = workspace.as_mut_ptr() as usize;
-    blocks(cpu, spans, (config.heads, QUERIES), TOGETHER / config.head_dim, &|places, worker| {
+    let heads = config.heads / cut.together;
+    blocks(cpu, spans, (heads, QUERIES), TOGETHER / cut.columns(), &|places, worker| {
         let scratch = (scratch as *mut f32).wrapping_add(worker * each);
-        let mut tiles = configure();
+        let mut tiles = configure(shape);
         for place in places {
             // SAFETY: the instructions are there; a worker's index, hence its scratch, is its own.
-            unsafe { job.run(place, scratch, &mut tiles) };
+            unsafe {
+                match (cut.dim, cut.together) {
+                    (16, 2) => job.run::<R, 16, 2>(place, scratch, &mut tiles),
+                    (24, 1) => job.run::<R, 24, 1>(place, scratch, &mut tiles),
+                    (32, 1) => job.run::<R, 32, 1>(place, scratch, &mut tiles),
+                    (64, 1) => job.run::<R, 64, 1>(place, scratch, &mut tiles),
+                    _ => job.run::<R, 0, 0>(place, scratch, &mut tiles),
+                }
+            }
         }
     });
 }
@@ -109,72 +126,48 @@ struct Job<'a> {
     k: Rows<'a, Bf16>,
     v: Rows<'a, Bf16>,
     o: &'a RowsMut<'a, Bf16>,
+    cut: Cut,
     order: Order,
 }
 
 impl Job<'_> {
-    /// One block of queries of one head.
+    /// One block of queries of one head, or of those together: of `DIM` columns, so that the compiler knows; 0 are any.
     ///
     /// # Safety
     /// `has_lanes`; the block lies in what was checked; `scratch` is a workspace of this thread's own.
     #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
-    unsafe fn run<R: Registers>(
+    unsafe fn run<R: Registers, const DIM: usize, const HEADS: usize>(
         &self,
         (place, next): (Block, Option<Block>),
         scratch: *mut f32,
         tiles: &mut R,
     ) {
-        let parts = Parts::new(self.config.head_dim);
+        let cut = if DIM > 0 { Cut { dim: DIM, half: DIM.div_ceil(2), together: HEADS } } else { self.cut };
+        let parts = Parts::new(cut);
         debug_assert!(parts.len <= workspace_bytes(self.config.head_dim), "the parts fit");
         // SAFETY: as the caller promises.
         let s = unsafe { Avx512::assume() };
-        let cut = Cut::new(self.config.head_dim);
-        let task = Task { job: self, place, next, parts, cut, scratch: scratch.cast(), s };
+        let units = self.config.scale * LOG2_E * UNITS;
+        let [factor, scale] = if self.config.rope.is_some() { [units, 1.0] } else { [1.0, units] };
+        let next = next.map(|next| Next::new(self, cut, next));
+        let task = Task { job: self, place, next, parts, cut, scratch: scratch.cast(), s, factor, scale };
         // SAFETY: as the caller promises.
         unsafe { task.run(tiles) };
     }
 }
 
-/// Where the parts of a thread's workspace start, in bytes; all are whole cache lines.
-#[derive(Clone, Copy)]
-struct Parts {
-    /// [strip][step of the head] tiles
-    queries: usize,
-    /// [16 keys][step of the head] tiles
-    keys: usize,
-    /// [16 columns][step of keys] tiles
-    values: usize,
-    /// [2][16][SCORES] f32: two strips take turns
-    scores: usize,
-    /// [QUERIES][columns in whole tiles] f32
-    out: usize,
-    /// [2 * QUERIES + KEYS] f32: ALiBi's bias by distance
-    bias: usize,
-    len: usize,
-}
-
-impl Parts {
-    const fn new(head_dim: usize) -> Parts {
-        let cut = Cut::new(head_dim);
-        let queries = 0;
-        let keys = queries + STRIPS * cut.steps() * TILE;
-        let values = keys + KEYS / SIDE * cut.steps() * TILE;
-        let scores = values + cut.tiles() * STEPS * TILE;
-        let out = scores + 2 * SIDE * SCORES * 4;
-        let bias = out + QUERIES * cut.tiles() * LINE;
-        Parts { queries, keys, values, scores, out, bias, len: bias + (QUERIES + KEYS + 2 * SIDE) * 4 }
-    }
-}
-
-/// One block of queries of one head.
+/// One block of queries of one head, or of those together.
 struct Task<'a> {
     job: &'a Job<'a>,
     place: Block,
-    next: Option<Block>,
+    next: Option<Next>,
     parts: Parts,
     cut: Cut,
     scratch: *mut u8,
     s: Avx512,
+    /// What queries are multiplied by where they are rotated, and their scores elsewhere: both make last places of weights.
+    factor: f32,
+    scale: f32,
 }
 
 /// A block of keys: those from `start` on.
@@ -182,6 +175,16 @@ struct Task<'a> {
 struct Keys {
     start: usize,
     len: usize,
+    /// Of the last step (see `weights::rest`).
+    rest: __mmask32,
+}
+
+/// A strip of which head, of those together, and whether its scores are bounded.
+#[derive(Clone, Copy)]
+struct Strip {
+    head: usize,
+    strip: usize,
+    bounded: bool,
 }
 
 impl Task<'_> {
@@ -189,19 +192,47 @@ impl Task<'_> {
     /// `Job::run`'s alone.
     #[inline(always)]
     unsafe fn run<R: Registers>(&self, tiles: &mut R) {
-        let count = self.place.queries.1 - self.place.queries.0;
-        // SAFETY: every row and column below lies in the block's sequence and head.
+        let strips = (self.place.queries.1 - self.place.queries.0).div_ceil(SIDE);
+        // SAFETY: every row and column below lies in the block's sequence and heads.
         unsafe {
-            for strip in 0..count.div_ceil(SIDE) {
-                self.pack_queries(strip);
+            let mut squares = [[0.0; 2]; STRIPS];
+            for (strip, squares) in squares.iter_mut().enumerate().take(strips) {
+                *squares = self.pack_queries(strip);
             }
-            let mut running = [Running::new(); STRIPS];
+            let mut running = [[Running::new(); STRIPS]; 2];
             for start in (0..self.place.len).step_by(KEYS) {
-                let keys = Keys { start, len: KEYS.min(self.place.len - start) };
-                self.pack_keys(keys, &mut running);
+                let len = KEYS.min(self.place.len - start);
+                let keys = Keys { start, len, rest: rest(len) };
+                let largest = self.pack_keys(keys);
                 self.pack_bias(keys);
-                self.attend(tiles, keys, count.div_ceil(SIDE), &mut running);
+                for head in 0..self.cut.together {
+                    self.know(keys, head, &squares[..strips], largest[head], &mut running[head]);
+                    self.attend(tiles, keys, head, strips, &mut running);
+                }
             }
+        }
+    }
+
+    /// Whether the scores of this block of keys are bounded, strip by strip. One key that is not finite makes all sums NaN.
+    ///
+    /// # Safety
+    /// The keys are packed.
+    #[inline(always)]
+    unsafe fn know(
+        &self,
+        keys: Keys,
+        head: usize,
+        squares: &[[f32; 2]],
+        largest: f32,
+        running: &mut [Running; STRIPS],
+    ) {
+        for (running, squares) in running.iter_mut().zip(squares) {
+            running.bounded &= bounded(squares[head], largest, self.scale);
+        }
+        let tiles = self.at(self.parts.keys);
+        // SAFETY: as the caller promises.
+        if !largest.is_finite() && unsafe { !pack::finite(self.cut, head, tiles, keys.len.div_ceil(SIDE)) } {
+            running.iter_mut().for_each(|r| r.spoil());
         }
     }
 
@@ -214,29 +245,37 @@ impl Task<'_> {
         &self,
         tiles: &mut R,
         keys: Keys,
+        head: usize,
         strips: usize,
-        running: &mut [Running; STRIPS],
+        running: &mut [[Running; STRIPS]; 2],
     ) {
+        let last = head + 1 == self.cut.together && keys.start + keys.len == self.place.len;
         // SAFETY: as the caller promises.
         unsafe {
+            let first = Strip { head, strip: 0, bounded: running[head][0].bounded };
             for pair in 0..pairs(keys) {
-                self.score(tiles, keys, 0, pair);
+                self.score(tiles, keys, first, pair);
             }
             for strip in 0..strips {
-                self.soften(tiles, keys, strip, strips, &mut running[strip]);
-                if strip > 0 {
-                    self.finish(keys, strip - 1, &running[strip - 1]);
+                let next = (strip + 1 < strips).then(|| running[head][strip + 1].bounded);
+                self.soften(tiles, keys, (head, strip), next, &mut running[head][strip]);
+                if last && strip > 0 {
+                    self.finish(strip - 1, running);
                 }
             }
-            for turn in 0..self.turns(keys) {
-                self.gather(tiles, keys, strips - 1, turn);
+            let mut gather = Gather::new(head, strips - 1);
+            for _ in 0..self.turns(keys) {
+                self.gather(tiles, keys, &mut gather);
             }
-            self.finish(keys, strips - 1, &running[strips - 1]);
+            if last {
+                self.finish(strips - 1, running);
+            }
         }
     }
 
-    /// Scores of a strip to weights. Behind each row a turn of the tiles: first the strip before is multiplied by the
-    /// values, then the next one by the keys, over the weights of the one before.
+    /// Scores of a strip to weights. Behind each row turns of the tiles: the strip before is multiplied by the values behind
+    /// the first half of the rows, the next one, if there is one, by the keys behind the second, over the weights of the one
+    /// before; of heads together behind every second row.
     ///
     /// # Safety
     /// The strip's scores are there.
@@ -245,142 +284,72 @@ impl Task<'_> {
         &self,
         tiles: &mut R,
         keys: Keys,
-        strip: usize,
-        strips: usize,
+        (head, strip): (usize, usize),
+        next: Option<bool>,
         running: &mut Running,
     ) {
-        const HALF: usize = SIDE / 2;
-        let rows = self.rows(strip);
+        // Of heads together the tiles are so few that turns of both kinds may mix: a pair's weights have been used by then.
+        let spread = self.cut.together == 2;
         let turns = if strip > 0 { self.turns(keys) } else { 0 };
-        let pairs = if strip + 1 < strips { pairs(keys) } else { 0 };
+        let pairs = if next.is_some() { pairs(keys) } else { 0 };
+        let next = Strip { head, strip: strip + 1, bounded: next.unwrap_or(false) };
+        let mut gather = Gather::new(head, strip.wrapping_sub(1));
         // SAFETY: as the caller promises; there are at most 8 pairs.
         unsafe {
             let scores = self.scores(strip);
-            let scale = self.job.config.scale * LOG2_E;
-            let decay = running.raise(self.s, scores, keys.len, scale);
+            let decay = self.begin(keys, (head, strip), running);
+            let ready = running.bounded && self.ready();
             let mut offsets = [0.0; SIDE];
             _mm512_storeu_ps(offsets.as_mut_ptr(), running.offsets());
             let mut sums = [_mm512_setzero_ps(); SIDE];
             for (r, sums) in sums.iter_mut().enumerate() {
-                if r < rows {
-                    *sums = soften(scores.add(r * SCORES), keys.len, scale, offsets[r]);
+                let row = scores.add(r * SCORES);
+                *sums = match ready {
+                    true => soften(row, keys.len, keys.rest, Scores::Ready),
+                    false => soften(row, keys.len, keys.rest, Scores::Times(self.scale, offsets[r])),
+                };
+                if head == 0 && keys.start == 0 {
                     self.ask(strip * SIDE + r);
                 }
-                if r < HALF {
-                    for turn in r * turns / HALF..(r + 1) * turns / HALF {
-                        self.gather(tiles, keys, strip - 1, turn);
-                    }
-                } else if r - HALF < pairs {
-                    self.score(tiles, keys, strip + 1, r - HALF);
+                for _ in 0..gathers(r, turns) {
+                    self.gather(tiles, keys, &mut gather);
+                }
+                let pair = if spread { r / 2 } else { r.wrapping_sub(SIDE / 2) };
+                if pair < pairs && (!spread || r % 2 == 1) {
+                    self.score(tiles, keys, next, pair);
                 }
             }
-            running.add(self.s, decay, sums);
-            if keys.start > 0 {
-                self.scale(strip, decay);
-            }
+            running.add(decay, sums);
         }
     }
 
-    /// Asks for what the next block has to read and write at its row `row`: a head's rows lie far apart, so nobody else
-    /// does.
+    /// Decides what is taken off a strip's scores, and scales what was summed so far to it.
+    ///
+    /// # Safety
+    /// The strip's scores are there.
+    #[inline(always)]
+    unsafe fn begin(&self, keys: Keys, (head, strip): (usize, usize), running: &mut Running) -> __m512 {
+        // SAFETY: as the caller promises.
+        unsafe {
+            if running.bounded {
+                running.hold();
+                return _mm512_set1_ps(1.0);
+            }
+            let decay = running.raise(self.scores(strip), keys.len, self.scale);
+            if keys.start > 0 {
+                self.decay(head, strip, decay);
+            }
+            decay
+        }
+    }
+
+    /// Asks for what the next block has to read and write at its row `row`.
     #[inline(always)]
     fn ask(&self, row: usize) {
-        let Some(next) = self.next else { return };
-        let (rows, columns) = (next.start + next.queries.0 + row, self.cut.dim);
-        if row >= next.queries.1 - next.queries.0 {
-            return;
-        }
-        let (column, shared) = (next.head * columns, next.head / self.job.config.group() * columns);
-        for (x, at) in
-            [(self.job.q, column), (self.job.k, shared), (self.job.v, shared), (self.job.o.as_rows(), column)]
-        {
-            let x = x.row(rows).wrapping_add(at);
-            for end in (0..columns).step_by(STEP) {
-                self.s.prefetch_far(x.wrapping_add(end).cast());
-            }
-            self.s.prefetch_far(x.wrapping_add(columns - 1).cast());
-        }
-    }
-
-    /// Scores of a strip with the tiles of 16 keys `2 pair` and, if it is there, the one after.
-    ///
-    /// # Safety
-    /// Both are packed.
-    #[inline(always)]
-    unsafe fn score<R: Registers>(&self, tiles: &mut R, keys: Keys, strip: usize, pair: usize) {
-        const BACK: isize = -4;
-        let (steps, both) = (self.cut.steps(), pair * STEP + SIDE < keys.len);
-        let a = self.at(self.parts.queries + strip * steps * TILE);
-        let b = self.at(self.parts.keys + 2 * pair * steps * TILE);
-        let to = self.scores(strip).wrapping_add(pair * STEP).cast::<u8>();
-        // SAFETY: tiles in their parts.
-        unsafe {
-            if self.job.config.slopes.is_some() {
-                let bias = self.at(self.parts.bias + 4 * (pair * STEP + QUERIES - strip * SIDE));
-                tiles.load::<6>(bias, BACK);
-                tiles.load::<7>(bias.add(LINE), BACK);
-            } else {
-                tiles.zero::<6>();
-                tiles.zero::<7>();
-            }
-            for step in 0..steps {
-                tiles.load::<4>(a.add(step * TILE), LINE as isize);
-                tiles.load::<5>(b.add(step * TILE), LINE as isize);
-                tiles.multiply::<6, 4, 5>();
-                if both {
-                    tiles.load::<5>(b.add((steps + step) * TILE), LINE as isize);
-                    tiles.multiply::<7, 4, 5>();
-                }
-            }
-            tiles.store::<6>(to, 4 * SCORES as isize);
-            if both {
-                tiles.store::<7>(to.add(LINE), 4 * SCORES as isize);
-            }
-        }
-    }
-
-    /// How many turns it takes to multiply a strip's weights by the values.
-    #[inline(always)]
-    fn turns(&self, keys: Keys) -> usize {
-        self.cut.tiles().div_ceil(WIDE) * keys.len.div_ceil(STEP)
-    }
-
-    /// One step of keys for at most `WIDE` tiles of columns.
-    ///
-    /// # Safety
-    /// The strip's weights are there.
-    #[inline(always)]
-    unsafe fn gather<R: Registers>(&self, tiles: &mut R, keys: Keys, strip: usize, turn: usize) {
-        let steps = keys.len.div_ceil(STEP);
-        let (wide, step) = (turn / steps * WIDE, turn % steps);
-        let count = (self.cut.tiles() - wide).min(WIDE);
-        let weights = self.scores(strip).cast::<u8>().wrapping_add(step * LINE);
-        let values = self.at(self.parts.values + (wide * STEPS + step) * TILE);
-        let row = (self.cut.tiles() * LINE) as isize;
-        let out = self.out(strip * SIDE).cast::<u8>().wrapping_add(wide * LINE);
-        // SAFETY: tiles in their parts.
-        unsafe {
-            if step == 0 && keys.start == 0 {
-                tiles.zero::<0>();
-                tiles.zero::<1>();
-                tiles.zero::<2>();
-                tiles.zero::<3>();
-            } else if step == 0 {
-                each::<R, 0>(tiles, count, |tiles| tiles.load::<0>(out, row));
-                each::<R, 1>(tiles, count, |tiles| tiles.load::<1>(out.add(LINE), row));
-                each::<R, 2>(tiles, count, |tiles| tiles.load::<2>(out.add(2 * LINE), row));
-                each::<R, 3>(tiles, count, |tiles| tiles.load::<3>(out.add(3 * LINE), row));
-            }
-            tiles.load::<4>(weights, 4 * SCORES as isize);
-            each::<R, 0>(tiles, count, |tiles| add::<R, 0>(tiles, values));
-            each::<R, 1>(tiles, count, |tiles| add::<R, 1>(tiles, values));
-            each::<R, 2>(tiles, count, |tiles| add::<R, 2>(tiles, values));
-            each::<R, 3>(tiles, count, |tiles| add::<R, 3>(tiles, values));
-            if step + 1 == steps {
-                each::<R, 0>(tiles, count, |tiles| tiles.store::<0>(out, row));
-                each::<R, 1>(tiles, count, |tiles| tiles.store::<1>(out.add(LINE), row));
-                each::<R, 2>(tiles, count, |tiles| tiles.store::<2>(out.add(2 * LINE), row));
-                each::<R, 3>(tiles, count, |tiles| tiles.store::<3>(out.add(3 * LINE), row));
+        let Some(next) = self.next.filter(|next| row < next.count) else { return };
+        for (x, apart) in next.rows {
+            for line in 0..next.lines {
+                self.s.prefetch_far(x.wrapping_add(row * apart + line * LINE).cast());
             }
         }
     }
@@ -390,14 +359,14 @@ impl Task<'_> {
     /// # Safety
     /// The strip has been through a block of keys.
     #[inline(always)]
-    unsafe fn scale(&self, strip: usize, decay: __m512) {
+    unsafe fn decay(&self, head: usize, strip: usize, decay: __m512) {
         let mut factors = [0.0; SIDE];
         // SAFETY: the strip's rows of `out`.
         unsafe {
             _mm512_storeu_ps(factors.as_mut_ptr(), decay);
             for (r, &factor) in factors.iter().enumerate() {
                 for tile in 0..self.cut.tiles() {
-                    let at = self.out(strip * SIDE + r).add(tile * SIDE);
+                    let at = self.out(strip * SIDE + r, head).add(tile * SIDE);
                     _mm512_storeu_ps(at, _mm512_mul_ps(_mm512_loadu_ps(at), _mm512_set1_ps(factor)));
                 }
             }
@@ -407,63 +376,60 @@ impl Task<'_> {
     /// After the last block of keys: divides a strip's rows by their sums and writes them out.
     ///
     /// # Safety
-    /// The strip has been through all blocks of keys up to this one.
+    /// The strip has been through all blocks of keys, for every head.
     #[inline(always)]
-    unsafe fn finish(&self, keys: Keys, strip: usize, running: &Running) {
-        if keys.start + keys.len < self.place.len {
-            return;
-        }
-        let first = self.place.queries.0;
-        let column = self.place.head * self.cut.dim;
-        let mut factors = [0.0; SIDE];
-        // SAFETY: this task alone writes these rows of this head.
+    unsafe fn finish(&self, strip: usize, running: &[[Running; STRIPS]; 2]) {
+        let first = self.place.start + self.place.queries.0 + strip * SIDE;
+        let column = self.place.head * self.cut.columns();
+        let mut factors = [[0.0; SIDE]; 2];
+        // SAFETY: this task alone writes these rows of these heads.
         unsafe {
-            _mm512_storeu_ps(factors.as_mut_ptr(), _mm512_div_ps(_mm512_set1_ps(1.0), running.sum));
-            for (r, &factor) in factors.iter().enumerate().take(self.rows(strip)) {
-                let row = strip * SIDE + r;
-                let o = self.job.o.row(self.place.start + first + row).add(column);
-                columns(self.cut, self.out(row), factor, o);
+            for (factors, running) in factors.iter_mut().zip(running).take(self.cut.together) {
+                let factor = _mm512_div_ps(_mm512_set1_ps(1.0), running[strip].sum);
+                _mm512_storeu_ps(factors.as_mut_ptr(), factor);
+            }
+            for r in 0..self.rows(strip) {
+                let o = self.job.o.row(first + r).add(column);
+                columns(self.cut, self.out(strip * SIDE + r, 0), factors.map(|of| of[r]), o);
             }
         }
     }
 
+    /// Returns what `pack::queries` does.
+    ///
     /// # Safety
     /// The strip lies in the block.
     #[inline(always)]
-    unsafe fn pack_queries(&self, strip: usize) {
+    unsafe fn pack_queries(&self, strip: usize) -> [f32; 2] {
         let at = self.place.queries.0 + strip * SIDE;
         let to = self.at(self.parts.queries + strip * self.cut.steps() * TILE);
+        let q = self.pairs(self.job.q, self.place.head, Some(self.factor));
         // SAFETY: positions of the sequence, and room in the parts.
-        unsafe {
-            let rows = (at, self.rows(strip));
-            pack::queries(self.s, self.pairs(self.job.q, self.place.head), rows, to);
-        }
+        unsafe { pack::queries(self.s, q, (at, self.rows(strip)), to) }
     }
 
-    /// Keys and values. One key that is not finite makes all sums NaN.
+    /// Keys and values. Returns, for each head, the largest sum of squares of a key.
     ///
     /// # Safety
     /// They lie in the sequence.
     #[inline(always)]
-    unsafe fn pack_keys(&self, keys: Keys, running: &mut [Running; STRIPS]) {
+    unsafe fn pack_keys(&self, keys: Keys) -> [f32; 2] {
         let shared = self.place.head / self.job.config.group();
-        let (k, v) = (self.pairs(self.job.k, shared), self.head(self.job.v, shared));
+        let (k, v) = (self.pairs(self.job.k, shared, None), self.head(self.job.v, shared));
         // SAFETY: positions of the sequence, and room in the parts.
         unsafe {
-            let mut largest = Largest::new();
+            let mut squares = [_mm512_setzero_ps(); 2];
             for tile in 0..keys.len.div_ceil(SIDE) {
                 let to = self.at(self.parts.keys + tile * self.cut.steps() * TILE);
                 let rows = (keys.start + tile * SIDE, SIDE.min(keys.len - tile * SIDE));
-                pack::keys(self.s, k, rows, &mut largest, to);
+                pack::keys(self.s, k, rows, &mut squares, to);
             }
             for step in 0..keys.len.div_ceil(STEP) {
                 let to = self.at(self.parts.values + step * TILE);
                 let rows = (keys.start + step * STEP, STEP.min(keys.len - step * STEP));
                 pack::values(self.s, self.cut, v, rows, to, STEPS * TILE);
             }
-            if !largest.finite() {
-                running.iter_mut().for_each(|r| r.sum = _mm512_set1_ps(f32::NAN));
-            }
+            squares.map(|squares| pack::largest(squares))
         }
     }
 
@@ -475,7 +441,7 @@ impl Task<'_> {
     unsafe fn pack_bias(&self, keys: Keys) {
         let Some(slopes) = self.job.config.slopes else { return };
         // Scores are scaled after it is added.
-        let slope = -slopes[self.place.head] / self.job.config.scale;
+        let slope = -slopes[self.place.head] * LOG2_E * UNITS / self.scale;
         let to = self.at(self.parts.bias).cast::<f32>();
         // Entry e is for key j of the block and query i with e = QUERIES + j - i.
         let first = keys.start as isize - self.place.queries.0 as isize - QUERIES as isize;
@@ -486,16 +452,25 @@ impl Task<'_> {
         }
     }
 
-    /// A head of this sequence of q or k.
+    /// Whether bounded scores leave the tiles as `Scores::Ready`: their sums are one step, so that rounding them to whole
+    /// numbers rounds once, and begin with nothing else.
     #[inline(always)]
-    fn pairs<'b>(&'b self, x: Rows<'b, Bf16>, head: usize) -> Pairs<'b> {
-        Pairs { cut: self.cut, head: self.head(x, head), rope: self.job.config.rope, order: &self.job.order }
+    fn ready(&self) -> bool {
+        self.cut.narrow() && self.scale == 1.0 && self.job.config.slopes.is_none()
     }
 
-    /// A head of this sequence of q, k or v.
+    /// Heads of this sequence of q or k.
+    #[inline(always)]
+    fn pairs<'b>(&'b self, x: Rows<'b, Bf16>, head: usize, factor: Option<f32>) -> Pairs<'b> {
+        let head = self.head(x, head);
+        Pairs { cut: self.cut, head, rope: self.job.config.rope, factor, order: &self.job.order }
+    }
+
+    /// Heads of this sequence of q, k or v.
     #[inline(always)]
     fn head<'b>(&self, x: Rows<'b, Bf16>, head: usize) -> Head<'b, Bf16> {
-        Head { x, start: self.place.start, column: head * self.cut.dim, dim: self.cut.dim }
+        let dim = self.cut.columns();
+        Head { x, start: self.place.start, column: head * dim, dim }
     }
 
     /// Queries of a strip.
@@ -516,47 +491,39 @@ impl Task<'_> {
     }
 
     #[inline(always)]
-    fn out(&self, row: usize) -> *mut f32 {
-        self.at(self.parts.out).cast::<f32>().wrapping_add(row * self.cut.tiles() * SIDE)
+    fn out(&self, row: usize, head: usize) -> *mut f32 {
+        let tiles = row * self.cut.together + head;
+        self.at(self.parts.out).cast::<f32>().wrapping_add(tiles * self.cut.tiles() * SIDE)
     }
 }
 
-/// Pairs of tiles of 16 keys.
+/// How many of so many turns stand behind row `r`, one of the first half: one each if that is enough.
 #[inline(always)]
-fn pairs(keys: Keys) -> usize {
-    keys.len.div_ceil(STEP)
-}
-
-/// `of` if there are more than `N`.
-#[inline(always)]
-fn each<R: Registers, const N: usize>(tiles: &mut R, count: usize, of: impl FnOnce(&mut R)) {
-    if N < count {
-        of(tiles);
+fn gathers(r: usize, turns: usize) -> usize {
+    const HALF: usize = SIDE / 2;
+    match turns <= HALF {
+        true => usize::from(r < turns),
+        false if r < HALF => (r + 1) * turns / HALF - r * turns / HALF,
+        false => 0,
     }
-}
-
-/// Adds the weights in register 4 times the values of the `C`th tile of columns.
-///
-/// # Safety
-/// Its values are packed.
-#[inline(always)]
-unsafe fn add<R: Registers, const C: usize>(tiles: &mut R, values: *const u8) {
-    // SAFETY: as the caller promises.
-    unsafe { tiles.load::<5>(values.add(C * STEPS * TILE), LINE as isize) };
-    tiles.multiply::<C, 4, 5>();
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::MAX_HEAD_DIM;
     use super::*;
 
     #[test]
-    fn the_parts_fit_in_the_workspace() {
-        for head_dim in 1..=MAX_HEAD_DIM {
-            let parts = Parts::new(head_dim);
-            assert!(parts.len <= workspace_bytes(head_dim), "{head_dim}");
-            assert!([parts.queries, parts.out, parts.bias].iter().all(|at| at % LINE == 0));
+    fn all_turns_come_and_no_score_before_the_weights_it_replaces_were_used() {
+        for turns in 0..=2 * STEPS {
+            assert_eq!((0..SIDE).map(|r| gathers(r, turns)).sum::<usize>(), turns);
+            assert!((SIDE / 2..SIDE).all(|r| gathers(r, turns) == 0));
+        }
+        // A pair's scores take the room of the weights of two steps.
+        for steps in 1..=STEPS {
+            for pair in 0..steps {
+                let done: usize = (0..2 * pair + 2).map(|r| gathers(r, steps)).sum();
+                assert!(done >= (2 * pair + 2).min(steps), "pair {pair} of {steps}");
+            }
         }
     }
 }

@@ -3,9 +3,9 @@
 //! Invariant: an element's bits depend on its row and position alone. q and k are rotated in f32 and rounded once, to
 //! nearest; v is copied. What lies past a head, or past the last key, is zero.
 //!
-//! A pair of q and k is (x[j], x[half + j]), the two that a rotation mixes, so no lane moves. A step of v pairs keys as
-//! `weights` leaves them: line j of a tile holds keys `first_of(j)` and the one after it. Two tiles that hold 32 columns
-//! take them as the halves of registers are interleaved, four and four: `columns` undoes it.
+//! A pair of q and k is (x[j], x[half + j]), the two that a rotation mixes, so no lane moves. Two tiles that hold 32 columns
+//! of v take them as the halves of registers are interleaved, four and four: `columns` undoes it. Heads of 16 columns come
+//! two and two where they can: then every line of q, k and v is read once, and lanes are full.
 
 use super::super::super::element::Bf16;
 use super::super::super::simd::Simd;
@@ -15,18 +15,27 @@ use super::super::pack::Head;
 use super::{LINE, SIDE, STEP, TILE};
 use core::arch::x86_64::*;
 
-/// How the columns of a head are cut.
+/// How the columns of a head are cut, and how many heads are packed together: two of 16 columns fill a cache line.
 #[derive(Clone, Copy)]
 pub(super) struct Cut {
-    /// Columns.
+    /// Columns of a head.
     pub(super) dim: usize,
     /// Columns of the first half; the second has as many or one less.
-    half: usize,
+    pub(super) half: usize,
+    /// Heads.
+    pub(super) together: usize,
 }
 
 impl Cut {
-    pub(super) const fn new(dim: usize) -> Cut {
-        Cut { dim, half: dim.div_ceil(2) }
+    /// `heads` as many as there are, `group` of them to each of keys and values.
+    pub(super) const fn new(dim: usize, heads: usize, group: usize) -> Cut {
+        let two = dim == SIDE && heads.is_multiple_of(2) && group == 1;
+        Cut { dim, half: dim.div_ceil(2), together: if two { 2 } else { 1 } }
+    }
+
+    /// Columns of the heads together.
+    pub(super) const fn columns(self) -> usize {
+        self.dim * self.together
     }
 
     /// Steps of a product of q and k.
@@ -34,13 +43,23 @@ impl Cut {
         self.half.div_ceil(SIDE)
     }
 
-    /// Tiles of 16 columns of v and o.
+    /// Whether a product of q and k is one step: then its tiles have no more pairs than the head.
+    pub(super) const fn narrow(self) -> bool {
+        self.steps() == 1
+    }
+
+    /// Tiles of 16 columns of v and o, of one head.
     pub(super) const fn tiles(self) -> usize {
         self.dim.div_ceil(SIDE)
     }
+
+    /// The pairs of a narrow head, among those of the heads together.
+    fn lanes(self, head: usize) -> __mmask16 {
+        lanes(self.half) << (head * self.half)
+    }
 }
 
-/// Where the pairs of a head of one step stand in it, and which of them are there.
+/// Where the pairs of heads of one step stand in them, and which of them are there.
 #[derive(Clone, Copy)]
 pub(super) struct Order {
     words: [u16; STEP],
@@ -50,9 +69,10 @@ pub(super) struct Order {
 impl Order {
     pub(super) fn new(cut: Cut) -> Order {
         let mut order = Order { words: [0; STEP], there: 0 };
-        for at in 0..if cut.steps() == 1 { cut.dim } else { 0 } {
-            let word = if at < cut.half { 2 * at } else { 2 * (at - cut.half) + 1 };
-            order.words[word] = at as u16;
+        for at in 0..if cut.narrow() { cut.columns() } else { 0 } {
+            let (head, at) = (at / cut.dim * cut.dim, at % cut.dim);
+            let word = head + if at < cut.half { 2 * at } else { 2 * (at - cut.half) + 1 };
+            order.words[word] = (head + at) as u16;
             order.there |= 1 << word;
         }
         order
@@ -77,6 +97,8 @@ pub(super) struct Pairs<'a> {
     pub(super) cut: Cut,
     pub(super) head: Head<'a, Bf16>,
     pub(super) rope: Option<Rope<'a>>,
+    /// What a rotation multiplies by as well.
+    pub(super) factor: Option<f32>,
     pub(super) order: &'a Order,
 }
 
@@ -87,14 +109,16 @@ impl Pairs<'_> {
     /// Position i lies in the sequence and in the tables; the CPU has AVX-512.
     #[inline(always)]
     unsafe fn row(&self, i: usize, step: usize) -> __m512i {
-        let (half, at) = (self.cut.half, step * SIDE);
-        // SAFETY: masks leave out what lies past either half; position i's row of the tables.
+        // SAFETY: as the caller promises.
         unsafe {
-            let pairs = self.stored(i, at);
+            let pairs = self.stored(i, step * SIDE);
             let Some(rope) = self.rope else { return pairs };
-            let (n, table) = (lanes(half - at), i * half + at);
-            let cos = _mm512_maskz_loadu_ps(n, rope.cos.as_ptr().add(table));
-            let sin = _mm512_maskz_loadu_ps(n, rope.sin.as_ptr().add(table));
+            let mut cos = self.turn(rope.cos, i, step * SIDE);
+            let mut sin = self.turn(rope.sin, i, step * SIDE);
+            if let Some(factor) = self.factor {
+                cos = _mm512_mul_ps(cos, _mm512_set1_ps(factor));
+                sin = _mm512_mul_ps(sin, _mm512_set1_ps(factor));
+            }
             let upper = _mm512_set1_epi32(0xffff_0000_u32 as i32);
             let a = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs));
             let b = _mm512_castsi512_ps(_mm512_and_si512(pairs, upper));
@@ -108,17 +132,34 @@ impl Pairs<'_> {
         }
     }
 
+    /// Sixteen entries of position i's row of a table from `at` on, or as many as there are; those of each head.
+    ///
+    /// # Safety
+    /// As `row`.
+    #[inline(always)]
+    unsafe fn turn(&self, table: &[f32], i: usize, at: usize) -> __m512 {
+        let half = self.cut.half;
+        // SAFETY: position i's row of the table; two heads have eight entries, which a mask leaves of others.
+        unsafe {
+            let row = table.as_ptr().add(i * half + at);
+            match self.cut.together {
+                2 => _mm512_broadcast_f32x8(_mm256_loadu_ps(row)),
+                _ => _mm512_maskz_loadu_ps(lanes(half - at), row),
+            }
+        }
+    }
+
     /// Sixteen pairs, or as many as there are, from column `at` of either half on, as they are stored.
     ///
     /// # Safety
     /// As `row`.
     #[inline(always)]
     unsafe fn stored(&self, i: usize, at: usize) -> __m512i {
-        let (Cut { dim, half }, x) = (self.cut, self.head.row(i));
+        let (Cut { dim, half, .. }, x) = (self.cut, self.head.row(i));
         // SAFETY: masks leave out what lies past either half.
         unsafe {
             if half <= SIDE {
-                let row = _mm512_maskz_loadu_epi16(words(dim), x.cast());
+                let row = _mm512_maskz_loadu_epi16(words(self.cut.columns()), x.cast());
                 let order = _mm512_loadu_si512(self.order.words.as_ptr().cast());
                 return _mm512_maskz_permutexvar_epi16(self.order.there, order, row);
             }
@@ -131,55 +172,73 @@ impl Pairs<'_> {
     }
 }
 
-/// Queries `first..first + count`, at most 16, as tiles of A, one for each step, zeros in the rows after.
+/// Queries `first..first + count`, at most 16, as tiles of A, one for each step, zeros in the rows after. Returns, for each
+/// head, at least the largest sum of squares of a row.
 ///
 /// # Safety
-/// They lie in the sequence and in the tables; `to` has room for the tiles; the CPU has AVX-512.
+/// They lie in the sequence and in the tables; `to` has room for the tiles; the CPU has AVX-512 with BF16.
 #[inline(always)]
-pub(super) unsafe fn queries(s: Avx512, pairs: Pairs<'_>, (first, count): (usize, usize), to: *mut u8) {
+pub(super) unsafe fn queries(
+    s: Avx512,
+    pairs: Pairs<'_>,
+    (first, count): (usize, usize),
+    to: *mut u8,
+) -> [f32; 2] {
     let Pairs { cut, head, .. } = pairs;
     // SAFETY: as the caller promises.
     unsafe {
-        for r in 0..count {
-            head.prefetch(s, first + r);
-            for step in 0..cut.steps() {
-                _mm512_storeu_si512(to.add(step * TILE + r * LINE).cast(), pairs.row(first + r, step));
+        let mut squares = _mm512_setzero_ps();
+        for step in 0..cut.steps() {
+            let mut largest = _mm512_setzero_ps();
+            for r in 0..count {
+                if step == 0 {
+                    head.prefetch(s, first + r);
+                }
+                let row = pairs.row(first + r, step);
+                _mm512_storeu_si512(to.add(step * TILE + r * LINE).cast(), row);
+                largest = larger(largest, square(row, _mm512_setzero_ps()));
+            }
+            squares = _mm512_add_ps(squares, largest);
+            for r in count..SIDE {
+                _mm512_storeu_si512(to.add(step * TILE + r * LINE).cast(), _mm512_setzero_si512());
             }
         }
-        for step in 0..cut.steps() {
-            to.add(step * TILE + count * LINE).write_bytes(0, (SIDE - count) * LINE);
+        match cut.together {
+            2 => [0, 1].map(|head| _mm512_mask_reduce_add_ps(cut.lanes(head), squares)),
+            _ => [_mm512_reduce_add_ps(squares); 2],
         }
     }
 }
 
-/// The largest magnitudes of bf16 numbers seen, by their bits.
-#[derive(Clone, Copy)]
-pub(super) struct Largest(__m512i);
-
-impl Largest {
-    /// # Safety
-    /// The CPU has AVX-512.
-    #[inline(always)]
-    pub(super) unsafe fn new() -> Self {
-        // SAFETY: as the caller promises.
-        Self(unsafe { _mm512_setzero_si512() })
-    }
-
-    #[inline(always)]
-    fn see(&mut self, pairs: __m512i) {
-        // SAFETY: who has one has AVX-512.
-        self.0 = unsafe { _mm512_max_epu16(self.0, _mm512_and_si512(pairs, _mm512_set1_epi16(0x7fff))) };
-    }
-
-    /// Whether all were finite.
-    #[inline(always)]
-    pub(super) fn finite(self) -> bool {
-        // SAFETY: who has one has AVX-512.
-        unsafe { _mm512_cmpge_epu16_mask(self.0, _mm512_set1_epi16(0x7f80)) == 0 }
+/// Adds the squares of a lane's pair.
+#[inline(always)]
+fn square(pairs: __m512i, sum: __m512) -> __m512 {
+    // SAFETY: callers have AVX-512 with BF16.
+    unsafe {
+        let x = core::mem::transmute::<__m512i, __m512bh>(pairs);
+        _mm512_dpbf16_ps(sum, x, x)
     }
 }
 
-/// Keys `first..first + count`, at most 16, as tiles of B, one for each step, zeros in the columns after.
+/// The larger of sums of squares, by their bits: what is not a number is largest of all.
+#[inline(always)]
+fn larger(a: __m512, b: __m512) -> __m512 {
+    // SAFETY: callers have AVX-512.
+    unsafe { _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a), _mm512_castps_si512(b))) }
+}
+
+/// The largest lane of the like.
+///
+/// # Safety
+/// The CPU has AVX-512.
+#[inline(always)]
+pub(super) unsafe fn largest(squares: __m512) -> f32 {
+    // SAFETY: as the caller promises.
+    f32::from_bits(unsafe { _mm512_reduce_max_epu32(_mm512_castps_si512(squares)) })
+}
+
+/// Keys `first..first + count`, at most 16, as tiles of B, one for each step, zeros in the columns after. Takes their sums
+/// of squares, lane by lane, into `squares` of each head.
 ///
 /// # Safety
 /// As `queries`.
@@ -188,38 +247,52 @@ pub(super) unsafe fn keys(
     s: Avx512,
     pairs: Pairs<'_>,
     (first, count): (usize, usize),
-    largest: &mut Largest,
+    squares: &mut [__m512; 2],
     to: *mut u8,
 ) {
     let Pairs { cut, head, .. } = pairs;
     // SAFETY: as the caller promises.
     unsafe {
+        let mut sums = [_mm512_setzero_ps(); 2];
         for step in 0..cut.steps() {
-            let mut square = [_mm512_setzero_ps(); SIDE];
-            for (r, row) in square.iter_mut().enumerate().take(count) {
+            let mut tile = [_mm512_setzero_ps(); SIDE];
+            for (r, row) in tile.iter_mut().enumerate().take(count) {
                 if step == 0 {
                     head.prefetch(s, first + r);
                 }
-                let pairs = pairs.row(first + r, step);
-                largest.see(pairs);
-                *row = _mm512_castsi512_ps(pairs);
+                *row = _mm512_castsi512_ps(pairs.row(first + r, step));
             }
-            s.transpose(&mut square);
-            for (j, line) in square.into_iter().enumerate() {
-                _mm512_storeu_si512(to.add(step * TILE + j * LINE).cast(), _mm512_castps_si512(line));
+            s.transpose(&mut tile);
+            for (j, line) in tile.into_iter().enumerate() {
+                let line = _mm512_castps_si512(line);
+                _mm512_storeu_si512(to.add(step * TILE + j * LINE).cast(), line);
+                // Of two heads their own; of one two chains, each of which is waited for half as long.
+                let half = j / (SIDE / 2);
+                sums[half] = square(line, sums[half]);
             }
         }
+        if cut.together == 1 {
+            sums = [_mm512_add_ps(sums[0], sums[1]); 2];
+        }
+        *squares = [larger(squares[0], sums[0]), larger(squares[1], sums[1])];
     }
 }
 
-/// The first of the two keys, of a step's 32, that line `j` of a tile of v holds: `weights` packs two registers of 16
-/// keys quarter by quarter.
-pub(super) const fn first_of(j: usize) -> usize {
-    j / 4 * 4 + j % 2 * 2 + j % 4 / 2 * 16
+/// Whether keys are finite: `tiles` of one head of those that `keys` made, one after the other.
+///
+/// # Safety
+/// They are there.
+pub(super) unsafe fn finite(cut: Cut, head: usize, tiles: *const u8, count: usize) -> bool {
+    let lines = if cut.together == 2 { head * cut.half..(head + 1) * cut.half } else { 0..SIDE };
+    (0..count * cut.steps()).flat_map(|tile| lines.clone().map(move |j| tile * TILE + j * LINE)).all(|at| {
+        // SAFETY: a line of the tiles.
+        let line = unsafe { tiles.add(at).cast::<[u16; STEP]>().read_unaligned() };
+        line.iter().all(|bits| bits & 0x7f80 != 0x7f80)
+    })
 }
 
 /// Values `first..first + count`, at most 32, as the tiles of one step, `apart` bytes from one tile of columns to the
-/// next; zeros past `count` and past the head.
+/// next; zeros past `count` and past the head. Line j of a tile holds keys j and 16 + j, as `weights` leaves them.
 ///
 /// # Safety
 /// They lie in the sequence; `to` has room for the tiles.
@@ -235,62 +308,82 @@ pub(super) unsafe fn values(
     // SAFETY: as the caller promises; masks leave out what lies past the head.
     unsafe {
         for j in 0..SIDE {
-            let key = first_of(j);
-            let row = |key: usize, column: usize, n: usize| {
-                let there = if key < count { words(n) } else { 0 };
-                _mm512_maskz_loadu_epi16(there, head.row(first + key).wrapping_add(column).cast())
-            };
-            if key < count {
-                head.prefetch(s, first + key);
-                head.prefetch(s, first + key + 1);
+            if j < count {
+                head.prefetch(s, first + j);
             }
-            let mut column = 0;
-            while column < cut.dim {
-                let n = cut.dim - column;
+            if j + SIDE < count {
+                head.prefetch(s, first + j + SIDE);
+            }
+            for column in (0..cut.columns()).step_by(STEP) {
                 let at = to.add(column / SIDE * apart + j * LINE);
-                if n > SIDE {
-                    let (even, odd) = (row(key, column, n), row(key + 1, column, n));
-                    _mm512_storeu_si512(at.cast(), _mm512_unpacklo_epi16(even, odd));
-                    _mm512_storeu_si512(at.add(apart).cast(), _mm512_unpackhi_epi16(even, odd));
-                } else {
-                    let [even, odd] = [key, key + 1].map(|key| {
-                        let bits = row(key, column, n);
-                        _mm512_cvtepu16_epi32(_mm512_castsi512_si256(bits))
-                    });
-                    _mm512_storeu_si512(at.cast(), _mm512_or_si512(even, _mm512_slli_epi32::<16>(odd)));
+                let n = cut.columns() - column;
+                let mut a = value(head, first + j, column, if j < count { n } else { 0 });
+                let mut b = value(head, first + j + SIDE, column, if j + SIDE < count { n } else { 0 });
+                if n <= SIDE {
+                    a = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(a));
+                    b = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(b));
+                    _mm512_storeu_si512(at.cast(), _mm512_or_si512(a, _mm512_slli_epi32::<16>(b)));
+                    continue;
                 }
-                column += STEP;
+                if cut.together == 2 {
+                    let apart = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+                    a = _mm512_permutexvar_epi64(apart, a);
+                    b = _mm512_permutexvar_epi64(apart, b);
+                }
+                _mm512_storeu_si512(at.cast(), _mm512_unpacklo_epi16(a, b));
+                _mm512_storeu_si512(at.add(apart).cast(), _mm512_unpackhi_epi16(a, b));
             }
         }
     }
 }
 
-/// Writes the columns of one row of sums, as the tiles of `values` leave them, times `factor`, rounded to nearest. A NaN
-/// comes from bf16 or the tiles, hence ends in zeros, and half a last place leaves it one.
+/// At most `n` columns of a row, and 32, from one column on.
+///
+/// # Safety
+/// They lie in the row.
+#[inline(always)]
+unsafe fn value(head: Head<'_, Bf16>, row: usize, column: usize, n: usize) -> __m512i {
+    // SAFETY: as the caller promises.
+    unsafe { _mm512_maskz_loadu_epi16(words(n), head.row(row).wrapping_add(column).cast()) }
+}
+
+/// Writes the columns of one row of sums, as the tiles of `values` leave them, times its head's factor, rounded to nearest. A
+/// NaN comes from bf16 or the tiles, hence ends in zeros, and half a last place leaves it one.
 ///
 /// # Safety
 /// `sums` holds whole tiles of columns, `o` the columns of the head.
 #[inline(always)]
-pub(super) unsafe fn columns(cut: Cut, sums: *const f32, factor: f32, o: *mut Bf16) {
+pub(super) unsafe fn columns(cut: Cut, sums: *const f32, factors: [f32; 2], o: *mut Bf16) {
     // SAFETY: as the caller promises.
     unsafe {
-        let factor = _mm512_set1_ps(factor);
-        let bits = |at: usize| {
-            let x = _mm512_mul_ps(_mm512_loadu_ps(sums.add(at)), factor);
-            let carried = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
-            _mm512_srli_epi32::<16>(carried)
-        };
-        let mut column = 0;
-        while column < cut.dim {
-            let n = cut.dim - column;
+        for column in (0..cut.columns()).step_by(STEP) {
+            let n = cut.columns() - column;
             let to = o.add(column).cast();
-            if n > SIDE {
-                let both = _mm512_packus_epi32(bits(column), bits(column + SIDE));
-                _mm512_mask_storeu_epi16(to, words(n), both);
-            } else {
-                _mm256_mask_storeu_epi16(to, lanes(n), _mm512_cvtepi32_epi16(bits(column)));
+            let low = rounded(sums.add(column), factors[0]);
+            if n <= SIDE {
+                _mm256_mask_storeu_epi16(to, lanes(n), _mm512_cvtepi32_epi16(low));
+                continue;
             }
-            column += STEP;
+            let high = rounded(sums.add(column + SIDE), factors[cut.together - 1]);
+            let mut both = _mm512_packus_epi32(low, high);
+            if cut.together == 2 {
+                both = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), both);
+            }
+            _mm512_mask_storeu_epi16(to, words(n), both);
         }
+    }
+}
+
+/// The bits of bf16 numbers, in lanes: 16 sums times the factor.
+///
+/// # Safety
+/// The sums are there; the CPU has AVX-512.
+#[inline(always)]
+unsafe fn rounded(sums: *const f32, factor: f32) -> __m512i {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let x = _mm512_mul_ps(_mm512_loadu_ps(sums), _mm512_set1_ps(factor));
+        let carried = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
+        _mm512_srli_epi32::<16>(carried)
     }
 }

@@ -1,9 +1,30 @@
 //! Tile registers one by one, so that attention on tiles is written once for those of AMX and for their double in tests.
 //!
-//! Invariant: a register is 16 rows of 64 bytes; what a product of two does is said in `amx`.
+//! Invariant: a register is 16 rows of 64 bytes, but for those of a narrow head (`Shape`); what a product of two does is
+//! said in `amx`.
 
-use super::super::super::amx::Tiles;
+use super::super::super::amx::{Config, Tiles};
 use core::arch::asm;
+
+/// Registers 2, 3 and 5 of heads that are packed together: queries, a row of so many pairs each, and keys, so many rows.
+/// Others have whole ones.
+#[derive(Clone, Copy)]
+pub(in super::super::super) struct Shape {
+    pub(in super::super::super) pairs: usize,
+}
+
+/// `Tiles` of that shape.
+///
+/// # Safety
+/// The CPU has tiles, and this thread no other `Tiles`.
+pub(super) unsafe fn configure(shape: Shape) -> Tiles {
+    let mut config = Config::WHOLE;
+    config.cut(2, 16, 4 * shape.pairs);
+    config.cut(3, shape.pairs, 64);
+    config.cut(5, shape.pairs, 64);
+    // SAFETY: as the caller promises.
+    unsafe { Tiles::configure_as(&config) }
+}
 
 /// Eight registers of this thread's own, by number.
 pub(in super::super::super) trait Registers {

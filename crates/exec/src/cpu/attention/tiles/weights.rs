@@ -1,44 +1,63 @@
 //! Scores of a strip of 16 queries to the weights of a softmax, in bf16, as rows of tiles of A.
 //!
-//! Invariant: what becomes of a row depends on that row alone; keys that are not there weigh exactly zero.
+//! Invariant: what becomes of a row depends on that row, or on its strip and sequence, alone; keys that are not there weigh
+//! exactly zero.
 //!
-//! A weight is 2^(s log2(e) - m), s a score, m the maximum. With y = s log2(e) - m + 127 in fixed point of 7 bits, y is
-//! the bits of a bf16 number, but for its fraction: x where 2^x - 1 should be, x in [0, 1). How far they are
-//! apart, at most 11 last places, is looked up (the idea of exponentials by the exponent's field: N. N. Schraudolph,
-//! Neural Computation 11, 1999): 32 weights take a dozen instructions, an exp in f32 forty. A weight is off by up to
-//! 0.64 %, 0.22 % in the mean square, where rounding the exact one to bf16 is off by 0.39 % and 0.17 %. They are divided
-//! by their own sum.
+//! A weight is 2^(s log2(e) - m), s a score. With y = s log2(e) - m + 127 in fixed point of 7 bits, y is the bits of a bf16
+//! number, but for its fraction: x where 2^x - 1 should be, x in [0, 1). How far they are apart, at most 11 last places,
+//! is looked up (the idea of exponentials by the exponent's field: N. N. Schraudolph, Neural Computation 11, 1999).
+//! A weight is off by up to 0.72 %, 0.23 % in the mean square, where rounding the exact one to bf16 is off by 0.39 % and
+//! 0.17 %. They are divided by their own sum.
 //!
-//! Maxima are rounded up to whole powers of two: what was summed below an earlier one is scaled exactly.
+//! An f32 sum that ends above `MAGIC` is rounded to whole numbers and has them in its low bits. So sums of scores that begin
+//! with `BEGIN` are y as they leave the tiles.
+//!
+//! m is whatever keeps weights in range. Where norms of queries and keys bound the scores (Cauchy and Schwarz) to
+//! +-`LIMIT`, that is `SHIFT` for all: every weight is a normal number from 2^-104 to 2^24. Elsewhere it is the maximum of
+//! the row so far, rounded up to a whole power of two: what was summed below an earlier one is scaled exactly.
 
-use super::super::super::simd::Simd;
-use super::super::super::simd_x86::Avx512;
 use super::pack::lanes;
 use super::{LINE, SCORES, SIDE, STEP};
 use core::arch::x86_64::*;
 
 /// Last places of bf16 in a power of two.
-const UNITS: f32 = 128.0;
+pub(super) const UNITS: f32 = 128.0;
 /// The exponent of 1.
 const BIAS: f32 = 127.0;
+/// Bound of the magnitude of scores, in powers of two, up to which nobody looks for maxima.
+const LIMIT: f32 = 64.0;
+/// What is taken off such scores.
+const SHIFT: f32 = 40.0;
+/// From here to 2^24 an f32 has no fraction; its low 16 bits are zero.
+const MAGIC: f32 = 12_582_912.0;
+/// What bounded scores begin with: a row of a tile of sums.
+#[repr(align(64))]
+pub(super) struct Begin(pub(super) [f32; SIDE]);
+pub(super) static BEGIN: Begin = Begin([MAGIC + (BIAS - SHIFT) * UNITS; SIDE]);
 
 #[repr(align(64))]
-struct Bend([u8; 128]);
+struct Bend([u8; 64]);
 
-/// By x: how many last places 2^(x / 128) lies below the straight line from 1 to 2.
+/// By x / 2: how many last places 2^(x / 128) lies below the straight line from 1 to 2.
 #[rustfmt::skip]
 static BEND: Bend = Bend([
-    0, 0, 1, 1, 1, 1, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7, 8,
-    8, 8, 8, 8, 8, 9, 9, 9, 9, 9, 9, 9, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11,
-    11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 10, 10, 10, 10, 10, 10, 10, 10, 10, 9, 9, 9, 9, 9,
-    9, 9, 8, 8, 8, 8, 8, 7, 7, 7, 7, 7, 6, 6, 6, 6, 5, 5, 5, 4, 4, 4, 3, 3, 3, 3, 2, 2, 1, 1, 1, 0,
+    0, 1, 1, 2, 2, 3, 4, 4, 5, 5, 5, 6, 6, 7, 7, 8, 8, 8, 9, 9, 9, 9, 10, 10, 10, 10, 10, 11, 11, 11, 11, 11,
+    11, 11, 11, 11, 11, 11, 11, 11, 11, 10, 10, 10, 10, 10, 9, 9, 9, 8, 8, 8, 7, 7, 6, 6, 5, 5, 4, 3, 3, 2, 1, 1,
 ]);
 
-/// For each row of a strip over the keys so far: the maximum, in powers of two, and the sum of the weights below it.
+/// Bound of scores of `queries` and `keys`, the largest sums of squares of either, that are then multiplied by `scale`:
+/// whether that is `LIMIT` or less. Never, where one is not finite.
+pub(super) fn bounded(queries: f32, keys: f32, scale: f32) -> bool {
+    queries * scale * scale * keys <= (LIMIT * UNITS) * (LIMIT * UNITS)
+}
+
+/// For each row of a strip over the keys so far: what is taken off, in powers of two, and the sum of the weights.
 #[derive(Clone, Copy)]
 pub(super) struct Running {
-    pub(super) top: __m512,
+    top: __m512,
     pub(super) sum: __m512,
+    /// Whether all scores so far were bounded.
+    pub(super) bounded: bool,
 }
 
 impl Running {
@@ -49,7 +68,21 @@ impl Running {
     #[inline(always)]
     pub(super) unsafe fn new() -> Running {
         // SAFETY: as the caller promises.
-        unsafe { Running { top: _mm512_set1_ps(f32::NEG_INFINITY), sum: _mm512_setzero_ps() } }
+        unsafe { Running { top: _mm512_set1_ps(f32::NEG_INFINITY), sum: _mm512_setzero_ps(), bounded: true } }
+    }
+
+    /// More keys whose scores are bounded, as all before.
+    #[inline(always)]
+    pub(super) fn hold(&mut self) {
+        // SAFETY: who has one has AVX-512.
+        self.top = unsafe { _mm512_set1_ps(SHIFT) };
+    }
+
+    /// A key was not finite.
+    #[inline(always)]
+    pub(super) fn spoil(&mut self) {
+        // SAFETY: who has one has AVX-512.
+        self.sum = unsafe { _mm512_set1_ps(f32::NAN) };
     }
 
     /// Takes the maxima of `keys` scores of each row, times `scale`; returns what was summed before has to be multiplied by.
@@ -57,7 +90,7 @@ impl Running {
     /// # Safety
     /// `scores` holds 16 rows; the CPU has AVX-512.
     #[inline(always)]
-    pub(super) unsafe fn raise(&mut self, s: Avx512, scores: *const f32, keys: usize, scale: f32) -> __m512 {
+    pub(super) unsafe fn raise(&mut self, scores: *const f32, keys: usize, scale: f32) -> __m512 {
         // SAFETY: as the caller promises.
         unsafe {
             let mut tops = [_mm512_setzero_ps(); SIDE];
@@ -77,7 +110,8 @@ impl Running {
                 }
                 tops[r..r + 4].copy_from_slice(&four);
             }
-            let top = _mm512_mul_ps(across(s, tops, |a, b| _mm512_max_ps(a, b)), _mm512_set1_ps(scale));
+            let top = across(tops, |a, b| _mm512_max_ps(a, b));
+            let top = _mm512_mul_ps(top, _mm512_set1_ps(scale / UNITS));
             const UP: i32 = _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC;
             let top = _mm512_max_ps(self.top, _mm512_roundscale_ps::<UP>(top));
             let decay = _mm512_scalef_ps(_mm512_set1_ps(1.0), _mm512_sub_ps(self.top, top));
@@ -86,14 +120,17 @@ impl Running {
         }
     }
 
-    /// What is taken off the scores of each row.
+    /// What makes each row's scores, in last places, y above `MAGIC`.
     ///
     /// # Safety
     /// The CPU has AVX-512.
     #[inline(always)]
     pub(super) unsafe fn offsets(&self) -> __m512 {
         // SAFETY: as the caller promises.
-        unsafe { _mm512_mul_ps(_mm512_sub_ps(self.top, _mm512_set1_ps(BIAS)), _mm512_set1_ps(UNITS)) }
+        unsafe {
+            let zero = _mm512_set1_ps(MAGIC + BIAS * UNITS);
+            _mm512_fnmadd_ps(self.top, _mm512_set1_ps(UNITS), zero)
+        }
     }
 
     /// Adds the sums of each row. A maximum that is not finite makes a sum that is NaN.
@@ -101,70 +138,141 @@ impl Running {
     /// # Safety
     /// The CPU has AVX-512.
     #[inline(always)]
-    pub(super) unsafe fn add(&mut self, s: Avx512, decay: __m512, sums: [__m512; SIDE]) {
+    pub(super) unsafe fn add(&mut self, decay: __m512, sums: [__m512; SIDE]) {
         // SAFETY: as the caller promises.
         unsafe {
-            let sum = across(s, sums, |a, b| _mm512_add_ps(a, b));
+            let sum = across(sums, |a, b| _mm512_add_ps(a, b));
             let sum = _mm512_fmadd_ps(self.top, _mm512_setzero_ps(), sum);
             self.sum = _mm512_fmadd_ps(self.sum, decay, sum);
         }
     }
 }
 
-/// Lane r: what `of` makes of the lanes of row r, in a tree.
+/// Lane r: what `of` makes of the lanes of row r, in a tree: within quarters of rows four by four, then quarters.
 #[inline(always)]
-fn across(s: Avx512, mut rows: [__m512; SIDE], of: impl Fn(__m512, __m512) -> __m512) -> __m512 {
-    s.transpose(&mut rows);
-    for apart in [8, 4, 2, 1] {
-        for i in 0..apart {
-            rows[i] = of(rows[i], rows[i + apart]);
-        }
-    }
-    rows[0]
-}
-
-/// The bits of bf16 numbers for y as the file's head has it, of twice 16 keys: quarter by quarter first ones, then
-/// second ones. Zero where y is below the least exponent.
-#[inline(always)]
-fn bits(first: __m512i, second: __m512i, bend: [__m512i; 2]) -> __m512i {
-    const LOW_BYTES: __mmask64 = 0x5555_5555_5555_5555;
-    // SAFETY: callers have AVX-512 with VBMI.
+fn across(rows: [__m512; SIDE], of: impl Fn(__m512, __m512) -> __m512 + Copy) -> __m512 {
+    let [a, b] = [four(&rows, 0, of), four(&rows, 4, of)];
+    let [c, d] = [four(&rows, 8, of), four(&rows, 12, of)];
+    // SAFETY: callers have AVX-512.
     unsafe {
-        let y = _mm512_max_epi16(_mm512_packs_epi32(first, second), _mm512_setzero_si512());
-        _mm512_sub_epi16(y, _mm512_maskz_permutex2var_epi8(LOW_BYTES, bend[0], y, bend[1]))
+        let ab = of(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+        let cd = of(_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
+        of(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xdd>(ab, cd))
     }
 }
 
-/// Turns `keys` scores of a row, times `scale`, less `offset`, into weights, over the first half of where they stand. Returns the sums
-/// of the weights in lanes.
+/// Lane r of a quarter: what `of` makes of that quarter of row `first + r`.
+#[inline(always)]
+fn four(rows: &[__m512; SIDE], first: usize, of: impl Fn(__m512, __m512) -> __m512) -> __m512 {
+    let [a, b, c, d] = [rows[first], rows[first + 1], rows[first + 2], rows[first + 3]];
+    // SAFETY: callers have AVX-512.
+    unsafe {
+        let ab = _mm512_castps_pd(of(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+        let cd = _mm512_castps_pd(of(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
+        let (low, high) = (_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd));
+        of(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
+    }
+}
+
+/// How the scores of a row become y above `MAGIC`.
+#[derive(Clone, Copy)]
+pub(super) enum Scores {
+    /// They are.
+    Ready,
+    /// Times the first, plus the second, unless that is less than nothing.
+    Times(f32, f32),
+}
+
+/// Which words of the last step's weights are of keys that are there, of `keys`; none if all steps are whole.
+pub(super) fn rest(keys: usize) -> __mmask32 {
+    let n = keys % STEP;
+    (0..STEP).filter(|w| w / 2 + w % 2 * SIDE < n).fold(0, |mask, w| mask | 1 << w)
+}
+
+/// Turns `keys` scores of a row into weights, over the first half of where they stand. Returns the sums of the weights in
+/// lanes. `rest` is of as many keys.
 ///
 /// # Safety
 /// `row` holds the scores, rounded up to steps; the CPU has AVX-512 with VBMI and BF16.
 #[inline(always)]
-pub(super) unsafe fn soften(row: *mut f32, keys: usize, scale: f32, offset: f32) -> __m512 {
+pub(super) unsafe fn soften(row: *mut f32, keys: usize, rest: __mmask32, scores: Scores) -> __m512 {
     // SAFETY: as the caller promises; a step's 64 bytes lie before the scores that are still to be read.
     unsafe {
-        let bend = [0, 64].map(|at| _mm512_load_si512(BEND.0.as_ptr().add(at).cast()));
-        let (scale, offset) = (_mm512_set1_ps(scale * UNITS), _mm512_set1_ps(offset));
-        let ones = _mm512_set1_epi16(0x3f80);
         let mut sums = _mm512_setzero_ps();
-        let y = |at: usize| _mm512_cvtps_epi32(_mm512_fmsub_ps(_mm512_loadu_ps(row.add(at)), scale, offset));
-        let mut put = |step: usize, weights: __m512i| {
-            _mm512_storeu_si512(row.cast::<u8>().add(step * LINE).cast(), weights);
-            let [a, b] = [weights, ones].map(|x| core::mem::transmute::<__m512i, __m512bh>(x));
-            sums = _mm512_dpbf16_ps(sums, a, b);
-        };
-        let steps = keys / STEP;
-        for step in 0..steps {
-            put(step, bits(y(step * STEP), y(step * STEP + SIDE), bend));
+        for step in 0..keys / STEP {
+            let weights = step_of(row, step, scores);
+            sums = put(row, step, weights, sums);
         }
-        if !keys.is_multiple_of(STEP) {
-            let at = steps * STEP;
-            let some = |n: usize, at: usize| _mm512_maskz_mov_epi32(lanes(n), y(at));
-            let [first, second] = [some(keys - at, at), some((keys - at).saturating_sub(SIDE), at + SIDE)];
-            put(steps, bits(first, second, bend));
+        if rest > 0 {
+            let weights = _mm512_maskz_mov_epi16(rest, step_of(row, keys / STEP, scores));
+            sums = put(row, keys / STEP, weights, sums);
         }
         sums
+    }
+}
+
+/// The weights of a step, whether or not all keys are there.
+///
+/// # Safety
+/// As `soften`.
+#[inline(always)]
+unsafe fn step_of(row: *const f32, step: usize, scores: Scores) -> __m512i {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let [first, second] = [row.add(step * STEP), row.add(step * STEP + SIDE)];
+        bits(last_places(first, scores), last_places(second, scores))
+    }
+}
+
+/// y above `MAGIC` of 16 keys.
+///
+/// # Safety
+/// As `soften`.
+#[inline(always)]
+unsafe fn last_places(from: *const f32, scores: Scores) -> __m512i {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let score = _mm512_loadu_ps(from);
+        _mm512_castps_si512(match scores {
+            Scores::Ready => score,
+            Scores::Times(scale, offset) => {
+                let y = _mm512_fmadd_ps(score, _mm512_set1_ps(scale), _mm512_set1_ps(offset));
+                _mm512_max_ps(y, _mm512_set1_ps(MAGIC))
+            }
+        })
+    }
+}
+
+/// Writes a step's weights and adds them to the sums.
+///
+/// # Safety
+/// As `soften`.
+#[inline(always)]
+unsafe fn put(row: *mut f32, step: usize, weights: __m512i, sums: __m512) -> __m512 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        _mm512_storeu_si512(row.cast::<u8>().add(step * LINE).cast(), weights);
+        let [a, b] = [weights, _mm512_set1_epi16(0x3f80)];
+        _mm512_dpbf16_ps(
+            sums,
+            core::mem::transmute::<__m512i, __m512bh>(a),
+            core::mem::transmute::<__m512i, __m512bh>(b),
+        )
+    }
+}
+
+/// The bits of bf16 numbers for the low halves of y, as the file's head has it, of twice 16 keys: lane j holds the first
+/// ones' key j, then the second ones'.
+#[inline(always)]
+fn bits(first: __m512i, second: __m512i) -> __m512i {
+    const LOW_BYTES: __mmask64 = 0x5555_5555_5555_5555;
+    // SAFETY: callers have AVX-512 with VBMI.
+    unsafe {
+        let (low, bend) = (_mm512_set1_epi32(0xffff), _mm512_load_si512(BEND.0.as_ptr().cast()));
+        // second << 16 | low & first
+        let y = _mm512_ternarylogic_epi32::<0xf8>(_mm512_slli_epi32::<16>(second), low, first);
+        let x = _mm512_srli_epi16::<1>(y);
+        _mm512_sub_epi16(y, _mm512_maskz_permutexvar_epi8(LOW_BYTES, x, bend))
     }
 }
 
@@ -174,9 +282,50 @@ mod tests {
 
     #[test]
     fn the_table_is_what_is_rounded() {
-        for (x, &bend) in BEND.0.iter().enumerate() {
-            let exact = 128.0 * ((x as f64 / 128.0).exp2() - 1.0);
-            assert_eq!(x as f64 - f64::from(bend), exact.round(), "{x}");
+        for (half, &bend) in BEND.0.iter().enumerate() {
+            let x = 2.0 * half as f64 + 0.5;
+            let exact = x - 128.0 * ((x / 128.0).exp2() - 1.0);
+            assert_eq!(f64::from(bend), exact.round(), "{x}");
+        }
+    }
+    /// Every score that may be bounded, in either form: the same bits, a normal number, off by less than 0.73 %.
+    #[test]
+    fn weights_are_powers_of_two_over_the_whole_range() {
+        if !super::super::has_lanes() {
+            println!("skipped: no AVX-512 with VBMI and BF16 here");
+            return;
+        }
+        let end = (LIMIT * UNITS) as i32;
+        for first in (-end..=end).step_by(STEP) {
+            let score = |j: usize| (first + j as i32).min(end) as f32;
+            let found = [Scores::Ready, Scores::Times(1.0, MAGIC + (BIAS - SHIFT) * UNITS)].map(|form| {
+                let begin = if matches!(form, Scores::Ready) { BEGIN.0[0] } else { 0.0 };
+                let mut row: [f32; STEP] = core::array::from_fn(|j| begin + score(j));
+                // SAFETY: `has_lanes`; a step of scores.
+                unsafe { soften(row.as_mut_ptr(), STEP, 0, form) };
+                core::array::from_fn::<u32, SIDE, _>(|lane| row[lane].to_bits())
+            });
+            assert_eq!(found[0], found[1]);
+            for j in 0..STEP {
+                let weight = f32::from_bits(found[0][j % SIDE] >> (j / SIDE * 16) << 16);
+                let exact = f64::from(score(j) / UNITS - SHIFT).exp2();
+                assert!(weight.is_normal(), "{}", score(j));
+                assert!((f64::from(weight) / exact - 1.0).abs() < 0.0073, "{}: {weight}", score(j));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_masked_and_what_is_not_finite_is_not_bounded() {
+        assert_eq!(rest(64), 0);
+        assert_eq!(rest(33), 1);
+        assert_eq!(rest(16), 0x5555_5555);
+        assert_eq!(rest(18), 0x5555_555f);
+        let most = LIMIT * UNITS;
+        assert!(bounded(most, most, 1.0) && bounded(most, 1.0, most.sqrt()));
+        assert!(!bounded(most * 1.1, most, 1.0));
+        for bad in [f32::NAN, f32::INFINITY] {
+            assert!(!bounded(bad, 1.0, 1.0) && !bounded(0.0, bad, 1.0));
         }
     }
 }

@@ -1,14 +1,23 @@
 //! Tile registers in plain code, as the manual says what they do: for tests of kernels on tiles where there are none.
 
-use crate::cpu::attention::tiles::Registers;
+use crate::cpu::attention::tiles::{Registers, Shape};
 
-/// Eight registers of 16 rows of 64 bytes.
-pub(in crate::cpu) struct Double([[[u8; 64]; 16]; 8]);
+/// Eight registers of 16 rows of 64 bytes, but 2, 3 and 5 as the shape says.
+pub(in crate::cpu) struct Double([[[u8; 64]; 16]; 8], Shape);
 
 impl Double {
     /// Whatever stands in them must not be read.
-    pub(in crate::cpu) fn new() -> Self {
-        Self([[[0xff; 64]; 16]; 8])
+    pub(in crate::cpu) fn new(shape: Shape) -> Self {
+        Self([[[0xff; 64]; 16]; 8], shape)
+    }
+
+    /// Rows, and bytes of a row.
+    fn size(&self, t: usize) -> (usize, usize) {
+        match t {
+            2 => (16, 4 * self.1.pairs),
+            3 | 5 => (self.1.pairs, 64),
+            _ => (16, 64),
+        }
     }
 }
 
@@ -31,13 +40,18 @@ fn numbers(tile: &[[u8; 64]; 16]) -> [[[f32; 16]; 2]; 16] {
 
 impl Registers for Double {
     unsafe fn load<const T: usize>(&mut self, from: *const u8, stride: isize) {
-        for (r, row) in self.0[T].iter_mut().enumerate() {
+        let (rows, bytes) = self.size(T);
+        // What a register has not is zero: products then add nothing.
+        self.0[T] = [[0; 64]; 16];
+        for (r, row) in self.0[T].iter_mut().enumerate().take(rows) {
             // SAFETY: row r of those that the caller promises.
-            *row = unsafe { from.offset(r as isize * stride).cast::<[u8; 64]>().read() };
+            let from = unsafe { core::slice::from_raw_parts(from.offset(r as isize * stride), bytes) };
+            row[..bytes].copy_from_slice(from);
         }
     }
 
     unsafe fn store<const T: usize>(&mut self, to: *mut u8, stride: isize) {
+        assert!(self.size(T) == (16, 64), "a whole register");
         for (r, row) in self.0[T].iter().enumerate() {
             // SAFETY: row r of those that the caller promises.
             unsafe { to.offset(r as isize * stride).cast::<[u8; 64]>().write(*row) };

@@ -127,6 +127,31 @@ fn shared_heads_are_repeated_ones() {
     }
 }
 
+/// Keys of later blocks, and queries of later strips, too long for a bound: maxima are then looked for, in company as alone.
+#[test]
+fn rows_with_and_without_a_bound_are_softmax_too() {
+    let (t, spans) = (600, [[0, 40], [40, 600]]);
+    for (heads, hd, rope, alibi) in [(2, 16, true, false), (1, 24, true, false), (1, 64, false, true)] {
+        for (which, from) in [(0, 100), (1, 320), (1, 150)] {
+            let mut case = rounded(Case::new(heads, hd, t, rope, alibi));
+            for row in from..t {
+                let at = (row * 3 + which) * heads * hd;
+                case.qkv[at..][..heads * hd].iter_mut().for_each(|x| *x *= 16.0);
+            }
+            let mut first: Option<Vec<f32>> = None;
+            for cpu in cpus() {
+                let found = run(&case, &cpu, heads, (0, t), &spans);
+                same_bits(first.get_or_insert_with(|| found.clone()), &found, "threads");
+                let alone = run(&case, &cpu, heads, (40, t - 40), &[[0, t as u32 - 40]]);
+                same_bits(&alone, &found[40 * heads * hd..], "alone");
+                let off = distance(&found, &case.reference(0, t, &spans).0);
+                println!("head dim {hd}, {which} from {from}: {off:.2e}");
+                assert!(off < 2e-2, "head dim {hd}: relative L2 {off:e}");
+            }
+        }
+    }
+}
+
 /// Scores far apart: the largest alone counts, and exponentials that are too small are zero.
 #[test]
 fn peaked_rows_are_those_of_one_key() {

@@ -1,0 +1,79 @@
+//! Where things stand: the parts of a thread's workspace, and what the next block will read and write.
+//!
+//! Invariant: parts are whole cache lines, and fit in `workspace_bytes` for every head dim.
+
+use super::super::Block;
+use super::pack::Cut;
+use super::{Job, KEYS, LINE, QUERIES, SCORES, SIDE, STEPS, STRIPS, TILE};
+
+/// Where the parts of a thread's workspace start, in bytes; all are whole cache lines.
+#[derive(Clone, Copy)]
+pub(super) struct Parts {
+    /// [strip][step of the head] tiles
+    pub(super) queries: usize,
+    /// [16 keys][step of the head] tiles
+    pub(super) keys: usize,
+    /// [16 columns][step of keys] tiles
+    pub(super) values: usize,
+    /// [2][16][SCORES] f32: two strips take turns
+    pub(super) scores: usize,
+    /// [QUERIES][columns in whole tiles] f32
+    pub(super) out: usize,
+    /// [QUERIES + KEYS + 2 * SIDE] f32: ALiBi's bias by distance
+    pub(super) bias: usize,
+    pub(super) len: usize,
+}
+
+impl Parts {
+    pub(super) const fn new(cut: Cut) -> Parts {
+        let queries = 0;
+        let keys = queries + STRIPS * cut.steps() * TILE;
+        let values = keys + KEYS / SIDE * cut.steps() * TILE;
+        let scores = values + cut.together * cut.tiles() * STEPS * TILE;
+        let out = scores + 2 * SIDE * SCORES * 4;
+        let bias = out + QUERIES * cut.together * cut.tiles() * LINE;
+        Parts { queries, keys, values, scores, out, bias, len: bias + (QUERIES + KEYS + 2 * SIDE) * 4 }
+    }
+}
+
+/// What the next block will read and write: a head's rows lie far apart, so nobody else asks for them.
+#[derive(Clone, Copy)]
+pub(super) struct Next {
+    /// Of q, k, v and o: the first row's first cache line, and how many bytes there are to the next row.
+    pub(super) rows: [(*const u8, usize); 4],
+    /// Cache lines of a row.
+    pub(super) lines: usize,
+    pub(super) count: usize,
+}
+
+impl Next {
+    pub(super) fn new(job: &Job<'_>, cut: Cut, block: Block) -> Next {
+        let row = block.start + block.queries.0;
+        let (column, shared) = (block.head * cut.columns(), block.head / job.config.group() * cut.columns());
+        let places = [(job.q, column), (job.k, shared), (job.v, shared), (job.o.as_rows(), column)];
+        let rows = places.map(|(x, column)| {
+            let at = x.row(row).wrapping_add(column).cast::<u8>();
+            (at.wrapping_sub(at.addr() % LINE), 2 * x.ld())
+        });
+        let before = job.q.row(row).wrapping_add(column).addr() % LINE;
+        let lines = (before + 2 * cut.columns()).div_ceil(LINE);
+        Next { rows, lines, count: block.queries.1 - block.queries.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::{MAX_HEAD_DIM, workspace_bytes};
+    use super::*;
+
+    #[test]
+    fn the_parts_fit_in_the_workspace() {
+        for head_dim in 1..=MAX_HEAD_DIM {
+            for heads in [1, 2] {
+                let parts = Parts::new(Cut::new(head_dim, heads, 1));
+                assert!(parts.len <= workspace_bytes(head_dim), "{head_dim}");
+                assert!([parts.queries, parts.out, parts.bias].iter().all(|at| at % LINE == 0));
+            }
+        }
+    }
+}
