@@ -30,8 +30,8 @@ fn main() {
     let cpu = Cpu::with_isa(threads, isa);
     println!("{} x {threads}; medians of {TURNS} turns; rates in GFLOP/s", cpu.isa().name());
     println!(
-        "{:>22} {:>7} {:>7} {:>7} {:>7} {:>7} {:>7} | ours/: raw  gemm plain  i8/6",
-        "linear M,N,K", "raw", "raw i8", "gemm", "plain", "ours", "+gelu"
+        "{:>22} {:>7} {:>7} {:>7} {:>7} {:>7} {:>7} | ours/: raw  gemm plain amx/6",
+        "linear M,N,K", "raw", "raw amx", "gemm", "plain", "ours", "+gelu"
     );
     let plain = Isa::available().find(|isa| !isa.has_tiles()).expect("portable is there");
     let plain = Cpu::with_isa(threads, plain);
@@ -91,9 +91,9 @@ fn raw(cpu: &Cpu, flops: f64) -> f64 {
     peak::fma_gflops(cpu, seconds(cpu, flops))
 }
 
-/// GFLOP/s of the raw loop of integers on tiles, as long as `raw`; zero where there are no tiles.
+/// GFLOP/s of the raw loop on tiles, as long as `raw`; zero where there are no tiles.
 fn raw_amx(cpu: &Cpu, flops: f64) -> f64 {
-    peak::amx_gflops(cpu, peak::Factors::Int8, seconds(cpu, flops)).unwrap_or_default()
+    peak::amx_gflops(cpu, peak::Factors::Bf16, seconds(cpu, flops)).unwrap_or_default()
 }
 
 /// How long a raw loop runs that is compared with `flops`.

@@ -59,7 +59,7 @@ Keys of --json:
   steps, step_tokens, passes            steps of a pass, tokens of the widest, passes of a turn
   seconds                               of a pass, for each turn
   tokens_per_s, flops, tflops           of the median turn; of a linear, tokens are its rows
-  raw_loop, raw_tflops, utilisation     what it is (fma; amx, of bf16; amx/int8; amx/int8/6, six of int8 for one of f32;
+  raw_loop, raw_tflops, utilisation     what it is (fma; amx, of bf16; amx/6, six of bf16 for one of f32; amx/int8;
                                         on a GPU product, of 8192 x 8192 x 8192 in this precision), and the median
                                         share of it; null without such a loop
   planned_peak_bytes, resident_bytes, resident_peak_bytes

@@ -172,24 +172,65 @@ pub(super) trait Unit: Sized {
         }
         self.multiply();
     }
-}
 
-/// Registers of which six are sums: of integers cut into three digits, 16 rows with 32 columns.
-pub(super) trait ThreeDigits: Unit {
-    /// The sums of orders 0, 1 and 2, each 16 x 32 and begun at zero, one behind the other at `to`: hi hi; hi mid + mid
-    /// hi; hi lo + mid mid + lo hi. A step of `a` is (hi, mid, lo), a tile each, of `b` two tiles each. Three times a step,
-    /// while the tiles are busy, the core does `meanwhile`; all stores come after the last time.
+    /// `c (+)= a b` to nearly f32 from three bf16 parts of each factor: of the nine products of parts the six
+    /// largest, ordered so that successive ones share a factor. `c` is 32 x 32, and begins at zero unless
+    /// there is `more`. After each product, while the tiles are busy, the core does `meanwhile`.
+    ///
+    /// A step of `a` is (lo, mid, hi) times two tiles, of `b` (hi, mid, lo) times two tiles. `a` streams past L1, where `b` stays.
     ///
     /// # Safety
-    /// `a` and `b` hold `steps` steps, and `to` has room for three orders.
-    unsafe fn orders(
+    /// `a` and `b` hold `steps` steps of six tiles, and `c` 32 rows of 32 f32, which `meanwhile` leaves alone.
+    #[inline(always)]
+    unsafe fn six(
         &mut self,
         a: *const u8,
         b: *const u8,
-        to: *mut i32,
+        c: *mut f32,
         steps: usize,
-        meanwhile: impl FnMut(),
-    );
+        more: bool,
+        mut meanwhile: impl FnMut(),
+    ) {
+        const PART: usize = 2 * TILE;
+        const ROW: usize = 64;
+        // SAFETY: inside what the caller promises.
+        unsafe {
+            if more {
+                self.begin(c)
+            } else {
+                self.zero()
+            }
+            for step in 0..steps {
+                let (a, b) = (a.add(step * 3 * PART), b.add(step * 3 * PART));
+                // lo hi
+                self.load_a(a, ROW, false);
+                self.load_b(b);
+                self.multiply();
+                meanwhile();
+                // mid hi
+                self.load_a(a.add(PART), ROW, false);
+                self.multiply();
+                meanwhile();
+                // mid mid
+                self.load_b(b.add(PART));
+                self.multiply();
+                meanwhile();
+                // hi mid
+                self.load_a(a.add(2 * PART), ROW, false);
+                self.multiply();
+                meanwhile();
+                // hi lo
+                self.load_b(b.add(2 * PART));
+                self.multiply();
+                meanwhile();
+                // hi hi
+                self.load_b(b);
+                self.multiply();
+                meanwhile();
+            }
+            self.end(c);
+        }
+    }
 }
 
 /// Loads tile `T`, its rows `row` bytes apart: so that L1 keeps what is read, or without leaving anything there.
@@ -340,83 +381,6 @@ impl<const INT8: bool> Unit for Tiles<INT8> {
             load::<5>(a.add(SIDE * row), row, near_a);
             product::<INT8, 2, 5, 6>();
             product::<INT8, 3, 5, 7>();
-        }
-    }
-}
-
-/// Registers 0 and 1 are order 0, 2 and 3 order 1, 4 and 5 order 2; 6 is of A, 7 of B. Successive products share a factor
-/// where they can, 12 loads for 12 products, and those that add to the same sum stand far enough apart for its latency.
-impl ThreeDigits for Tiles<true> {
-    #[inline(always)]
-    unsafe fn orders(
-        &mut self,
-        a: *const u8,
-        b: *const u8,
-        to: *mut i32,
-        steps: usize,
-        mut meanwhile: impl FnMut(),
-    ) {
-        self.zero();
-        // SAFETY: registers, the factors and the sums, as the caller promises.
-        unsafe {
-            asm!("tilezero tmm4", "tilezero tmm5", options(nostack, nomem, preserves_flags));
-            for step in 0..steps {
-                let (a, b) = (a.add(step * 3 * TILE), b.add(step * 6 * TILE));
-                // lo hi, hi hi
-                asm!(
-                    "tileloadd tmm7, [{b} + {line}*1]",
-                    "tileloadd tmm6, [{a} + {line}*1 + 2048]",
-                    "tdpbssd tmm4, tmm6, tmm7",
-                    "tileloadd tmm7, [{b} + {line}*1 + 1024]",
-                    "tdpbssd tmm5, tmm6, tmm7",
-                    "tileloadd tmm6, [{a} + {line}*1]",
-                    "tdpbssd tmm1, tmm6, tmm7",
-                    "tileloadd tmm7, [{b} + {line}*1]",
-                    "tdpbssd tmm0, tmm6, tmm7",
-                    a = in(reg) a, b = in(reg) b, line = in(reg) 64_usize,
-                    options(nostack, readonly, preserves_flags),
-                );
-                meanwhile();
-                // hi lo, hi mid
-                asm!(
-                    "tileloadd tmm7, [{b} + {line}*1 + 4096]",
-                    "tdpbssd tmm4, tmm6, tmm7",
-                    "tileloadd tmm7, [{b} + {line}*1 + 5120]",
-                    "tdpbssd tmm5, tmm6, tmm7",
-                    "tileloadd tmm7, [{b} + {line}*1 + 2048]",
-                    "tdpbssd tmm2, tmm6, tmm7",
-                    "tileloadd tmm7, [{b} + {line}*1 + 3072]",
-                    "tdpbssd tmm3, tmm6, tmm7",
-                    b = in(reg) b, line = in(reg) 64_usize,
-                    options(nostack, readonly, preserves_flags),
-                );
-                meanwhile();
-                // mid mid, mid hi
-                asm!(
-                    "tileloadd tmm6, [{a} + {line}*1 + 1024]",
-                    "tdpbssd tmm5, tmm6, tmm7",
-                    "tileloadd tmm7, [{b} + {line}*1 + 2048]",
-                    "tdpbssd tmm4, tmm6, tmm7",
-                    "tileloadd tmm7, [{b} + {line}*1 + 1024]",
-                    "tdpbssd tmm3, tmm6, tmm7",
-                    "tileloadd tmm7, [{b} + {line}*1]",
-                    "tdpbssd tmm2, tmm6, tmm7",
-                    a = in(reg) a, b = in(reg) b, line = in(reg) 64_usize,
-                    options(nostack, readonly, preserves_flags),
-                );
-                meanwhile();
-            }
-            asm!(
-                "tilestored [{c} + {row}*1], tmm0",
-                "tilestored [{c} + {row}*1 + 64], tmm1",
-                "tilestored [{c} + {row}*1 + 2048], tmm2",
-                "tilestored [{c} + {row}*1 + 2112], tmm3",
-                "tilestored [{c} + {row}*1 + 4096], tmm4",
-                "tilestored [{c} + {row}*1 + 4160], tmm5",
-                c = in(reg) to,
-                row = in(reg) 4 * STRIP,
-                options(nostack, preserves_flags),
-            );
         }
     }
 }

@@ -14,8 +14,6 @@
 //! panels past them; a panel's slice stays in L1 or L2 while all strips of the block pass.
 
 use super::Cpu;
-#[cfg(target_arch = "x86_64")]
-use super::amx::Tiles;
 use super::element::Element;
 use super::isa::Kernel;
 use super::math::gelu;
@@ -48,7 +46,7 @@ const EACH: usize = 374_784;
 // A slice of a block of rows, and a group's sums.
 const _: () = assert!(BLOCK * (STRIDE + GROUP * PANEL) <= EACH);
 #[cfg(target_arch = "x86_64")]
-const _: () = assert!(super::gemm_amx::EACH <= 4 * EACH);
+const _: () = assert!(super::gemm_amx::EACH == 4 * EACH);
 
 /// What follows the product, in this order: `+ bias`, `act`, `residual +`.
 #[derive(Clone, Copy, Default)]
@@ -116,8 +114,7 @@ pub fn linear(
     let job = Job::new(x, w, epilogue, &y);
     #[cfg(target_arch = "x86_64")]
     if cpu.isa().has_tiles() && k > 0 {
-        // SAFETY: the instruction set has tiles and AVX-512; the workspace was checked.
-        return unsafe { super::gemm_amx::linear::<Tiles<true>>(cpu, job, workspace.as_mut_ptr(), 4 * EACH) };
+        return super::gemm_amx::linear(cpu, job, workspace.as_mut_ptr(), 4 * EACH);
     }
     let panels = n.div_ceil(PANEL);
     let fewest = if k > DEPTH { panels.div_ceil(GROUP) } else { 1 };

@@ -73,8 +73,8 @@ impl Isa {
         }
     }
 
-    /// Whether products with weights run on the tiles of AMX, each in six products of integers: to f32 accuracy,
-    /// but with bits of their own.
+    /// Whether products with weights run on the tiles of AMX, each in six bf16 products: to f32 accuracy, but
+    /// with bits of their own.
     pub fn has_tiles(self) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]

@@ -12,8 +12,6 @@ mod amx_sums;
 mod codes;
 mod columns;
 mod device;
-#[cfg(target_arch = "x86_64")]
-mod digits;
 mod dot;
 mod element;
 #[cfg(target_arch = "x86_64")]
@@ -27,6 +25,8 @@ mod math;
 #[cfg(target_arch = "x86_64")]
 mod mlp_bf16_amx;
 mod operands;
+#[cfg(target_arch = "x86_64")]
+mod parts;
 mod pool;
 mod simd;
 #[cfg(target_arch = "x86_64")]

@@ -32,7 +32,7 @@ pub enum Factors {
 }
 
 /// GFLOP/s of multiply-adds on the tiles of AMX; `None` where this instruction set has none. An f32 product on tiles is six
-/// of integers.
+/// of bf16.
 pub fn amx_gflops(cpu: &Cpu, of: Factors, seconds: f64) -> Option<f64> {
     let burst = || {
         // SAFETY: called below `has_tiles` only; the pool's threads run no product while they run this.

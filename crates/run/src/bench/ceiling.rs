@@ -54,9 +54,9 @@ pub(super) fn raw_products(settings: &Settings) -> Result<f64, RunError> {
 
 fn raw_loop(cpu: &Cpu, dtype: DType, seconds: f64) -> Option<(&'static str, f64)> {
     match dtype {
-        // On tiles an f32 product is made of six products of integers.
-        DType::F32 => Some(match peak::amx_gflops(cpu, Factors::Int8, seconds) {
-            Some(rate) => ("amx/int8/6", rate / 6.0),
+        // On tiles an f32 product is made of six bf16 products.
+        DType::F32 => Some(match peak::amx_gflops(cpu, Factors::Bf16, seconds) {
+            Some(rate) => ("amx/6", rate / 6.0),
             None => ("fma", peak::fma_gflops(cpu, seconds)),
         }),
         // Without tiles a bf16 product is one of f32 on widened numbers.

@@ -33,7 +33,7 @@ pub struct Report {
     pub seconds: Vec<f64>,
     /// Operations of a pass.
     pub flops: f64,
-    /// What the work is held against: `fma`, `amx` (bf16), or `amx/int8/6` (six of int8 for one of f32); `product`, large
+    /// What the work is held against: `fma`, `amx` (bf16), or `amx/6` (six of bf16 for one of f32); `product`, large
     /// products of the same precision by the device's own way; `None` where there is nothing.
     pub raw_loop: Option<&'static str>,
     /// GFLOP/s of the raw loop, for each turn.

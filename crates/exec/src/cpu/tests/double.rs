@@ -1,6 +1,6 @@
 //! Tile registers in plain code, as the manual says what they do: for tests of products on tiles where there are none.
 
-use crate::cpu::amx::{SIDE, STEP, STRIP, ThreeDigits, Unit};
+use crate::cpu::amx::{SIDE, STEP, STRIP, Unit};
 
 /// The sums by their bits, the rows of A, and of B a line for each pair of k, its 32 columns together. Of integers a pair is
 /// four codes.
@@ -93,39 +93,5 @@ impl<const INT8: bool> Double<INT8> {
                 *sum = f32::from_bits(bits as u32);
             }
         }
-    }
-}
-
-/// Straight from what it is to give.
-impl ThreeDigits for Double<true> {
-    unsafe fn orders(
-        &mut self,
-        a: *const u8,
-        b: *const u8,
-        to: *mut i32,
-        steps: usize,
-        mut meanwhile: impl FnMut(),
-    ) {
-        let mut sums = [[[0i32; STRIP]; SIDE]; 3];
-        for step in 0..steps {
-            // SAFETY: a step of each, (hi, mid, lo): 16 rows of 64 codes; two tiles of 16 lines of 16 columns' four.
-            let (a, b) = unsafe {
-                let a = a.cast::<[[[i8; 64]; SIDE]; 3]>().add(step).read_unaligned();
-                (a, b.cast::<[[[[[i8; 4]; SIDE]; SIDE]; 2]; 3]>().add(step).read_unaligned())
-            };
-            for (x, a) in a.iter().enumerate() {
-                for (w, b) in b.iter().enumerate().take(3 - x) {
-                    for (sums, a) in sums[x + w].iter_mut().zip(a) {
-                        for (n, sum) in sums.iter_mut().enumerate() {
-                            let codes = b[n / SIDE].iter().flat_map(|line| line[n % SIDE]);
-                            *sum += a.iter().zip(codes).map(|(&a, b)| i32::from(a) * i32::from(b)).sum::<i32>();
-                        }
-                    }
-                }
-            }
-            (0..3).for_each(|_| meanwhile());
-        }
-        // SAFETY: room for three orders.
-        unsafe { to.cast::<[[[i32; STRIP]; SIDE]; 3]>().write_unaligned(sums) };
     }
 }

@@ -1,0 +1,161 @@
+//! f32 as three bf16, laid out for the tiles.
+//!
+//! Invariant: for a normal x of at least 2^-102, hi + mid + lo = x exactly; below, what is lost is less than
+//! 2^-126, for bf16 products take denormals as zero. An infinity or NaN gives at least one part that is not
+//! finite, and no finite x does.
+//!
+//! hi is x rounded to 8 bits, but never above the largest finite one; mid is what is left, rounded to 8 bits;
+//! lo is the rest, at most 8 bits. So |mid| is at most 2^-8 of |x|, |lo| 2^-17.
+//! The idea: G. Henry, P. T. P. Tang, A. Heinecke, "Leveraging the bfloat16 artificial intelligence datatype
+//! for higher-precision computations", ARITH 2019.
+//!
+//! In a step of 32 k, the pairs that a tile product takes together are (k, k + 16), for both factors: then
+//! neither needs its lanes moved.
+
+use super::amx::{SIDE, STEP, STRIP, TILE};
+use super::simd::{LANES, Simd};
+use super::simd_x86::Avx512;
+use super::tile::PANEL;
+use super::view::Rows;
+use core::arch::x86_64::*;
+use core::ops::Range;
+
+/// Bytes of one step of a strip of rows, or of a panel: three parts of two tiles.
+pub(super) const BYTES: usize = 6 * TILE;
+
+/// How many k of a panel, and rows of a strip, ahead of its use a line is asked for.
+const AHEAD: usize = 64;
+
+/// Steps `steps` of a panel of packed weights (`PANEL` a k, `depth` k): (hi, mid, lo), each two tiles of 16
+/// columns; zeros past `depth`.
+///
+/// # Safety
+/// `panel` holds `depth` rows of `PANEL`; `to` has room for `steps.len()` steps.
+#[inline(always)]
+pub(super) unsafe fn split_panel(
+    s: Avx512,
+    panel: *const f32,
+    depth: usize,
+    steps: &Range<usize>,
+    to: *mut u8,
+) {
+    let load = |k: usize, column: usize| {
+        let at = panel.wrapping_add(k * PANEL + column);
+        s.prefetch(at.wrapping_add(AHEAD * PANEL));
+        // SAFETY: inside the panel, as the caller promises.
+        if k < depth { unsafe { s.load(at) } } else { s.splat(0.0) }
+    };
+    for (i, step) in steps.clone().enumerate() {
+        for j in 0..SIDE {
+            for half in 0..2 {
+                let (k, column) = (step * STEP + j, half * SIDE);
+                let [hi, mid, lo] = parts(s, load(k, column), load(k + SIDE, column));
+                let to = to.wrapping_add(i * BYTES + half * TILE + j * 64);
+                // SAFETY: row j of tile `half` of each part of step i.
+                unsafe { store(to, [hi, mid, lo]) };
+            }
+        }
+    }
+}
+
+/// Steps `steps` of a strip of rows of x: (lo, mid, hi), each two tiles of 16 rows; zeros past `rows` and past
+/// the columns of x.
+///
+/// # Safety
+/// `rows`, at most `STRIP`, lie in x; `to` has room for `steps.len()` steps.
+#[inline(always)]
+pub(super) unsafe fn split_strip(
+    s: Avx512,
+    x: Rows<'_>,
+    rows: Range<usize>,
+    steps: &Range<usize>,
+    to: *mut u8,
+) {
+    for (i, step) in steps.clone().enumerate() {
+        let k = step * STEP;
+        for r in 0..STRIP {
+            let from = x.row(rows.start + r).wrapping_add(k);
+            let ahead = x.row(rows.start + r + STRIP).wrapping_add(k);
+            s.prefetch(ahead);
+            s.prefetch(ahead.wrapping_add(LANES));
+            let left = if r < rows.len() { x.cols() - k } else { 0 };
+            let to = to.wrapping_add(i * BYTES + r * 64);
+            // SAFETY: `left` columns are left of a row in x; row r of each part of step i.
+            unsafe {
+                let u = s.load_n(from, left.min(LANES));
+                let v = s.load_n(from.wrapping_add(LANES), left.saturating_sub(LANES).min(LANES));
+                let [hi, mid, lo] = parts(s, u, v);
+                store(to, [lo, mid, hi]);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// 64 bytes are writable at `to`, and 2 and 4 tiles on.
+#[inline(always)]
+unsafe fn store(to: *mut u8, parts: [__m512i; 3]) {
+    for (i, part) in parts.into_iter().enumerate() {
+        // SAFETY: as the caller promises; whoever has parts has AVX-512.
+        unsafe { _mm512_storeu_si512(to.wrapping_add(i * 2 * TILE).cast(), part) };
+    }
+}
+
+/// (hi, mid, lo) of u and v: lane i has u[i]'s below, v[i]'s above.
+#[inline(always)]
+fn parts(_: Avx512, u: __m512, v: __m512) -> [__m512i; 3] {
+    // SAFETY: the first argument proves the instructions.
+    unsafe {
+        let (hi_u, hi_v) = (rounded(below_infinity(u)), rounded(below_infinity(v)));
+        let (u, v) = (minus_top(u, hi_u), minus_top(v, hi_v));
+        // A NaN may become zero here: then lo, u - 0, is one.
+        let (mid_u, mid_v) = (rounded(u), rounded(v));
+        let (lo_u, lo_v) = (minus_top(u, mid_u), minus_top(v, mid_v));
+        [tops(hi_u, hi_v), tops(mid_u, mid_v), tops(_mm512_castps_si512(lo_u), _mm512_castps_si512(lo_v))]
+    }
+}
+
+/// x with a magnitude of at most the largest finite bf16; NaN becomes that as well.
+///
+/// # Safety
+/// The CPU has AVX-512 DQ.
+#[inline(always)]
+unsafe fn below_infinity(x: __m512) -> __m512 {
+    /// VRANGEPS: the smaller magnitude, with the sign of the first operand.
+    const SMALLER: i32 = 0b0010;
+    // SAFETY: as the caller promises.
+    unsafe { _mm512_range_ps::<SMALLER>(x, _mm512_castsi512_ps(_mm512_set1_epi32(0x7f7f_0000))) }
+}
+
+/// Bits whose upper half is x rounded to bf16, halves away from zero, by carry.
+///
+/// # Safety
+/// The CPU has AVX-512.
+#[inline(always)]
+unsafe fn rounded(x: __m512) -> __m512i {
+    // SAFETY: as the caller promises.
+    unsafe { _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000)) }
+}
+
+/// x minus the upper half of y; exact here.
+///
+/// # Safety
+/// The CPU has AVX-512.
+#[inline(always)]
+unsafe fn minus_top(x: __m512, y: __m512i) -> __m512 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let top = _mm512_and_si512(y, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+        _mm512_sub_ps(x, _mm512_castsi512_ps(top))
+    }
+}
+
+/// The upper halves of each lane: u's below, v's above.
+///
+/// # Safety
+/// The CPU has AVX-512 BW.
+#[inline(always)]
+unsafe fn tops(u: __m512i, v: __m512i) -> __m512i {
+    // SAFETY: as the caller promises.
+    unsafe { _mm512_mask_mov_epi16(v, 0x5555_5555, _mm512_srli_epi32::<16>(u)) }
+}
