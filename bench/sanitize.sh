@@ -18,26 +18,37 @@ if [ -z "$tool" ]; then
     exit 2
 fi
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+running=
+# A session of its own does not hear of Ctrl-C.
+finish() { rm -f "$log"; [ -z "$running" ] || kill -9 -- -"$running" 2>/dev/null; }
+trap finish EXIT
+trap 'exit 130' INT TERM
 ended=0
 "$tool" --version | tail -1
 
 # The entries of our files: a|b|c.
 ours=$(cat "$kernels"/*.cu | tr '\n' ' ' | grep -oE '__global__ void (__[a-z_]+__\([^()]*\) *)*[a-z_0-9]+\(' |
     grep -oE '[a-z_0-9]+\($' | tr -d '(' | sort -u | paste -sd '|')
+if [ -z "$ours" ]; then
+    echo "sanitize.sh: no kernels in crates/cuda/src/kernels beside this script: run it in a checkout" >&2
+    exit 2
+fi
 
 # check TOOL BINARY TEST...
 check() {
     local which=$1 binary=$2 code summary start=$SECONDS
     shift 2
     # In a session of its own, which is ended whole: what only loses its tool goes on, on the card.
-    setsid timeout -k 2 "$limit" "$tool" --tool "$which" --error-exitcode 9 "$binary" --test-threads=1 "$@" >"$log" 2>&1 &
-    wait $!
+    setsid timeout -k 2 "$limit" "$tool" --tool "$which" --print-limit 0 --error-exitcode 9 "$binary" --test-threads=1 "$@" \
+        >"$log" 2>&1 &
+    running=$!
+    wait $running
     code=$?
-    kill -9 -- -$! 2>/dev/null
+    kill -9 -- -$running 2>/dev/null
+    running=
     summary=$(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$log" | tail -1 | sed 's/^=* *//')
     echo "$which $*: ${summary:-no summary}; exit $code after $((SECONDS - start)) s; $(grep -E '^test result' "$log" | tail -1)"
-    if [ "$which $code" = "racecheck 9" ] && grep -q '^test result: ok' "$log" &&
+    if [ "$which $code" = "racecheck 9" ] && grep -q '^test result: ok' "$log" && grep -q ' access at ' "$log" &&
         ! grep ' access at ' "$log" | grep -qE " at ($ours)\+"; then
         echo "    all of them inside of kernels that are not ours"
         code=0

@@ -429,6 +429,7 @@ impl Device for CudaDevice {
         }
         self.context.enter()?;
         self.context.synchronize()?;
+        self.graphs.given_back();
         Ok(self.arena.as_mut().map_or(Bytes::ZERO, Arena::trim))
     }
 }

@@ -95,6 +95,11 @@ impl Graphs {
         Repeat::Plain
     }
 
+    /// The card has room again.
+    pub(crate) fn given_back(&mut self) {
+        self.full = false;
+    }
+
     /// What has not been said yet.
     pub(crate) fn note(&mut self) -> Option<String> {
         std::mem::take(&mut self.unsaid).then(|| {
@@ -174,6 +179,8 @@ mod tests {
         assert!((0..20).all(|_| graphs.next((0, counts(7), 0)) == Next::Plain));
         let notes = [graphs.note(), graphs.note()];
         assert!(matches!(&notes, [Some(note), None] if note.contains("kernel by kernel")), "{notes:?}");
+        graphs.given_back();
+        assert_eq!(graphs.next((0, counts(7), 0)), Next::Record);
     }
 
     #[test]

@@ -116,7 +116,7 @@ pub trait Device: Send {
 /// How a step runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repeat {
-    /// It does: the device had recorded one of the same counts.
+    /// It does, by a record of one with the same counts.
     Done,
     /// By its launches, which are recorded until [`Device::recorded`].
     Record,

@@ -40,7 +40,8 @@ fn memory(read: Read<'_>) -> Memory {
 }
 
 /// (limit, used) of this process's memory cgroup and all above it, of version 2 and of version 1: a process may be in both.
-/// A container may see its own as the root of the tree, under a path that it does not see; the root is read for that.
+/// A container may see its own as the root of the tree, under a path that it does not see; the root is read for that. Pages of
+/// files that nobody has read lately are counted as used there, but given back before anything is refused: they are free.
 fn cgroup_limits(read: Read<'_>) -> Vec<(Bytes, Bytes)> {
     let own = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
     // Without a limit it is `max`, or of version 1 larger than any machine.
@@ -51,18 +52,23 @@ fn cgroup_limits(read: Read<'_>) -> Vec<(Bytes, Bytes)> {
         let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
             continue;
         };
-        let (root, limit, used) = match controllers {
-            "" => ("/sys/fs/cgroup", "memory.max", "memory.current"),
+        let (root, limit, used, files) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "),
             c if c.split(',').any(|c| c == "memory") => {
-                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
+                let root = "/sys/fs/cgroup/memory";
+                (root, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ")
             }
             _ => continue,
+        };
+        let given_back = |level: &Path| {
+            let stat = read(&level.join("memory.stat"))?;
+            stat.lines().find_map(|line| line.strip_prefix(files))?.trim().parse().ok().map(Bytes)
         };
         let root = Path::new(root);
         let folder = root.join(path.trim_start_matches('/'));
         for level in folder.ancestors().take_while(|l| l.starts_with(root)) {
             if let (Some(limit), Some(used)) = (number(&level.join(limit)), number(&level.join(used))) {
-                limits.push((limit, used));
+                limits.push((limit, used.saturating_sub(given_back(level).unwrap_or(Bytes::ZERO))));
             }
         }
     }
@@ -117,6 +123,11 @@ mod tests {
             ("/sys/fs/cgroup/a.slice/memory.current", "18253611008\n"),
         ];
         assert_eq!(of(&[&limits[..], &above].concat()), (3, 16));
+        // 8 GiB of what others have are pages of files.
+        let stat =
+            "anon 1\nfile 9663676416\ninactive_anon 7\ninactive_file 8589934592\nactive_file 1073741824\n";
+        let files = [("/sys/fs/cgroup/a.slice/memory.stat", stat)];
+        assert_eq!(of(&[&limits[..], &above, &files].concat()), (11, 16));
         // More than the limit may be in use while pages are written out.
         let over = [
             own,
@@ -135,7 +146,10 @@ mod tests {
         for folder in ["/sys/fs/cgroup/memory/docker/1f", "/sys/fs/cgroup/memory"] {
             let [limit, used] =
                 ["memory.limit_in_bytes", "memory.usage_in_bytes"].map(|f| format!("{folder}/{f}"));
-            assert_eq!(of(&[own, (&limit, "8589934592\n"), (&used, "1073741824\n")]), (7, 8), "{folder}");
+            let limited = [own, (&limit, "8589934592\n"), (&used, "6442450944\n")];
+            assert_eq!(of(&limited), (2, 8), "{folder}");
+            let stat = (format!("{folder}/memory.stat"), "inactive_file 1\ntotal_inactive_file 4294967296\n");
+            assert_eq!(of(&[&limited[..], &[(&stat.0, stat.1)]].concat()), (6, 8), "{folder}");
         }
     }
 

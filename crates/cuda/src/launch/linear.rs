@@ -22,6 +22,11 @@ pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError
     } else {
         accepted(call, &[Some(x), Some(w), bias, residual, Some(y)])?;
     }
+    if op.tf32 && call.preparing && std::env::var("NVIDIA_TF32_OVERRIDE").is_ok_and(|value| value.trim() == "0")
+    {
+        let why = "NVIDIA_TF32_OVERRIDE=0 keeps cuBLAS from TF32; unset it, or take --precision f32";
+        return Err(call.refused(why.to_owned()));
+    }
     let address = |tensor: Option<Tensor>| tensor.map_or(0, |tensor| tensor.address);
     let (scratch, bytes) = call.workspace()?;
     let (n, k, dtype) = (y.columns, x.stride(), x.dtype);

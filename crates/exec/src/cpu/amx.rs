@@ -34,7 +34,7 @@ pub(super) enum Near {
     A,
     /// A panel, which the next strip meets again.
     B,
-    /// Neither: both are longer.
+    /// Neither: both are longer, or other panels come between.
     Neither,
 }
 

@@ -7,7 +7,7 @@
 //!
 //! Order of work: a task takes a block of rows and a group of panels, whose slice stays in L2. Slice by slice, strip by strip
 //! of 32 rows, the panels pass over a strip, which is read where it lies or, where its lines are not whole, laid out as tiles.
-//! A panel's tiles stream past L1, so that the strip's stay there. While the tiles multiply, the core asks for what comes
+//! A panel's tiles stream past L1, so that the strip's, or what fits of them, stay there. While the tiles multiply, the core asks for what comes
 //! next and finishes the sums before: bias, activation, residual, one rounding.
 
 use super::Cpu;
@@ -119,7 +119,7 @@ impl<U: Unit> Task<'_, U> {
                 chores.x = self.job.x.row(row).wrapping_add(step * STEP);
                 for panel in self.panels.clone() {
                     let block = Block { strip, strips, rows, at, panel, steps };
-                    // SAFETY: the strip was laid out just now.
+                    // SAFETY: `at` is what `lay` gave for this strip and slice.
                     unsafe { self.block(&mut unit, &mut chores, block) };
                 }
             }
@@ -131,7 +131,7 @@ impl<U: Unit> Task<'_, U> {
     /// Adds the product of a strip and a panel, in one slice, to their sums; the last slice goes on to y.
     ///
     /// # Safety
-    /// `run`'s alone: the scratch begins with the strip's slice.
+    /// `run`'s alone: the block is at what `lay` gave for its strip and slice.
     #[inline(always)]
     unsafe fn block(&self, unit: &mut U, chores: &mut Chores<'_>, block: Block<'_>) {
         let Block { strip, strips, rows, at: (a, [step_bytes, row_bytes]), panel, steps } = block;

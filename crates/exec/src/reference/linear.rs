@@ -44,8 +44,12 @@ fn dot_of_cut(a: &[f64], b: &[f64]) -> f64 {
 }
 
 /// The nearest number of TF32: 8 bits of exponent and 10 of mantissa, halves away from zero (PTX ISA, `cvt.rna.tf32.f32`).
+/// What is not finite stays.
 fn cut_to_tf32(x: f64) -> f64 {
     const DROPPED: u32 = 13;
+    if !x.is_finite() {
+        return x;
+    }
     let bits = (x as f32).to_bits() + (1 << (DROPPED - 1));
     f64::from(f32::from_bits(bits >> DROPPED << DROPPED))
 }
@@ -116,5 +120,20 @@ mod tests {
         let w = Tensor::f32(&[1, 3], vec![32768.0, 1.0, 32768.0]);
         let op = Op::Linear(Linear::new(false, Epilogue::None));
         check(op, &[x, w], &[Tensor::f32(&[1, 1], vec![1.0])], 0.0);
+    }
+
+    #[test]
+    fn what_is_not_finite_is_not_cut() {
+        // The arena's poison, the other NaNs' ends, infinities.
+        for bits in [u32::MAX, 0x7fff_ffff, 0x7f80_0001, 0xff80_0001] {
+            assert!(cut_to_tf32(f64::from(f32::from_bits(bits))).is_nan(), "{bits:x}");
+        }
+        for x in [f64::INFINITY, f64::NEG_INFINITY] {
+            assert_eq!(cut_to_tf32(x), x);
+        }
+        assert_eq!(
+            [1.0 + 2f64.powi(-11), -1.0 - 2f64.powi(-12)].map(cut_to_tf32),
+            [1.0 + 2f64.powi(-10), -1.0]
+        );
     }
 }

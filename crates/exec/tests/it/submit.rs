@@ -204,8 +204,10 @@ fn a_full_gpu_gives_the_same_bits() {
     }
     let free = holders.last().and_then(|holder| holder.memory().ok());
     let found = pipelined(&mut executor, &steps);
-    println!("{free:?} free and in all; said: {:?}", executor.note());
+    let said = executor.note();
+    println!("{free:?} free and in all; said: {said:?}");
     assert!(found == wanted);
+    assert!(said.is_some(), "there was room for a record");
 }
 
 /// What a kernel refuses is an error of its own step, and of no other.

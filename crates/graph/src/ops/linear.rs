@@ -21,8 +21,8 @@ pub struct Linear {
     pub prologue: Prologue,
     /// f: what is done with the sum while it is in registers. Models build `None`; fusion sets it.
     pub epilogue: Epilogue,
-    /// Whether the factors, of f32, are cut to TF32 (10 bits of mantissa) before they are multiplied; sums stay f32. Models
-    /// build `false`; the precision of a plan sets it.
+    /// Whether the factors, of f32, may be cut to TF32 (10 bits of mantissa) before they are multiplied, where the device has
+    /// such a product of this shape; sums stay f32. Models build `false`; the precision of a plan sets it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub tf32: bool,
 }

@@ -167,6 +167,10 @@ impl Training<'_> {
     /// Forward and backward, and what becomes of the gradients: states that are added up, or at once a step. Without
     /// what nobody reads, such as gradients of what is frozen, so that what keeps a value alive is a reader.
     pub fn micro_step(&self, forward: &Graph) -> Result<Graph, PlanError> {
+        if !matches!(self.precision, Precision::F32 | Precision::Bf16 | Precision::Fp16) {
+            let why = format!("{:?} is for inference; training takes f32, bf16 or fp16", self.precision);
+            return Err(PlanError::BadPolicy { field: "precision", why });
+        }
         let graph = precision(forward, self.precision)?;
         let outputs: Vec<String> =
             ["loss", "aux"].iter().filter(|n| graph.output(n).is_some()).map(|n| (*n).to_owned()).collect();

@@ -168,6 +168,16 @@ fn bytes_of_a_parameter() {
     assert_eq!(ledger.get("optimizer"), Bytes(2 * large + 2 * 4 * large / 256 + 8 * small), "{ledger}");
 }
 
+#[test]
+fn precisions_of_inference_are_refused() {
+    let graph = language_model(2, 64, 96, 64);
+    for precision in [Precision::Fp8, Precision::Int8, Precision::Tf32] {
+        let error =
+            program(&Training { precision, ..training(Optimizer::AdamW(ADAM)) }, &graph).expect_err("refused");
+        assert!(matches!(error, PlanError::BadPolicy { field: "precision", .. }), "{error}");
+    }
+}
+
 /// Gradients that are used up one by one never live together.
 #[test]
 fn a_step_at_once_keeps_no_gradients() {

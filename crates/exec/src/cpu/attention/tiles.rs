@@ -204,8 +204,8 @@ impl Task<'_> {
                 let len = KEYS.min(self.place.len - start);
                 let keys = Keys { start, len, rest: rest(len) };
                 let largest = self.pack_keys(keys);
-                self.pack_bias(keys);
                 for head in 0..self.cut.together {
+                    self.pack_bias(keys, head);
                     self.know(keys, head, &squares[..strips], largest[head], &mut running[head]);
                     self.attend(tiles, keys, head, strips, &mut running);
                 }
@@ -433,15 +433,15 @@ impl Task<'_> {
         }
     }
 
-    /// ALiBi's bias of every distance between this block's queries and keys, if there is one.
+    /// ALiBi's bias of every distance between this block's queries and keys, if there is one, of a head of those together.
     ///
     /// # Safety
     /// `Task::run`'s alone.
     #[inline(always)]
-    unsafe fn pack_bias(&self, keys: Keys) {
+    unsafe fn pack_bias(&self, keys: Keys, head: usize) {
         let Some(slopes) = self.job.config.slopes else { return };
         // Scores are scaled after it is added.
-        let slope = -slopes[self.place.head] * LOG2_E * UNITS / self.scale;
+        let slope = -slopes[self.place.head * self.cut.together + head] * LOG2_E * UNITS / self.scale;
         let to = self.at(self.parts.bias).cast::<f32>();
         // Entry e is for key j of the block and query i with e = QUERIES + j - i.
         let first = keys.start as isize - self.place.queries.0 as isize - QUERIES as isize;

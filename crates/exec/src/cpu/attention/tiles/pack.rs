@@ -43,7 +43,7 @@ impl Cut {
         self.half.div_ceil(SIDE)
     }
 
-    /// Whether a product of q and k is one step: then its tiles have no more pairs than the head.
+    /// Whether a product of q and k is one step.
     pub(super) const fn narrow(self) -> bool {
         self.steps() == 1
     }

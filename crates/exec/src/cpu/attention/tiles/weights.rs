@@ -13,7 +13,8 @@
 //! with `BEGIN` are y as they leave the tiles.
 //!
 //! m is whatever keeps weights in range. Where norms of queries and keys bound the scores (Cauchy and Schwarz) to
-//! +-`LIMIT`, that is `SHIFT` for all: every weight is a normal number from 2^-104 to 2^24. Elsewhere it is the maximum of
+//! +-`LIMIT`, that is `SHIFT` for all: every weight is a normal number from 2^-104 to 2^24 (its product with a value below 2^-22
+//! or from 2^104 on need not be). Elsewhere it is the maximum of
 //! the row so far, rounded up to a whole power of two: what was summed below an earlier one is scaled exactly.
 
 use super::pack::lanes;

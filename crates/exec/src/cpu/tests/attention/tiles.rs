@@ -66,6 +66,7 @@ fn it_is_softmax_of_scores_times_values() {
     let forms = [
         (8, true, false),
         (16, true, false),
+        (16, false, true),
         (24, true, false),
         (32, true, true),
         (17, false, false),
@@ -92,15 +93,15 @@ fn it_is_softmax_of_scores_times_values() {
 #[test]
 fn a_sequence_has_the_same_bits_in_any_company() {
     let spans = [[3, 60], [60, 250], [250, 251], [251, 810], [811, 850]];
-    for (hd, rope, alibi) in [(24, true, false), (64, false, true)] {
-        let case = rounded(Case::new(3, hd, 851, rope, alibi));
+    for (heads, hd, rope, alibi) in [(3, 24, true, false), (4, 16, true, false), (3, 64, false, true)] {
+        let case = rounded(Case::new(heads, hd, 851, rope, alibi));
         let mut first: Option<Vec<f32>> = None;
         for cpu in cpus() {
-            let all = run(&case, &cpu, 3, (0, 851), &spans);
+            let all = run(&case, &cpu, heads, (0, 851), &spans);
             same_bits(first.get_or_insert_with(|| all.clone()), &all, "threads");
             for [start, end] in spans.map(|s| s.map(|row| row as usize)) {
-                let alone = run(&case, &cpu, 3, (start, end - start), &[[0, (end - start) as u32]]);
-                same_bits(&alone, &all[start * 3 * hd..end * 3 * hd], "alone");
+                let alone = run(&case, &cpu, heads, (start, end - start), &[[0, (end - start) as u32]]);
+                same_bits(&alone, &all[start * heads * hd..end * heads * hd], "alone");
             }
         }
     }
@@ -172,15 +173,15 @@ fn peaked_rows_are_those_of_one_key() {
 
 #[test]
 fn what_is_not_finite_shows() {
-    let (hd, t) = (24, 340);
-    let spans = [[0, 15], [15, 335]];
-    for cpu in cpus() {
+    let (t, spans) = (340, [[0, 15], [15, 335]]);
+    // Heads of 16 are packed two together.
+    for (cpu, hd) in cpus().iter().flat_map(|cpu| [16, 24].map(|hd| (cpu, hd))) {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             // A query spoils its row, a key and a value those of their sequence; all of their head only.
             for (which, row) in [(0, 20), (1, 20), (1, 334), (2, 333)] {
                 let mut case = rounded(Case::new(2, hd, t, which < 2, false));
                 case.qkv[(row * 3 + which) * 2 * hd + hd + 5] = bad;
-                let found = run(&case, &cpu, 2, (0, t), &spans);
+                let found = run(&case, cpu, 2, (0, t), &spans);
                 for (at, x) in found.iter().enumerate().filter(|(at, _)| at / (2 * hd) < 335) {
                     let (i, head, column) = (at / (2 * hd), at / hd % 2, at % hd);
                     let spoilt = head == 1 && if which == 0 { i == row } else { i >= 15 };
