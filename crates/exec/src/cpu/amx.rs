@@ -24,8 +24,8 @@ pub(super) const SIDE: usize = 16;
 pub(super) const STRIP: usize = 2 * SIDE;
 /// k that a tile product takes.
 pub(super) const STEP: usize = 32;
-/// Most steps of a strip, or of a panel, that stay in L1: 40 of its 48 KB.
-const NEAR: usize = 20;
+/// Steps of a strip, or of a panel, that stay in L1 beside a room of sums and what passes: 32 of its 48 KB.
+pub(super) const NEAR: usize = 16;
 
 /// Which factor of a step L1 keeps; another streams past it, from L2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,14 +34,15 @@ pub(super) enum Near {
     A,
     /// A panel, which the next strip meets again.
     B,
-    /// Neither: both are longer, or other panels come between.
+    /// Neither: this step of both is met again too late.
     Neither,
 }
 
 impl Near {
-    /// This one, if so many steps of it fit.
-    pub(super) fn fitting(self, steps: usize) -> Near {
-        if steps <= NEAR { self } else { Near::Neither }
+    /// This one, of the first `most` steps.
+    #[inline(always)]
+    pub(super) fn first(self, most: usize, step: usize) -> Near {
+        if step < most { self } else { Near::Neither }
     }
 }
 
