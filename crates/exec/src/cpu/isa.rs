@@ -85,6 +85,14 @@ impl Isa {
         }
     }
 
+    /// Whether products of bf16 may be dot products of pairs (AVX512-BF16): twice the rate of the lanes, with their bits.
+    pub fn has_dots(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self.has_avx512() && is_x86_feature_detected!("avx512bf16");
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
     /// Whether lanes are of AVX-512.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn has_avx512(self) -> bool {
