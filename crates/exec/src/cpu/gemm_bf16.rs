@@ -99,7 +99,10 @@ impl Form {
         match isa.has_dots() {
             #[cfg(target_arch = "x86_64")]
             true => Form::Dots,
-            _ => Form::Lanes,
+            // Of others nobody says true.
+            #[cfg(not(target_arch = "x86_64"))]
+            true => Form::Lanes,
+            false => Form::Lanes,
         }
     }
 }
@@ -128,10 +131,11 @@ pub(super) struct Task<'a> {
 impl Kernel for Task<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        #[cfg(target_arch = "x86_64")]
-        if self.form == Form::Dots {
+        match self.form {
+            Form::Lanes => {}
+            #[cfg(target_arch = "x86_64")]
             // SAFETY: the form proves the instructions; the scratch is this worker's own.
-            return unsafe { super::gemm_bf16_dots::run(&self) };
+            Form::Dots => return unsafe { super::gemm_bf16_dots::run(&self) },
         }
         for ks in slices(self.job.x.cols()) {
             for row in (0..self.rows.len()).step_by(S::ROWS) {

@@ -44,11 +44,13 @@ impl Isa {
         .filter_map(|(kind, has)| has.then_some(Isa(kind)))
     }
 
-    /// `avx512+amx`, `avx512`, `avx2` or `portable`.
+    /// `avx512+amx`, `avx512+bf16`, `avx512`, `avx2` or `portable`: what bits may depend on.
     pub fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             Kind::Amx => "avx512+amx",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 if self.has_dots() => "avx512+bf16",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
