@@ -26,7 +26,8 @@ const TILE: usize = LANES * LINE;
 /// How many lines of either tile ahead of its use one is asked for.
 const AHEAD: usize = 8;
 
-const _: () = assert!(BLOCK * (STRIDE + GROUP * PANEL) <= EACH && Avx512::ROWS == 14 && BLOCK.is_multiple_of(14));
+const _: () =
+    assert!(BLOCK * (STRIDE + GROUP * PANEL) <= EACH && Avx512::ROWS == 14 && BLOCK.is_multiple_of(14));
 
 /// A task of `gemm_bf16`.
 ///
