@@ -24,8 +24,8 @@ pub(super) const SIDE: usize = 16;
 pub(super) const STRIP: usize = 2 * SIDE;
 /// k that a tile product takes.
 pub(super) const STEP: usize = 32;
-/// Steps of a strip, or of a panel, that stay in L1 beside a room of sums and what passes: 32 of its 48 KB.
-pub(super) const NEAR: usize = 16;
+/// Steps of a strip, or of a panel, that stay in L1 beside a room of sums and what passes: 36 of its 48 KB.
+pub(super) const NEAR: usize = 18;
 
 /// Which factor of a step L1 keeps; another streams past it, from L2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
