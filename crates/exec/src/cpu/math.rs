@@ -3,7 +3,6 @@
 //! Invariant: a lane's result depends on that lane alone, with no table and no branch, so a
 //! value has the same bits wherever it stands.
 
-use super::element::{Bf16, Element};
 use super::simd::Simd;
 
 /// 1.5 * 2^23 + 127: adding it rounds to an integer n (ties to even) and leaves n + 127, the
@@ -100,12 +99,6 @@ pub(super) fn gelu_bf16<S: Simd>(s: S, x: S::V) -> S::V {
     let p2 = s.mul(p, p);
     let p4 = s.mul(p2, p2);
     s.fma(left, s.mul(p4, p4), s.max(s.splat(0.0), x))
-}
-
-/// GELU as exact as what is rounded to an `E`: so an op has the same bits alone and behind a product.
-#[inline(always)]
-pub(super) fn gelu_for<S: Simd, E: Element>(s: S, x: S::V) -> S::V {
-    if size_of::<E>() == size_of::<Bf16>() { gelu_bf16(s, x) } else { gelu(s, x) }
 }
 
 /// (2 pi)^(-1/2), the density of the normal distribution at 0.
