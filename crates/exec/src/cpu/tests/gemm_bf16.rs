@@ -7,7 +7,6 @@ use super::{machines, numbers, workspace};
 use crate::cpu::Isa;
 use crate::cpu::cast::{bf16_to_f32, f32_to_bf16};
 use crate::cpu::gemm::Act;
-#[cfg(target_arch = "x86_64")]
 use crate::cpu::gemm::Job;
 use crate::cpu::gemm_bf16::*;
 #[cfg(target_arch = "x86_64")]
@@ -37,11 +36,27 @@ pub(super) fn ways() -> impl Iterator<Item = (String, bool, Cpu, Linear)> {
         let chain = cpu.isa().has_fma() && !cpu.isa().has_tiles();
         (format!("{} x {}", cpu.isa().name(), cpu.threads()), chain, cpu, linear as Linear)
     });
+    let lanes = machines().map(|cpu| {
+        let name = format!("{} in lanes x {}", cpu.isa().name(), cpu.threads());
+        (name, cpu.isa().has_fma(), cpu, in_lanes as Linear)
+    });
+    let chosen = chosen.chain(lanes);
     #[cfg(target_arch = "x86_64")]
     let chosen = chosen.chain([1, 3].into_iter().filter(|_| has_bf16()).map(|threads| {
         (format!("tiles in plain code x {threads}"), false, Cpu::new(threads), on_double as Linear)
     }));
     chosen
+}
+
+fn in_lanes(
+    cpu: &Cpu,
+    x: Rows<'_, Bf16>,
+    w: &[Bf16],
+    e: EpilogueBf16<'_>,
+    y: RowsMut<'_, Bf16>,
+    workspace: &mut [f32],
+) {
+    linear_by(cpu, Form::Lanes, Job::new(x, w, e, &y), workspace);
 }
 
 /// What the work around the tiles needs.
