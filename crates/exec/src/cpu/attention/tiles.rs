@@ -204,8 +204,8 @@ impl Task<'_> {
         // SAFETY: every row and column below lies in the block's sequence and heads.
         unsafe {
             let mut squares = [[0.0; 2]; STRIPS];
-            for strip in 0..strips {
-                squares[strip] = self.pack_queries(strip);
+            for (strip, squares) in squares.iter_mut().enumerate().take(strips) {
+                *squares = self.pack_queries(strip);
             }
             let mut running = [[Running::new(); STRIPS]; 2];
             for start in (0..self.place.len).step_by(KEYS) {
@@ -396,6 +396,7 @@ impl Task<'_> {
                 let factor = _mm512_div_ps(_mm512_set1_ps(1.0), running[head][strip].sum);
                 _mm512_storeu_ps(factors[head].as_mut_ptr(), factor);
             }
+            #[allow(clippy::needless_range_loop)] // zips and maps of arrays were calls
             for r in 0..self.rows(strip) {
                 let o = self.job.o.row(first + r).add(column);
                 columns(self.cut, self.out(strip * SIDE + r, 0), [factors[0][r], factors[1][r]], o);
