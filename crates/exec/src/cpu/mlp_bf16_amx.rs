@@ -5,15 +5,15 @@
 //!
 //! Order of work: a task takes a block of rows, lays x out as tiles in L2 (normalised on the way) and passes all panels of
 //! W1 over its strips, then all panels of W2 over the hidden layer; a panel's first steps stay in L1 while it passes. While
-//! the tiles multiply, the core finishes the sums before. It asks for no weights: panels lie one behind the other, which it
-//! fetches ahead by itself, and requests that wait for L3 take the few places where lines from L2 arrive (a ninth of the
-//! time). Where there are fewer blocks than threads, these share the panels of one product, then of the other.
+//! the tiles multiply, the core asks for the next panels and finishes the sums before. Where there are fewer blocks than
+//! threads, these share the panels of one product, then of the other.
 
 use super::amx::{NEAR, Near, STEP, STRIP, TILE, Unit};
 use super::amx_sums::{Sums, Then, ask_out, lay};
 use super::element::Bf16;
 use super::mlp_bf16::Mlp;
 use super::norm::layer_norm_rows;
+use super::simd::Simd;
 use super::simd_x86::Avx512;
 use super::tile::PANEL;
 use super::{Cpu, Rows, RowsMut};
@@ -177,10 +177,20 @@ struct Block<'a> {
     each: usize,
 }
 
-/// What the core does while the tiles multiply: sums on their way out, from one of the rooms.
+/// Where the next group's panels are asked for, and how many lines of each with a block.
+struct Next {
+    panels: [*const u8; GROUP],
+    lines: usize,
+}
+
+/// What the core does while the tiles multiply.
 struct Chores {
     s: Avx512,
+    /// On their way out, from one of the rooms.
     sums: Sums,
+    /// To be read next, asked for in L2, so many lines with each step.
+    ahead: *const u8,
+    lines: usize,
 }
 
 impl<U: Unit> Task<'_, U> {
@@ -192,7 +202,7 @@ impl<U: Unit> Task<'_, U> {
     unsafe fn run(self, groups: [Range<usize>; 2]) {
         // SAFETY: as the caller promises.
         let (s, mut unit) = unsafe { (Avx512::assume(), U::configure()) };
-        let mut chores = Chores { s, sums: Sums::none(s) };
+        let mut chores = Chores { s, sums: Sums::none(s), ahead: core::ptr::null(), lines: 0 };
         if !groups[0].is_empty() {
             // SAFETY: this block's rows of x, and this worker's room for them.
             unsafe { self.lay(s) };
@@ -249,17 +259,32 @@ impl<U: Unit> Task<'_, U> {
         let (total, strips) = (self.space.steps[product.of], self.rows.len().div_ceil(STRIP));
         let slices = total.div_ceil(DEPTH);
         let panels = group * product.group()..((group + 1) * product.group()).min(product.panels(self.y));
+        let mut next = self.next(product, panels.end, slices * strips);
         for slice in 0..slices {
             let steps = &(slice * total / slices..(slice + 1) * total / slices);
-            let each = STRIP.div_ceil(steps.len());
+            let (each, lines) = (STRIP.div_ceil(steps.len()), next.lines.div_ceil(steps.len()));
             for strip in 0..strips {
                 for panel in panels.clone() {
-                    let block = Block { strip, steps, panel, of: panel - panels.start, each };
+                    let of = panel - panels.start;
+                    (chores.ahead, chores.lines) = (next.panels[of], lines);
+                    next.panels[of] = next.panels[of].wrapping_add(next.lines * 64);
+                    let block = Block { strip, steps, panel, of, each };
                     // SAFETY: as the caller promises.
                     unsafe { self.block(unit, chores, product, block) };
                 }
             }
         }
+    }
+
+    /// What is asked for while a group passes in so many blocks for each of its panels: the next group, of this product or
+    /// the other.
+    #[inline(always)]
+    fn next(&self, product: Product<'_>, first: usize, blocks: usize) -> Next {
+        let all = product.panels(self.y);
+        let (product, first) =
+            if first < all { (product, first) } else { (Product { of: 1 - product.of, ..product }, 0) };
+        let lines = self.space.steps[product.of] * 2 * TILE / 64;
+        Next { panels: [0, 1].map(|i| product.weights(first + i)), lines: lines.div_ceil(blocks) }
     }
 
     /// Adds the product of a strip and a panel, in one slice, to their sums; those of the last slice go out.
@@ -291,6 +316,7 @@ impl<U: Unit> Task<'_, U> {
                     let asked = first + step * each..first + ((step + 1) * each).min(STRIP);
                     ask_out(chores.s, asked, panel, self.y, self.op.residual);
                 }
+                chores.ask(step);
             }
             if last {
                 let room = self.room(of);
@@ -340,6 +366,16 @@ impl<U: Unit> Task<'_, U> {
         let bias = self.op.b1.map(|b| &b[column..]);
         // SAFETY: 32 columns of the hidden layer are a step of its strip: a line of a tile for each row.
         unsafe { Sums::new(s, sums, None, bias, then, None, (to, STEP, PANEL)) }
+    }
+}
+
+impl Chores {
+    /// Asks for this step's share of what comes next.
+    #[inline(always)]
+    fn ask(&self, step: usize) {
+        for line in step * self.lines..(step + 1) * self.lines {
+            self.s.prefetch_far(self.ahead.wrapping_add(line * 64).cast());
+        }
     }
 }
 
