@@ -6,12 +6,12 @@
 //! row of x and of W.
 //!
 //! Order of work: a task takes a block of rows and a group of panels. What the next block of sums needs again stays in L1,
-//! the other factor streams past it. Where a strip of 32 rows fits there, the panels pass over it, strip by strip; it is
+//! the other factor streams past it. Where most of a strip of 32 rows fits there, the panels pass over it, strip by strip; it is
 //! read where it lies or, where its lines are not whole, laid out as tiles. Longer strips are laid out in L2, those of a block
 //! at once, and pass over each panel, whose first steps stay in L1. (Read where they lie they come slowly from L2: lines
 //! of one step are a row apart.) Where too few fit in the workspace, the panels pass over strips again, slice by slice of K.
-//! While the tiles multiply, the core asks for what comes next and finishes the sums before: bias, activation, residual, one
-//! rounding.
+//! While the tiles multiply, the core asks for what comes next, but for laid out strips, where that was slower, and finishes
+//! the sums before: bias, activation, residual, one rounding.
 
 use super::Cpu;
 use super::amx::{NEAR, Near, SIDE, STEP, STRIP, TILE, Unit};
@@ -33,9 +33,9 @@ const GROUP: usize = 10;
 /// were a fifth slower where sums wait there too.)
 const WEIGHTS: usize = DEPTH * GROUP;
 
-/// Most steps of a strip that stays in L1, and fewest strips of a block that are laid out at once: each panel comes from L3
-/// for every block.
-const SHORT: usize = 20;
+/// Most steps of a strip that panels pass over (24 were a sixth faster so, 40 a tenth slower), and fewest strips of a block
+/// that are laid out at once: each panel comes from L3 for every block.
+const SHORT: usize = 32;
 const FEWEST: usize = 4;
 
 /// Bytes from step to step of a strip laid out, and from row to row.
@@ -209,7 +209,7 @@ impl<U: Unit> Task<'_, U> {
         let sums = self.scratch.wrapping_add(SUMS + SLICE + (of * strips + strip) * SUMS).cast::<f32>();
         chores.panels = (of, self.panels.len());
         chores.strips = (strip, strips);
-        chores.w = if last && !self.laid { core::ptr::null() } else { b.wrapping_add(steps.len() * 2 * TILE) };
+        chores.w = if last { core::ptr::null() } else { b.wrapping_add(steps.len() * 2 * TILE) };
         let each = STRIP.div_ceil(steps.len());
         // SAFETY: `steps` steps of the strip and of the panel; the sums' place, or the room, which is free at the end.
         unsafe {
@@ -272,7 +272,7 @@ struct Chores<'a> {
     job: Job<'a, Bf16>,
     scales: Option<Scales<'a>>,
     s: Avx512,
-    /// To be read next, asked for in L2: a strip's slice, and the panel's next slice or the next panel; null if there is none.
+    /// To be read next, asked for in L2: a strip's slice, and the panel's next slice; null if there is none.
     x: *const Bf16,
     w: *const u8,
     /// Which panel of how many, and strip: each asks for its share of the lines.
