@@ -10,7 +10,7 @@
 
 use super::products::{add, each, pairs};
 use super::registers::Registers;
-use super::weights::{BEGIN, Running, soften_rows};
+use super::weights::{BEGIN, Running, soften_rest, soften_rows};
 use super::{Keys, LINE, SCORES, SIDE, STEP, STEPS, STRIPS, TILE, Task};
 use core::arch::x86_64::*;
 
@@ -117,14 +117,12 @@ impl Task<'_> {
         let to = self.ring_weights(turn.count).wrapping_add(FIRST * 4 * LINE);
         // SAFETY: as the caller promises.
         unsafe {
-            if rest == 0 {
-                sums[FIRST] = soften_rows::<false>(from, to, 0, sums[FIRST]);
-                sums[FIRST + 1] =
-                    soften_rows::<false>(from.add(4 * STEP), to.add(4 * LINE), 0, sums[FIRST + 1]);
-            } else {
-                sums[FIRST] = soften_rows::<true>(from, to, rest, sums[FIRST]);
-                sums[FIRST + 1] =
-                    soften_rows::<true>(from.add(4 * STEP), to.add(4 * LINE), rest, sums[FIRST + 1]);
+            for (four, sums) in sums[FIRST..FIRST + 2].iter_mut().enumerate() {
+                let (from, to) = (from.add(four * 4 * STEP), to.add(four * 4 * LINE));
+                match rest {
+                    0 => *sums = soften_rows(from, to, *sums),
+                    _ => soften_rest(from, to, rest, sums),
+                }
             }
         }
     }

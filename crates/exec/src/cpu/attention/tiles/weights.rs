@@ -217,95 +217,85 @@ pub(super) unsafe fn soften(row: *mut f32, keys: usize, rest: __mmask32, scores:
 }
 
 /// Turns four rows of 32 scores, each two lines, that are `Scores::Ready` into four lines of weights, and adds them to each
-/// row's sums. Words outside of `rest` are of keys that are not there.
+/// row's sums.
 ///
 /// In assembly for its masks, which the compiler makes anew for each use or turns into operations of their own: the second
 /// words of pairs come by a load from one word before, and what is taken off is at most the fraction, so a byte alone loses it.
 ///
 /// # Safety
-/// They are there, and the word before; the CPU has what is named below.
+/// They are there; the CPU has what is named below.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512bf16")]
 #[inline]
-pub(super) unsafe fn soften_rows<const REST: bool>(
-    from: *const f32,
-    to: *mut u8,
-    rest: __mmask32,
-    [mut a, mut b, mut c, mut d]: [__m512; 4],
-) -> [__m512; 4] {
+pub(super) unsafe fn soften_rows(from: *const f32, to: *mut u8, sums: [__m512; 4]) -> [__m512; 4] {
+    let [mut a, mut b, mut c, mut d] = sums;
     let (_y, _t): (__m512i, __m512i);
     let (_upper, _low): (u32, u64);
-    macro_rules! row {
-        ($y:literal, $sums:literal, $from:literal, $to:literal, $rest:literal) => {
-            concat!(
-                "vmovdqu64 {",
-                $y,
-                "}, [{from} + ",
-                $from,
-                "]\n",
-                "vmovdqu16 {",
-                $y,
-                "}{{{upper}}}, [{from} + ",
-                $from,
-                " + 62]\n",
-                "vpsrlw {t}, {",
-                $y,
-                "}, 1\n",
-                "vpermb {t}, {t}, {bend}\n",
-                "vpsubb {",
-                $y,
-                "}{{{low}}}, {",
-                $y,
-                "}, {t}\n",
-                $rest,
-                "vmovdqu64 [{to} + ",
-                $to,
-                "], {",
-                $y,
-                "}\n",
-                "vdpbf16ps {",
-                $sums,
-                "}, {",
-                $y,
-                "}, {ones}\n",
-            )
-        };
-    }
-    macro_rules! rows {
-        ($rest:literal) => {
-            asm!(
-                "kmovd {upper}, {upper_words:e}",
-                "kmovq {low}, {low_bytes}",
-                row!("y", "a", "0", "0", $rest),
-                row!("y", "b", "128", "64", $rest),
-                row!("y", "c", "256", "128", $rest),
-                row!("y", "d", "384", "192", $rest),
-                from = in(reg) from,
-                to = in(reg) to,
-                rest = in(kreg) rest,
-                upper_words = in(reg) 0xaaaa_aaaa_u32,
-                low_bytes = in(reg) 0x5555_5555_5555_5555_u64,
-                bend = in(zmm_reg) _mm512_load_si512(BEND.0.as_ptr().cast()),
-                ones = in(zmm_reg) _mm512_set1_epi16(0x3f80),
-                upper = out(kreg) _upper,
-                low = out(kreg) _low,
-                y = out(zmm_reg) _y,
-                t = out(zmm_reg) _t,
-                a = inout(zmm_reg) a,
-                b = inout(zmm_reg) b,
-                c = inout(zmm_reg) c,
-                d = inout(zmm_reg) d,
-                options(nostack, preserves_flags),
-            )
-        };
-    }
     // SAFETY: reads eight lines and writes four, as the caller promises.
     unsafe {
-        match REST {
-            false => rows!("/* {rest} */"),
-            true => rows!("vmovdqu16 {y}{{{rest}}}{{z}}, {y}\n"),
-        }
+        asm!(
+            "kmovd {upper}, {words:e}",
+            "kmovq {low}, {bytes}",
+            "vmovdqu64 {y}, [{from}]",
+            "vmovdqu16 {y}{{{upper}}}, [{from} + 62]",
+            "vpsrlw {t}, {y}, 1",
+            "vpermb {t}, {t}, {bend}",
+            "vpsubb {y}{{{low}}}, {y}, {t}",
+            "vmovdqu64 [{to}], {y}",
+            "vdpbf16ps {a}, {y}, {ones}",
+            "vmovdqu64 {y}, [{from} + 128]",
+            "vmovdqu16 {y}{{{upper}}}, [{from} + 190]",
+            "vpsrlw {t}, {y}, 1",
+            "vpermb {t}, {t}, {bend}",
+            "vpsubb {y}{{{low}}}, {y}, {t}",
+            "vmovdqu64 [{to} + 64], {y}",
+            "vdpbf16ps {b}, {y}, {ones}",
+            "vmovdqu64 {y}, [{from} + 256]",
+            "vmovdqu16 {y}{{{upper}}}, [{from} + 318]",
+            "vpsrlw {t}, {y}, 1",
+            "vpermb {t}, {t}, {bend}",
+            "vpsubb {y}{{{low}}}, {y}, {t}",
+            "vmovdqu64 [{to} + 128], {y}",
+            "vdpbf16ps {c}, {y}, {ones}",
+            "vmovdqu64 {y}, [{from} + 384]",
+            "vmovdqu16 {y}{{{upper}}}, [{from} + 446]",
+            "vpsrlw {t}, {y}, 1",
+            "vpermb {t}, {t}, {bend}",
+            "vpsubb {y}{{{low}}}, {y}, {t}",
+            "vmovdqu64 [{to} + 192], {y}",
+            "vdpbf16ps {d}, {y}, {ones}",
+            from = in(reg) from,
+            to = in(reg) to,
+            words = in(reg) 0xaaaa_aaaa_u32,
+            bytes = in(reg) 0x5555_5555_5555_5555_u64,
+            bend = in(zmm_reg) _mm512_load_si512(BEND.0.as_ptr().cast()),
+            ones = in(zmm_reg) _mm512_set1_epi16(0x3f80),
+            upper = out(kreg) _upper,
+            low = out(kreg) _low,
+            y = out(zmm_reg) _y,
+            t = out(zmm_reg) _t,
+            a = inout(zmm_reg) a,
+            b = inout(zmm_reg) b,
+            c = inout(zmm_reg) c,
+            d = inout(zmm_reg) d,
+            options(nostack, preserves_flags),
+        );
     }
     [a, b, c, d]
+}
+
+/// The same of keys that are not all there: only the words of `rest` are.
+///
+/// # Safety
+/// As `soften_rows`.
+#[inline(always)]
+pub(super) unsafe fn soften_rest(from: *const f32, to: *mut u8, rest: __mmask32, sums: &mut [__m512; 4]) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        for (r, sums) in sums.iter_mut().enumerate() {
+            let weights = _mm512_maskz_mov_epi16(rest, step_of(from.add(r * STEP), 0, Scores::Ready));
+            *sums = put(to.add(r * LINE).cast(), 0, weights, *sums);
+        }
+    }
 }
 
 /// The weights of a step, whether or not all keys are there.
@@ -426,11 +416,11 @@ mod tests {
             // SAFETY: `has_lanes`; four rows of a step.
             unsafe {
                 let (from, to) = (scores.as_ptr().cast(), lines.as_mut_ptr());
-                let begin = [_mm512_set1_ps(3.0); 4];
-                let sums = match keys == STEP {
-                    false => soften_rows::<true>(from, to, rest(keys), begin),
-                    true => soften_rows::<false>(from, to, 0, begin),
-                };
+                let mut sums = [_mm512_set1_ps(3.0); 4];
+                match keys == STEP {
+                    false => soften_rest(from, to, rest(keys), &mut sums),
+                    true => sums = soften_rows(from, to, sums),
+                }
                 for (r, mut row) in scores.into_iter().enumerate() {
                     let whole = soften(row.as_mut_ptr(), keys, rest(keys), Scores::Ready);
                     let weights: Vec<u8> = row[..SIDE].iter().flat_map(|x| x.to_le_bytes()).collect();
