@@ -4,7 +4,7 @@
 
 use super::amx::{STEP, TILE};
 use super::element::Bf16;
-use super::math::{gelu, gelu_bf16};
+use super::math::gelu_bf16;
 use super::simd::{LANES, Simd};
 use super::simd_x86::Avx512;
 use super::tile::PANEL;
@@ -130,8 +130,8 @@ impl Sums {
                     Then::Relu => [s.max(s.splat(0.0), v[0]), s.max(s.splat(0.0), v[1])],
                     Then::Open => {
                         let x = wide(round(v));
-                        s.store(sum, gelu(s, x[0]));
-                        s.store(sum.add(LANES), gelu(s, x[1]));
+                        s.store(sum, gelu_bf16(s, x[0]));
+                        s.store(sum.add(LANES), gelu_bf16(s, x[1]));
                         continue;
                     }
                     Then::Through(gate) => {

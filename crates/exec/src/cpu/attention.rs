@@ -93,7 +93,7 @@ impl Attention<'_> {
     }
 }
 
-/// As `attention`, of bf16: on the tiles of AMX where they are, every query sees every key and nobody wants lse, which
+/// As `attention`, of bf16: on the tiles of AMX, or by dot products of pairs, where they are, every query sees every key and nobody wants lse, which
 /// is what inference is of; other forms, those of training, in f32 lanes.
 #[allow(clippy::too_many_arguments)] // as `attention`
 pub fn attention_bf16(
@@ -108,7 +108,7 @@ pub fn attention_bf16(
     workspace: &mut [f32],
 ) {
     #[cfg(target_arch = "x86_64")]
-    if cpu.isa().has_tiles() && tiles::takes(config, lse.is_some()) {
+    if (cpu.isa().has_tiles() || cpu.isa().has_dots()) && tiles::takes(config, lse.is_some()) {
         tiles::attention(cpu, config, [q, k, v], spans, &o, workspace);
         return;
     }

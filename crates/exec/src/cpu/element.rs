@@ -4,6 +4,7 @@
 //! even, NaN stays NaN, with the same bits on every instruction set.
 
 use super::cast::bf16_to_f32;
+use super::math;
 use super::simd::{LANES, Simd};
 use bytemuck::{Pod, Zeroable};
 
@@ -27,6 +28,8 @@ pub trait Element: Pod + Send + Sync {
     /// # Safety
     /// `n` elements must be writable at `p`.
     unsafe fn store_n<S: Simd>(s: S, p: *mut Self, v: S::V, n: usize);
+    /// GELU, as exact as what is then rounded to this type needs it.
+    fn gelu<S: Simd>(s: S, x: S::V) -> S::V;
 }
 
 impl Element for f32 {
@@ -53,6 +56,10 @@ impl Element for f32 {
     unsafe fn store_n<S: Simd>(s: S, p: *mut f32, v: S::V, n: usize) {
         // SAFETY: as the caller promises.
         unsafe { s.store_n(p, v, n) }
+    }
+    #[inline(always)]
+    fn gelu<S: Simd>(s: S, x: S::V) -> S::V {
+        math::gelu(s, x)
     }
 }
 
@@ -106,6 +113,10 @@ impl Element for Bf16 {
             s.narrow(whole.as_mut_ptr(), v);
             copy(whole.as_ptr(), p.cast(), n);
         }
+    }
+    #[inline(always)]
+    fn gelu<S: Simd>(s: S, x: S::V) -> S::V {
+        math::gelu_bf16(s, x)
     }
 }
 

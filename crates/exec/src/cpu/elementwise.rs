@@ -144,12 +144,12 @@ unsafe fn value<S: Simd, E: Element>(s: S, op: Op, a: *const E, b: *const E, n: 
     unsafe {
         match op {
             Op::Add => s.add(E::load_n(s, a, n), E::load_n(s, b, n)),
-            Op::Gelu => math::gelu(s, E::load_n(s, a, n)),
+            Op::Gelu => E::gelu(s, E::load_n(s, a, n)),
             Op::GeluGrad => s.mul(E::load_n(s, a, n), math::gelu_slope(s, E::load_n(s, b, n))),
             Op::Relu => s.max(s.splat(0.0), E::load_n(s, a, n)),
             Op::ReluGrad => s.zero_below(E::load_n(s, a, n), E::load_n(s, b, n), s.splat(LEAST)),
             Op::Scale(factor) => s.mul(E::load_n(s, a, n), s.splat(factor)),
-            Op::Glu(Gate::Gelu) => s.mul(math::gelu(s, E::load_n(s, a, n)), E::load_n(s, b, n)),
+            Op::Glu(Gate::Gelu) => s.mul(E::gelu(s, E::load_n(s, a, n)), E::load_n(s, b, n)),
             Op::Glu(Gate::Silu) => s.mul(math::silu(s, E::load_n(s, a, n)), E::load_n(s, b, n)),
             Op::Copy => E::load_n(s, a, n),
             Op::Fill(value) => s.splat(value),

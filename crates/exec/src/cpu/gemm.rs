@@ -18,7 +18,6 @@ use super::Cpu;
 use super::amx::Tiles;
 use super::element::Element;
 use super::isa::Kernel;
-use super::math::gelu;
 use super::simd::{LANES, Simd};
 use super::tile::{Begin, Feed, strip};
 use super::view::{Rows, RowsMut};
@@ -331,7 +330,7 @@ pub(super) unsafe fn finish<S: Simd, E: Element>(
                 let v = s.add(s.load(sum.add(r * PANEL + column)), bias);
                 let v = match e.act {
                     Act::None => v,
-                    Act::Gelu => gelu(s, v),
+                    Act::Gelu => E::gelu(s, v),
                     Act::Relu => s.max(s.splat(0.0), v),
                 };
                 let v = match e.residual {

@@ -1,17 +1,19 @@
 //! bf16 `y = x W^T` with bias, activation and residual, over weights laid in tiles once at load; sums in f32, one
 //! rounding at the end.
 //!
-//! Invariant: here each element of `x W^T` is one chain of f32 fused multiply-adds over k = 0, 1, .., K - 1, begun
-//! at zero, as in `gemm`: the bits of a row depend on that row and the weights, and with FMA not on the
-//! instructions. Where the tiles of AMX are used, `gemm_bf16_amx` takes over: with other bits, under the same rule.
+//! Invariant: here each element of `x W^T` is one chain of f32 fused multiply-adds, begun at zero, over k = 1, 0, 3, 2,
+//! .., which is the order of AVX512-BF16's dot products of pairs: the bits of a row depend on that row and the weights,
+//! and with FMA not on the instructions (but where a sum is below 2^-126, see `gemm_bf16_dots`). Where the tiles of AMX
+//! are used, `gemm_bf16_amx` takes over: with other bits, under the same rule.
 //!
 //! Weights lie as `graph::Layout::Tiles` says: panels of 32 columns of y, and in them steps of 32 k, two tiles each.
 //!
-//! Order of work: as in `gemm`, but rows and panels are widened into the workspace, slice by slice.
+//! Order of work: as in `gemm`, but rows and panels are widened into the workspace, slice by slice; dot products take
+//! panels as they lie.
 
 use super::element::Bf16;
 use super::gemm::{Epilogue, Job, Split, finish};
-use super::isa::Kernel;
+use super::isa::{Isa, Kernel};
 use super::simd::{LANES, Simd};
 use super::tile::{Begin, PANEL, strip};
 use super::{Cpu, Rows, RowsMut};
@@ -25,10 +27,10 @@ const TILE: usize = STEP * LANES;
 
 /// Most k per slice, the stride of the widened rows, most rows of a task and most panels where K has several
 /// slices: as `gemm` has them.
-const DEPTH: usize = 768;
+pub(super) const DEPTH: usize = 768;
 const STRIDE: usize = DEPTH + 16;
-const BLOCK: usize = 168;
-const GROUP: usize = 8;
+pub(super) const BLOCK: usize = 168;
+pub(super) const GROUP: usize = 8;
 
 /// Bytes of workspace per thread, as the planner's table has them: one figure for all instruction sets.
 pub const WORKSPACE: Workspace =
@@ -54,7 +56,7 @@ pub fn linear(
     y: RowsMut<'_, Bf16>,
     workspace: &mut [f32],
 ) {
-    let (m, k, n) = (x.rows(), x.cols(), y.cols());
+    let (k, n) = (x.cols(), y.cols());
     assert_eq!(w.len(), n.div_ceil(PANEL) * tiles::panel(k), "weights of ({n}, {k}) in tiles");
     assert!(workspace.len() >= EACH * cpu.threads(), "workspace for {} threads", cpu.threads());
     let job = Job::new(x, w, epilogue, &y);
@@ -64,7 +66,12 @@ pub fn linear(
         // SAFETY: this CPU has tiles.
         return unsafe { gemm_bf16_amx::linear::<Tiles>(cpu, job, None, workspace.as_mut_ptr(), 4 * EACH) };
     }
-    let panels = n.div_ceil(PANEL);
+    linear_by(cpu, Form::of(cpu.isa()), job, workspace);
+}
+
+/// `linear` after its checks, without tiles.
+pub(super) fn linear_by(cpu: &Cpu, form: Form, job: Job<'_, Bf16>, workspace: &mut [f32]) {
+    let (m, k, panels) = (job.x.rows(), job.x.cols(), job.y.cols().div_ceil(PANEL));
     let fewest = if k > DEPTH { panels.div_ceil(GROUP) } else { 1 };
     let split = Split::new(m, panels, cpu.threads(), cpu.isa().tile_rows(), BLOCK, fewest);
     let scratch = workspace.as_mut_ptr() as usize;
@@ -72,38 +79,65 @@ pub fn linear(
         let (rows, panels) = split.task(task);
         // Worker indices of one run are distinct and below `threads()`.
         let scratch = (scratch as *mut f32).wrapping_add(worker * EACH);
-        cpu.isa().run(Task { job, rows, panels, scratch });
+        cpu.isa().run(Task { form, job, rows, panels, scratch });
     });
+}
+
+/// What makes the sums. A value proves that this CPU has the instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Fused multiply-adds on the lanes.
+    Lanes,
+    /// Dot products of pairs.
+    #[cfg(target_arch = "x86_64")]
+    Dots,
+}
+
+impl Form {
+    /// The faster one that `isa` has.
+    pub(super) fn of(isa: Isa) -> Form {
+        match isa.has_dots() {
+            #[cfg(target_arch = "x86_64")]
+            true => Form::Dots,
+            // Of others nobody says true.
+            #[cfg(not(target_arch = "x86_64"))]
+            true => Form::Lanes,
+            false => Form::Lanes,
+        }
+    }
 }
 
 /// A product of one block of rows, with the lanes `s`. `scratch` is `EACH` f32 of the caller's own.
 #[inline(always)]
-pub(super) fn block<S: Simd>(s: S, job: Job<'_, Bf16>, scratch: *mut f32) {
+pub(super) fn block<S: Simd>(s: S, form: Form, job: Job<'_, Bf16>, scratch: *mut f32) {
     let (rows, panels) = (0..job.x.rows(), job.y.cols().div_ceil(PANEL));
     assert!(rows.len() <= BLOCK, "at most {BLOCK} rows");
     let group = if job.x.cols() > DEPTH { GROUP } else { panels.max(1) };
     for first in (0..panels).step_by(group) {
         let panels = first..panels.min(first + group);
-        Task { job, rows: rows.clone(), panels, scratch }.run(s);
+        Task { form, job, rows: rows.clone(), panels, scratch }.run(s);
     }
 }
 
 /// One task, for `Isa::run`. `scratch` is `EACH` f32 of this worker's own.
-struct Task<'a> {
-    job: Job<'a, Bf16>,
-    rows: Range<usize>,
-    panels: Range<usize>,
-    scratch: *mut f32,
+pub(super) struct Task<'a> {
+    form: Form,
+    pub(super) job: Job<'a, Bf16>,
+    pub(super) rows: Range<usize>,
+    pub(super) panels: Range<usize>,
+    pub(super) scratch: *mut f32,
 }
 
 impl Kernel for Task<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let k = self.job.x.cols();
-        let slices = k.div_ceil(DEPTH).max(1);
-        let depth = k.div_ceil(slices).next_multiple_of(STEP).max(STEP);
-        for start in (0..k.max(1)).step_by(depth) {
-            let ks = start..k.min(start + depth);
+        match self.form {
+            Form::Lanes => {}
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the form proves the instructions; the scratch is this worker's own.
+            Form::Dots => return unsafe { super::gemm_bf16_dots::run(&self) },
+        }
+        for ks in slices(self.job.x.cols()) {
             for row in (0..self.rows.len()).step_by(S::ROWS) {
                 // SAFETY: the scratch begins with BLOCK rows of STRIDE.
                 unsafe { self.widen_rows(s, row, &ks) };
@@ -114,6 +148,12 @@ impl Kernel for Task<'_> {
             }
         }
     }
+}
+
+/// The slices of k: whole steps, but for the end; one for no columns.
+pub(super) fn slices(k: usize) -> impl Iterator<Item = Range<usize>> {
+    let depth = k.div_ceil(k.div_ceil(DEPTH).max(1)).next_multiple_of(STEP).max(STEP);
+    (0..k.max(1)).step_by(depth).map(move |start| start..k.min(start + depth))
 }
 
 impl Task<'_> {
@@ -138,7 +178,7 @@ impl Task<'_> {
             // SAFETY: a strip of widened rows (the tile's padding rows are zeros inside the block), one slice of
             // one panel, and the strip's sums, whose rows are this task's.
             unsafe {
-                strip::<S, STRIDE, 0>(s, (rows, 2), ks.len(), a, b, sum, PANEL, begin, &[]);
+                strip::<S, STRIDE, 0>(s, (rows, 2), ks.len().next_multiple_of(2), a, b, sum, PANEL, begin, &[]);
                 if last {
                     finish(s, self.job.out(), self.rows.start + row, rows, panel, sum);
                 }
@@ -146,7 +186,8 @@ impl Task<'_> {
         }
     }
 
-    /// Columns `ks` of a strip of rows of x as f32 rows of STRIDE, with zero rows up to the tile's height.
+    /// Columns `ks` of a strip of rows of x as f32 rows of STRIDE, the second of each pair first, with zero rows up to the
+    /// tile's height.
     ///
     /// # Safety
     /// The strip's rows of STRIDE begin at `row` in the scratch.
@@ -156,17 +197,23 @@ impl Task<'_> {
             let from = self.job.x.row(self.rows.start + r).cast::<u16>().wrapping_add(ks.start);
             let to = self.scratch.wrapping_add(r * STRIDE);
             for k in (0..ks.len()).step_by(LANES) {
-                let left = if r < self.rows.len() { ks.len() - k } else { 0 };
+                let left = if r < self.rows.len() { (ks.len() - k).min(LANES) } else { 0 };
+                let mut pairs = [0_u32; LANES / 2];
+                let from = from.wrapping_add(k);
                 // SAFETY: `left` columns are left of this row of x; DEPTH and STRIDE are whole vectors.
                 unsafe {
-                    let from = from.wrapping_add(k).cast::<Bf16>();
-                    s.store(to.add(k), super::Element::load_n(s, from, left.min(LANES)));
+                    match left {
+                        LANES => pairs = from.cast::<[u32; LANES / 2]>().read_unaligned(),
+                        _ => from.copy_to_nonoverlapping(pairs.as_mut_ptr().cast(), left),
+                    }
+                    let turned = pairs.map(|pair| pair.rotate_left(16));
+                    s.store(to.add(k), s.widen(turned.as_ptr().cast()));
                 }
             }
         }
     }
 
-    /// A slice of a panel as f32, its 32 values of each k together.
+    /// A slice of a panel as f32, its 32 values of each k together, the second k of each pair first.
     ///
     /// # Safety
     /// `to` has room for `ks` rows of PANEL, whole steps.
@@ -180,8 +227,8 @@ impl Task<'_> {
             // SAFETY: line `pair` of a tile of this step; rows 2 pair and 2 pair + 1 of the step.
             unsafe {
                 let [even, odd] = s.widen_pairs(from.add(line * STEP).cast());
-                s.store(at, even);
-                s.store(at.add(PANEL), odd);
+                s.store(at, odd);
+                s.store(at.add(PANEL), even);
             }
         }
     }

@@ -44,11 +44,13 @@ impl Isa {
         .filter_map(|(kind, has)| has.then_some(Isa(kind)))
     }
 
-    /// `avx512+amx`, `avx512`, `avx2` or `portable`.
+    /// `avx512+amx`, `avx512+bf16`, `avx512`, `avx2` or `portable`: what bits may depend on.
     pub fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             Kind::Amx => "avx512+amx",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 if self.has_dots() => "avx512+bf16",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
@@ -83,6 +85,14 @@ impl Isa {
             Kind::Avx512 | Kind::Avx2 => false,
             Kind::Portable => false,
         }
+    }
+
+    /// Whether products of bf16 may be dot products of pairs (AVX512-BF16): twice the rate of the lanes, with their bits.
+    pub fn has_dots(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self.has_avx512() && is_x86_feature_detected!("avx512bf16");
+        #[cfg(not(target_arch = "x86_64"))]
+        false
     }
 
     /// Whether lanes are of AVX-512.

@@ -7,7 +7,7 @@
 use super::element::Bf16;
 use super::elementwise::{self, Gate};
 use super::gemm::{Act, Job, PANEL, Split};
-use super::gemm_bf16::{self, EpilogueBf16};
+use super::gemm_bf16::{self, EpilogueBf16, Form};
 use super::isa::Kernel;
 use super::norm;
 use super::simd::Simd;
@@ -98,12 +98,12 @@ pub fn mlp(cpu: &Cpu, x: Rows<'_, Bf16>, op: Mlp<'_>, y: RowsMut<'_, Bf16>, work
     let most = each.saturating_sub(gemm_bf16::EACH) * 2 / row.max(1) / height * height;
     assert!(most > 0, "workspace for a tile of rows");
     let split = Split::new(x.rows(), 1, cpu.threads(), height, most.min(BLOCK), 1);
-    let scratch = workspace.as_mut_ptr() as usize;
+    let (form, scratch) = (Form::of(cpu.isa()), workspace.as_mut_ptr() as usize);
     cpu.pool().run(split.tasks(), &|task, worker| {
         let (rows, _) = split.task(task);
         // Worker indices of one run are distinct and below `threads()`.
         let scratch = (scratch as *mut f32).wrapping_add(worker * each);
-        cpu.isa().run(Task { x, op, y: &y, rows, scratch });
+        cpu.isa().run(Task { form, x, op, y: &y, rows, scratch });
     });
 }
 
@@ -112,6 +112,7 @@ const LINE: usize = 16;
 
 /// A block of rows, for `Isa::run`. `scratch` is this worker's own: what a product takes, n(x), the hidden layer.
 struct Task<'a> {
+    form: Form,
     x: Rows<'a, Bf16>,
     op: Mlp<'a>,
     y: &'a RowsMut<'a, Bf16>,
@@ -142,7 +143,7 @@ impl Kernel for Task<'_> {
             Hidden::Gate => Act::None,
         };
         let e = EpilogueBf16 { bias: op.b1, act, residual: None };
-        gemm_bf16::block(s, Job::new(x, op.w1, e, &sums), self.scratch);
+        gemm_bf16::block(s, self.form, Job::new(x, op.w1, e, &sums), self.scratch);
         // SAFETY: its first columns, where the gate is written; read when that is done.
         let (gated, values) = unsafe {
             (
@@ -157,6 +158,6 @@ impl Kernel for Task<'_> {
         let e = EpilogueBf16 { bias: op.b2, act: Act::None, residual };
         // SAFETY: the block's rows of y, which are this task's.
         let y = unsafe { RowsMut::from_raw(self.y.row(self.rows.start), rows, n, self.y.ld()) };
-        gemm_bf16::block(s, Job::new(values, op.w2, e, &y), self.scratch);
+        gemm_bf16::block(s, self.form, Job::new(values, op.w2, e, &y), self.scratch);
     }
 }

@@ -18,6 +18,8 @@ mod element;
 mod gemm_amx;
 #[cfg(target_arch = "x86_64")]
 mod gemm_bf16_amx;
+#[cfg(target_arch = "x86_64")]
+mod gemm_bf16_dots;
 mod isa;
 mod kernels;
 mod launch;

@@ -22,6 +22,16 @@ pub fn fma_gflops(cpu: &Cpu, seconds: f64) -> f64 {
     })
 }
 
+/// GFLOP/s of dot products of pairs of bf16 (AVX512-BF16); `None` where this instruction set has none.
+pub fn dot_gflops(cpu: &Cpu, seconds: f64) -> Option<f64> {
+    #[cfg(target_arch = "x86_64")]
+    if cpu.isa().has_dots() {
+        // SAFETY: `has_dots` proves the instructions.
+        return Some(gflops(cpu, seconds, &|| unsafe { dot_burst() }));
+    }
+    None
+}
+
 /// What tiles multiply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Factors {
@@ -99,6 +109,31 @@ fn burst<S: Simd, const N: usize>(s: S) -> u64 {
     2 * ROUNDS * (N * LANES) as u64
 }
 
+/// As `burst`, of dot products; returns the operations.
+///
+/// # Safety
+/// The CPU has AVX-512 with BF16.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn dot_burst() -> u64 {
+    use core::arch::x86_64::*;
+    const SUMS: usize = 24;
+    // Pairs of 1/2 and -1/2: sums stay at 1.
+    let bits = |pair: u32| -> __m512bh {
+        // SAFETY: both are 64 bytes, of which any are bf16.
+        unsafe { core::mem::transmute(_mm512_set1_epi32(black_box(pair) as i32)) }
+    };
+    let (x, y) = (bits(0xbf00_3f00), bits(0x3f00_3f00));
+    let mut sums = [_mm512_set1_ps(1.0); SUMS];
+    for _ in 0..ROUNDS {
+        for sum in &mut sums {
+            *sum = _mm512_dpbf16_ps(*sum, x, y);
+        }
+    }
+    black_box(sums);
+    4 * ROUNDS * (SUMS * LANES) as u64
+}
+
 /// Four sums of tile products, whose operands are loaded from L1 for each round as a kernel does; returns the
 /// operations. The numbers are not zeros: those would take less power, and run faster.
 ///
@@ -147,7 +182,9 @@ mod tests {
             let (fma, amx) = (fma_gflops(&cpu, 1e-3), amx_gflops(&cpu, Factors::Bf16, 1e-3));
             let int8 = amx_gflops(&cpu, Factors::Int8, 1e-3);
             assert_eq!((amx.is_some(), int8.is_some()), (isa.has_tiles(), isa.has_tiles()));
-            for rate in [Some(fma), amx, int8].into_iter().flatten() {
+            let dots = dot_gflops(&cpu, 1e-3);
+            assert_eq!(dots.is_some(), isa.has_dots());
+            for rate in [Some(fma), amx, int8, dots].into_iter().flatten() {
                 assert!(rate.is_finite() && rate > 0.0, "{}: {rate}", isa.name());
             }
         }

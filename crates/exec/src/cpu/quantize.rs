@@ -8,7 +8,7 @@ use super::codes::CodeRowsMut;
 use super::element::Element;
 use super::elementwise::Gate;
 use super::isa::Kernel;
-use super::math::{gelu, gelu_bf16, silu};
+use super::math::silu;
 use super::norm;
 use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
@@ -176,8 +176,7 @@ impl<E: Element, P: Element> Quantize<'_, E, P> {
 #[inline(always)]
 fn activated<S: Simd, E: Element>(s: S, gate: Gate, v: S::V) -> S::V {
     match gate {
-        Gate::Gelu if size_of::<E>() == 2 => gelu_bf16(s, v),
-        Gate::Gelu => gelu(s, v),
+        Gate::Gelu => E::gelu(s, v),
         Gate::Silu => silu(s, v),
     }
 }

@@ -77,6 +77,8 @@ pub trait Simd: Dot {
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
     /// |a|
     fn abs(self, a: Self::V) -> Self::V;
+    /// -|a|, but no less than `least`, which is below zero; `least` where `a` is NaN.
+    fn neg_abs(self, a: Self::V, least: Self::V) -> Self::V;
     /// The square root.
     fn sqrt(self, a: Self::V) -> Self::V;
     /// The bits of each lane shifted left by 23: the low eight bits become the exponent.
@@ -225,6 +227,10 @@ impl Simd for Portable {
     #[inline(always)]
     fn abs(self, a: Self::V) -> Self::V {
         core::array::from_fn(|i| a[i].abs())
+    }
+    #[inline(always)]
+    fn neg_abs(self, a: Self::V, least: Self::V) -> Self::V {
+        self.max(a.map(|a| -a.abs()), least)
     }
     #[inline(always)]
     fn sqrt(self, a: Self::V) -> Self::V {

@@ -59,11 +59,13 @@ fn raw_loop(cpu: &Cpu, dtype: DType, seconds: f64) -> Option<(&'static str, f64)
             Some(rate) => ("amx/6", rate / 6.0),
             None => ("fma", peak::fma_gflops(cpu, seconds)),
         }),
-        // Without tiles a bf16 product is one of f32 on widened numbers.
-        DType::Bf16 => Some(match peak::amx_gflops(cpu, Factors::Bf16, seconds) {
-            Some(rate) => ("amx", rate),
-            None => ("fma", peak::fma_gflops(cpu, seconds)),
-        }),
+        // Without tiles and dot products a bf16 product is one of f32 on widened numbers.
+        DType::Bf16 => Some(
+            peak::amx_gflops(cpu, Factors::Bf16, seconds)
+                .map(|rate| ("amx", rate))
+                .or_else(|| peak::dot_gflops(cpu, seconds).map(|rate| ("dots", rate)))
+                .unwrap_or_else(|| ("fma", peak::fma_gflops(cpu, seconds))),
+        ),
         DType::I8 => peak::amx_gflops(cpu, Factors::Int8, seconds).map(|rate| ("amx/int8", rate)),
         DType::F16 | DType::F8 | DType::I32 | DType::U8 => None,
     }

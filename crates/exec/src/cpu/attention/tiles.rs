@@ -1,4 +1,4 @@
-//! The forward pass of bf16 on the tiles of AMX: every query sees every key, nobody wants lse.
+//! The forward pass of bf16 on the tiles of AMX, or on their like by dot products (`dots`): every query sees every key, nobody wants lse.
 //!
 //! Invariant: blocks of keys start at the sequence's start, and a row goes through them in order with its strip alone: what is
 //! taken off, weights, sums. Query blocks, tasks and heads that are packed together only share packed keys, so the bits of
@@ -12,6 +12,7 @@
 //! A strip is 16 queries. While the vector units make weights of one strip, the tiles multiply those of the strip before
 //! by the values and make the scores of the next: a turn of them stands behind each row.
 
+mod dots;
 mod pack;
 mod places;
 mod products;
@@ -28,6 +29,7 @@ use super::pack::Head;
 use super::{Attention, Block, blocks, workspace_bytes};
 use core::arch::x86_64::*;
 use core::f32::consts::LOG2_E;
+use dots::Dots;
 use graph::ops::Mask;
 use pack::{Cut, Order, Pairs, columns};
 use places::{Next, Parts};
@@ -68,7 +70,7 @@ pub(super) fn takes(config: Attention<'_>, lse: bool) -> bool {
     has_lanes() && config.mask == Mask::Full && !lse && config.scale > 0.0
 }
 
-/// As `attention`, for an `Isa` with tiles and a form that it takes.
+/// As `attention`, for an `Isa` with tiles or dot products, and a form that it takes.
 pub(super) fn attention(
     cpu: &Cpu,
     config: Attention<'_>,
@@ -77,9 +79,15 @@ pub(super) fn attention(
     o: &RowsMut<'_, Bf16>,
     workspace: &mut [f32],
 ) {
-    assert!(cpu.isa().has_tiles() && takes(config, false), "tiles, and a form for them");
-    // SAFETY: `has_tiles` proves them; a thread has no others while it runs a task.
-    let configure = &|shape| -> Tiles { unsafe { registers::configure(shape) } };
+    let isa = cpu.isa();
+    assert!((isa.has_tiles() || isa.has_dots()) && takes(config, false), "tiles, and a form for them");
+    if isa.has_tiles() {
+        // SAFETY: `has_tiles` proves them; a thread has no others while it runs a task.
+        let configure = &|shape| -> Tiles { unsafe { registers::configure(shape) } };
+        return attention_on(cpu, config, qkv, spans, o, workspace, configure);
+    }
+    // SAFETY: `has_dots` proves the instructions.
+    let configure = &|_| unsafe { Dots::new(config.head_dim) };
     attention_on(cpu, config, qkv, spans, o, workspace, configure);
 }
 

@@ -1,7 +1,10 @@
-//! Row kernels on bf16 as it lies: the bits of the f32 kernel on the widened numbers, rounded once.
+//! Row kernels on bf16 as it lies: the bits of the f32 kernel on the widened numbers, rounded once; of GELU those of the
+//! lanes' GELU for bf16.
 
+use super::math::gelu_for_bf16;
 use super::{machines, numbers};
 use crate::cpu::cast::{bf16_to_f32, f32_to_bf16};
+use crate::cpu::elementwise::Gate;
 use crate::cpu::norm::{layer_norm, rms_norm};
 use crate::cpu::{Bf16, Cpu, Element, Rows, RowsMut, elementwise, embed, reduce};
 
@@ -76,7 +79,7 @@ fn element_wise_ops_round_once() {
             let found = |kernel: &dyn Fn(RowsMut<'_, Bf16>)| written(NONE, m, n, kernel);
             let add = wanted(&|out| elementwise::add(&cpu, xf, yf, out));
             rounded(&found(&|out| elementwise::add(&cpu, x, y, out)), &add, "add");
-            let gelu = wanted(&|out| elementwise::gelu(&cpu, xf, out));
+            let gelu = gelu_for_bf16(cpu.isa(), &af);
             rounded(&found(&|out| elementwise::gelu(&cpu, x, out)), &gelu, "gelu");
             let relu = wanted(&|out| elementwise::relu(&cpu, xf, out));
             rounded(&found(&|out| elementwise::relu(&cpu, x, out)), &relu, "relu");
@@ -95,8 +98,13 @@ fn gates_and_concatenations_round_once() {
         let (x, xf) = pair(6, m * 2 * n);
         let (view, wide_view) = (Rows::new(&x, m, 2 * n, 2 * n), Rows::new(&xf, m, 2 * n, 2 * n));
         for cpu in machines() {
-            for gate in [elementwise::Gate::Gelu, elementwise::Gate::Silu] {
-                let wanted = written(f32::NAN, m, n, |y| elementwise::glu(&cpu, gate, wide_view, y));
+            let silu = written(f32::NAN, m, n, |y| elementwise::glu(&cpu, Gate::Silu, wide_view, y));
+            let gated = |row: &[f32]| {
+                let gate = gelu_for_bf16(cpu.isa(), &row[..n]);
+                gate.iter().zip(&row[n..]).map(|(g, v)| g * v).collect::<Vec<_>>()
+            };
+            let gelu = xf.chunks(2 * n).flat_map(gated).collect();
+            for (gate, wanted) in [(Gate::Gelu, gelu), (Gate::Silu, silu)] {
                 let found = written(NONE, m, n, |y| elementwise::glu(&cpu, gate, view, y));
                 rounded(&found, &wanted, "gate");
             }

@@ -1,4 +1,5 @@
-//! Attention of bf16 on tiles, by their double: everything but the products themselves runs here, where there are none.
+//! Attention of bf16 on tiles, by their double: everything but the products themselves runs here, where there are none. The
+//! same by dot products, where they are chosen.
 
 use super::registers::Double;
 use super::{Case, same_bits, workspace};
@@ -7,14 +8,28 @@ use crate::cpu::attention::*;
 use crate::cpu::cast::{bf16_to_f32, f32_to_bf16};
 use crate::cpu::{Bf16, Cpu, Isa, Rows, RowsMut};
 
-/// On one thread and on three.
-fn cpus() -> Vec<Cpu> {
+/// Where tiles are: a CPU whose own way is not taken, but their double's; or it is, by dot products.
+struct On {
+    cpu: Cpu,
+    double: bool,
+}
+
+/// Each way on one thread and on three.
+fn ways() -> Vec<[On; 2]> {
     if !has_lanes() {
         println!("skipped: no AVX-512 with VBMI and BF16 here");
         return vec![];
     }
     println!("AMX to compare with: {}", Isa::detect().has_tiles());
-    [1, 3].map(Cpu::new).into()
+    let dots = Isa::available().find(|isa| isa.has_dots() && !isa.has_tiles()).expect("has_lanes");
+    vec![
+        [1, 3].map(|threads| On { cpu: Cpu::new(threads), double: true }),
+        [1, 3].map(|threads| On { cpu: Cpu::with_isa(threads, dots), double: false }),
+    ]
+}
+
+fn cpus() -> Vec<On> {
+    ways().into_iter().flatten().collect()
 }
 
 /// A case whose numbers are of bf16.
@@ -26,7 +41,7 @@ fn rounded(mut case: Case) -> Case {
 /// o over the fused (T, (H + 2 G) hd) rows `tokens` of the case's data; rows outside of `spans` stay 5.
 fn run(
     case: &Case,
-    cpu: &Cpu,
+    On { cpu, double }: &On,
     kv_heads: usize,
     (from, tokens): (usize, usize),
     spans: &[[u32; 2]],
@@ -40,6 +55,11 @@ fn run(
     let mut scratch = workspace(cpu, workspace_bytes(case.hd));
     let mut o = vec![Bf16(f32_to_bf16(5.0)); tokens * d];
     let mut out = RowsMut::new(&mut o, tokens, d, d);
+    if !double {
+        let [q, k, v] = qkv;
+        attention_bf16(cpu, config, q, k, v, spans, out, None, &mut scratch);
+        return o.iter().map(|x| bf16_to_f32(x.0)).collect();
+    }
     attention_on(cpu, config, qkv, spans, &out, &mut scratch, &Double::new);
     let double = o.iter().map(|x| bf16_to_f32(x.0)).collect();
     if cpu.isa().has_tiles() {
@@ -81,7 +101,7 @@ fn it_is_softmax_of_scores_times_values() {
             let found = run(&case, &cpu, 2, (0, 890), &spans);
             let (want, _) = case.reference(0, 890, &spans);
             let off = distance(&found, &want);
-            println!("head dim {hd}, {} threads: {off:.2e}", cpu.threads());
+            println!("head dim {hd}, {} threads: {off:.2e}", cpu.cpu.threads());
             assert!(off < 5e-3, "head dim {hd}: relative L2 {off:e}");
             for row in [16, 17, 884, 889] {
                 assert!(found[row * 2 * hd..][..2 * hd].iter().all(|&x| x == 5.0), "row {row} is nobody's");
@@ -95,13 +115,15 @@ fn a_sequence_has_the_same_bits_in_any_company() {
     let spans = [[3, 60], [60, 250], [250, 251], [251, 810], [811, 850]];
     for (heads, hd, rope, alibi) in [(3, 24, true, false), (4, 16, true, false), (3, 64, false, true)] {
         let case = rounded(Case::new(heads, hd, 851, rope, alibi));
-        let mut first: Option<Vec<f32>> = None;
-        for cpu in cpus() {
-            let all = run(&case, &cpu, heads, (0, 851), &spans);
-            same_bits(first.get_or_insert_with(|| all.clone()), &all, "threads");
-            for [start, end] in spans.map(|s| s.map(|row| row as usize)) {
-                let alone = run(&case, &cpu, heads, (start, end - start), &[[0, (end - start) as u32]]);
-                same_bits(&alone, &all[start * heads * hd..end * heads * hd], "alone");
+        for cpus in ways() {
+            let mut first: Option<Vec<f32>> = None;
+            for cpu in cpus {
+                let all = run(&case, &cpu, heads, (0, 851), &spans);
+                same_bits(first.get_or_insert_with(|| all.clone()), &all, "threads");
+                for [start, end] in spans.map(|s| s.map(|row| row as usize)) {
+                    let alone = run(&case, &cpu, heads, (start, end - start), &[[0, (end - start) as u32]]);
+                    same_bits(&alone, &all[start * heads * hd..end * heads * hd], "alone");
+                }
             }
         }
     }
@@ -139,15 +161,17 @@ fn rows_with_and_without_a_bound_are_softmax_too() {
                 let at = (row * 3 + which) * heads * hd;
                 case.qkv[at..][..heads * hd].iter_mut().for_each(|x| *x *= 16.0);
             }
-            let mut first: Option<Vec<f32>> = None;
-            for cpu in cpus() {
-                let found = run(&case, &cpu, heads, (0, t), &spans);
-                same_bits(first.get_or_insert_with(|| found.clone()), &found, "threads");
-                let alone = run(&case, &cpu, heads, (40, t - 40), &[[0, t as u32 - 40]]);
-                same_bits(&alone, &found[40 * heads * hd..], "alone");
-                let off = distance(&found, &case.reference(0, t, &spans).0);
-                println!("head dim {hd}, {which} from {from}: {off:.2e}");
-                assert!(off < 2e-2, "head dim {hd}: relative L2 {off:e}");
+            for cpus in ways() {
+                let mut first: Option<Vec<f32>> = None;
+                for cpu in cpus {
+                    let found = run(&case, &cpu, heads, (0, t), &spans);
+                    same_bits(first.get_or_insert_with(|| found.clone()), &found, "threads");
+                    let alone = run(&case, &cpu, heads, (40, t - 40), &[[0, t as u32 - 40]]);
+                    same_bits(&alone, &found[40 * heads * hd..], "alone");
+                    let off = distance(&found, &case.reference(0, t, &spans).0);
+                    println!("head dim {hd}, {which} from {from}: {off:.2e}");
+                    assert!(off < 2e-2, "head dim {hd}: relative L2 {off:e}");
+                }
             }
         }
     }

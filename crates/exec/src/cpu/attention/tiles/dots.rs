@@ -1,0 +1,111 @@
+//! Tile registers by AVX512-BF16's dot products, for a CPU that has these and no tiles.
+//!
+//! Invariant: an element of C takes its pairs in ascending order, of each the second product first, every one with a rounding
+//! of its own (as `gemm_bf16_dots`; tiles sum in another order). A register that was loaded is read where it lies, when it is
+//! multiplied or stored; attention leaves it there until then.
+
+use super::registers::Registers;
+use super::{LINE, SCORES, SIDE, TILE};
+use core::arch::x86_64::*;
+
+/// Eight registers: what products or `zero` left, or where one that was loaded lies, and bytes from row to row.
+pub(in super::super::super) struct Dots {
+    own: [Lines; 8],
+    at: [Option<(*const u8, isize)>; 8],
+    /// Pairs of a row of register 2 as a left factor: the queries of a narrow head.
+    pairs: usize,
+}
+
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Lines([u8; TILE]);
+
+impl Dots {
+    /// For heads of `head_dim` columns.
+    ///
+    /// # Safety
+    /// The CPU has AVX-512 with BF16.
+    pub(super) unsafe fn new(head_dim: usize) -> Dots {
+        Dots { own: [Lines([0; TILE]); 8], at: [None; 8], pairs: head_dim.div_ceil(2).min(SIDE) }
+    }
+
+    /// Where register `t` is read.
+    #[inline(always)]
+    fn place(&self, t: usize) -> (*const u8, isize) {
+        self.at[t].unwrap_or((self.own[t].0.as_ptr(), LINE as isize))
+    }
+}
+
+impl Registers for Dots {
+    #[inline(always)]
+    unsafe fn load<const T: usize>(&mut self, from: *const u8, stride: isize) {
+        self.at[T] = Some((from, stride));
+    }
+
+    #[inline(always)]
+    unsafe fn store<const T: usize>(&mut self, to: *mut u8, stride: isize) {
+        let (from, apart) = self.place(T);
+        for r in 0..SIDE as isize {
+            // SAFETY: rows of 64 bytes, as who loaded and who stores promise.
+            unsafe {
+                let line = _mm512_loadu_si512(from.wrapping_offset(r * apart).cast());
+                _mm512_storeu_si512(to.wrapping_offset(r * stride).cast(), line);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn zero<const T: usize>(&mut self) {
+        (self.own[T], self.at[T]) = (Lines([0; TILE]), None);
+    }
+
+    #[inline(always)]
+    fn multiply<const C: usize, const A: usize, const B: usize>(&mut self) {
+        const SCORE: isize = 4 * SCORES as isize;
+        const WHOLE: isize = LINE as isize;
+        let (c, (a, apart), b) = (self.place(C), self.place(A), self.place(B));
+        let (pairs, to) = (if A == 2 { self.pairs } else { SIDE }, self.own[C].0.as_mut_ptr());
+        // SAFETY: who made this value promised the instructions, and who loaded the registers that they are readable.
+        unsafe {
+            match apart {
+                WHOLE => product::<WHOLE>(c, a, b, pairs, to),
+                SCORE => product::<SCORE>(c, a, b, pairs, to),
+                _ => unreachable!("rows of a left factor lie {apart} bytes apart"),
+            }
+        }
+        self.at[C] = None;
+    }
+}
+
+/// `to = c + a b`: 16 rows of 16 sums, rows of `pairs` pairs `APART` bytes apart, and as many lines.
+///
+/// # Safety
+/// They are readable, and `to` is writable; the CPU has AVX-512 with BF16.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn product<const APART: isize>(
+    (c, c_apart): (*const u8, isize),
+    a: *const u8,
+    (b, b_apart): (*const u8, isize),
+    pairs: usize,
+    to: *mut u8,
+) {
+    // SAFETY: as the caller promises; 32 bf16 have any 64 bytes.
+    unsafe {
+        let mut sums = [_mm512_setzero_ps(); SIDE];
+        for (r, sum) in sums.iter_mut().enumerate() {
+            *sum = _mm512_loadu_ps(c.offset(r as isize * c_apart).cast());
+        }
+        for j in 0..pairs as isize {
+            let line = _mm512_loadu_si512(b.offset(j * b_apart).cast());
+            let line = core::mem::transmute::<__m512i, __m512bh>(line);
+            for (r, sum) in sums.iter_mut().enumerate() {
+                let pair = a.offset(r as isize * APART + 4 * j).cast::<i32>().read_unaligned();
+                let pair = core::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(pair));
+                *sum = _mm512_dpbf16_ps(*sum, line, pair);
+            }
+        }
+        for (r, &sum) in sums.iter().enumerate() {
+            _mm512_storeu_ps(to.add(r * LINE).cast(), sum);
+        }
+    }
+}
