@@ -1,9 +1,11 @@
-//! The one allocation of host memory. Invariant: every access is checked against its bounds, here.
+//! The one allocation of host memory, whose beginning several lanes may have in common. Invariant: every access is checked
+//! against its bounds, here; who writes what is shared holds its lock alone.
 
 use crate::DeviceError;
 use graph::Bytes;
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A huge page: the arena starts on one, so that the kernel can back all of it with huge ones, which saves
 /// most of the address translation of streamed weights.
@@ -11,15 +13,17 @@ const HUGE_PAGE: usize = 2 << 20;
 
 /// Bytes of host memory, on huge pages where the kernel gives them.
 #[derive(Debug)]
-pub struct Arena {
+struct Block {
     start: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: the arena owns its memory; nothing else points to it between calls.
-unsafe impl Send for Arena {}
+// SAFETY: the block owns its memory; nothing else points to it between calls.
+unsafe impl Send for Block {}
+// SAFETY: it has no methods that touch its bytes; who does justifies it.
+unsafe impl Sync for Block {}
 
-impl Arena {
+impl Block {
     /// Allocates `bytes`, zeroed, and asks for huge pages. What the planner held before is given back first: it is
     /// free, but glibc's allocator keeps it, up to some hundred megabytes that the process would hold beside the arena.
     pub fn new(bytes: Bytes) -> Result<Self, DeviceError> {
@@ -46,44 +50,110 @@ impl Arena {
     }
 
     /// Its bytes.
-    pub fn size(&self) -> usize {
+    fn size(&self) -> usize {
         self.layout.size()
     }
+}
 
-    /// The first byte of a range that lies inside. What is done through it is the caller's to justify.
+/// Weights of several arenas, which all begin with them.
+#[derive(Debug)]
+pub struct Weights {
+    block: Block,
+    access: RwLock<()>,
+}
+
+impl Weights {
+    /// Allocates `bytes`, zeroed.
+    pub fn new(bytes: Bytes) -> Result<Self, DeviceError> {
+        Ok(Self { block: Block::new(bytes)?, access: RwLock::new(()) })
+    }
+
+    /// Whether they are so many bytes.
+    pub fn are(&self, bytes: Bytes) -> bool {
+        self.block.size() as u64 == bytes.0.max(1)
+    }
+
+    /// While it lives, nobody writes them.
+    pub fn read(&self) -> RwLockReadGuard<'_, ()> {
+        self.access.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// While it lives, nobody else reads or writes them.
+    pub fn write(&self) -> RwLockWriteGuard<'_, ()> {
+        self.access.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Bytes by their address from 0 on.
+#[derive(Debug)]
+pub struct Arena {
+    /// What it begins with, and how many bytes these are.
+    shared: Option<(Arc<Weights>, u64)>,
+    own: Block,
+}
+
+impl Arena {
+    /// Allocates `bytes`, zeroed.
+    pub fn new(bytes: Bytes) -> Result<Self, DeviceError> {
+        Ok(Self { shared: None, own: Block::new(bytes)? })
+    }
+
+    /// `bytes` in all, of which the first `shared` are those `weights`; allocates the others, zeroed.
+    pub fn sharing(weights: Arc<Weights>, shared: Bytes, bytes: Bytes) -> Result<Self, DeviceError> {
+        assert!(weights.are(shared), "weights of {shared}");
+        Ok(Self { shared: Some((weights, shared.0)), own: Block::new(bytes.saturating_sub(shared))? })
+    }
+
+    /// What it shares with others: whoever reads or writes bytes holds its lock meanwhile.
+    pub fn weights(&self) -> Option<Arc<Weights>> {
+        self.shared.as_ref().map(|(weights, _)| Arc::clone(weights))
+    }
+
+    /// How many bytes are shared: the first.
+    pub fn shared(&self) -> u64 {
+        self.shared.as_ref().map_or(0, |(_, bytes)| *bytes)
+    }
+
+    /// The first byte of a range that lies inside, and is shared or is not. What is done through it is the caller's to
+    /// justify.
     pub fn range(&self, at: u64, bytes: Bytes) -> Result<NonNull<u8>, DeviceError> {
-        let end = at.checked_add(bytes.0).filter(|&end| end <= self.size() as u64);
-        end.ok_or(DeviceError::OutsideArena { at, bytes })?;
-        // SAFETY: `at` is at most the arena's size.
-        Ok(unsafe { self.start.add(at as usize) })
+        let outside = DeviceError::OutsideArena { at, bytes };
+        let Some(end) = at.checked_add(bytes.0) else { return Err(outside) };
+        let (block, first, size) = match &self.shared {
+            Some((weights, shared)) if end <= *shared => (&weights.block, 0, *shared),
+            _ => (&self.own, self.shared(), self.own.size() as u64),
+        };
+        if at < first || end - first > size {
+            return Err(outside);
+        }
+        // SAFETY: at most the block's size.
+        Ok(unsafe { block.start.add((at - first) as usize) })
     }
 
     /// A range to read.
     pub fn bytes(&self, at: u64, bytes: Bytes) -> Result<&[u8], DeviceError> {
         let start = self.range(at, bytes)?;
-        // SAFETY: the range is inside, was written by `new`, and writers need `&mut self`.
+        // SAFETY: the range is inside, was written by `new`; writers need `&mut self`, and of what is shared the lock.
         Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes.0 as usize) })
     }
 
     /// A range to write.
     pub fn bytes_mut(&mut self, at: u64, bytes: Bytes) -> Result<&mut [u8], DeviceError> {
         let start = self.range(at, bytes)?;
-        // SAFETY: the range is inside, and `&mut self` keeps everyone else out.
+        // SAFETY: the range is inside, and `&mut self` keeps everyone else out, of what is shared the lock.
         Ok(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes.0 as usize) })
     }
 
     /// Copies inside of the arena.
     pub fn copy(&mut self, from: u64, to: u64, bytes: Bytes) -> Result<(), DeviceError> {
-        self.range(from, bytes)?;
-        self.range(to, bytes)?;
-        let (from, to, len) = (from as usize, to as usize, bytes.0 as usize);
-        let all = Bytes(self.size() as u64);
-        self.bytes_mut(0, all)?.copy_within(from..from + len, to);
+        let (source, target) = (self.range(from, bytes)?, self.range(to, bytes)?);
+        // SAFETY: both ranges are inside, may overlap, and are nobody else's as in `bytes_mut`.
+        unsafe { source.copy_to(target, bytes.0 as usize) };
         Ok(())
     }
 }
 
-impl Drop for Arena {
+impl Drop for Block {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this layout.
         unsafe { dealloc(self.start.as_ptr(), self.layout) }

@@ -20,6 +20,14 @@ pub trait Device: Send {
     /// that fails, the arena is as it was, or there is none.
     fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError>;
 
+    /// Told before an arena is made: so many bytes of its beginning are weights, which lanes of one machine have in common.
+    fn persistent(&mut self, _bytes: Bytes) {}
+
+    /// Whether weights have to be put into its arena: of lanes that share them, into the first one's.
+    fn takes_weights(&self) -> bool {
+        true
+    }
+
     /// Is shown every launch of a program in its full size, before the first step and with the arena in place: what a
     /// device compiles or chooses for an op, it does here.
     fn prepare(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError>;

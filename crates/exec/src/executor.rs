@@ -332,6 +332,7 @@ fn made(device: &mut dyn Device, program: &Program) -> Result<Vec<Vec<Step>>, De
     same_kernels(program, device)?;
     let steps: Vec<Vec<Step>> = (0..program.plans().len()).map(|i| steps(program, i)).collect();
     let bytes = program.arena_bytes();
+    device.persistent(program.persistent());
     device.alloc_arena(bytes)?;
     device.stage(program.host_staging())?;
     device.fill(0, bytes, POISON)?;

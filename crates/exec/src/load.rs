@@ -35,7 +35,7 @@ pub(crate) type Upload<'a> = &'a mut dyn FnMut(u64, &[u8]) -> Result<(), DeviceE
 pub type ReadShared<'a> = &'a (dyn Fn(&Param, Range<u64>, &mut [f32]) -> Result<(), ReadError> + Sync);
 
 /// Reads the resident parameters of a plan once, by so many threads, and puts them into the arenas of all executors, which
-/// run one program. A parameter is read and laid out by one thread; each device takes the parts of all by a thread of its own.
+/// run one program; lanes that share their weights get them once. A parameter is read and laid out by one thread; each device takes the parts of all by a thread of its own.
 ///
 /// # Errors
 /// Those of reading and of the devices; what was loaded by then is of no use.
@@ -45,7 +45,9 @@ pub fn load_all(
     readers: usize,
     read: ReadShared<'_>,
 ) -> Result<(), DeviceError> {
-    let weights: Vec<Weight> = match executors {
+    let mut executors: Vec<&mut Executor> =
+        executors.iter_mut().filter(|executor| executor.device().takes_weights()).collect();
+    let weights: Vec<Weight> = match executors.as_mut_slice() {
         [] => return Ok(()),
         [one] if readers < 2 => return one.load(plan, &mut |param, range, out| read(param, range, out)),
         [first, ..] => Weight::resident(first.program(), plan).collect(),

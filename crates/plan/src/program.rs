@@ -58,6 +58,8 @@ pub struct Program {
     /// Whether all plans were made with one [`Persistent`](crate::Persistent).
     shared: bool,
     pub(crate) ring: Option<Ring>,
+    /// Arenas that begin with the same weights: steps that run beside each other.
+    lanes: usize,
 }
 
 /// Bytes that belong to no plan, of the arena or beside it: rows that wait between two of them.
@@ -72,19 +74,29 @@ pub struct Staging {
 impl Program {
     /// Puts plans for one target together.
     pub fn new(target: Target, plans: Vec<(String, Plan)>, staging: Vec<Staging>) -> Self {
-        Self { target, plans, staging, beside: vec![], shared: false, ring: None }
+        Self { target, plans, staging, beside: vec![], shared: false, ring: None, lanes: 1 }
     }
 
     /// Puts plans together that were made with one [`Persistent`](crate::Persistent): their parameters and states
     /// are the same bytes.
     pub fn sharing(target: Target, plans: Vec<(String, Plan)>) -> Self {
-        Self { target, plans, staging: vec![], beside: vec![], shared: true, ring: None }
+        Self { target, plans, staging: vec![], beside: vec![], shared: true, ring: None, lanes: 1 }
     }
 
     /// The same with what a run keeps beside the arena in the memory that the line is about. Such bytes count as the
     /// arena's do.
     pub fn beside(self, beside: Vec<Staging>) -> Self {
         Self { beside, ..self }
+    }
+
+    /// The same in so many lanes, which share their weights; each has staging and a transient region of its own.
+    pub fn with_lanes(self, lanes: usize) -> Self {
+        Self { lanes: lanes.max(1), ..self }
+    }
+
+    /// Lanes that run it beside each other.
+    pub fn lanes(&self) -> usize {
+        self.lanes
     }
 
     /// The machine.
@@ -121,20 +133,28 @@ impl Program {
         self.persistent().0 + self.staging_before(k).0
     }
 
-    /// The one allocation, to the byte.
+    /// The one allocation, to the byte; of several lanes, what each addresses.
     pub fn arena_bytes(&self) -> Bytes {
         self.transient_base() + self.transient()
     }
 
     /// What the process holds: the arena, what is kept beside it, and what the target reserves.
     pub fn peak(&self) -> Bytes {
-        self.arena_bytes() + self.kept_beside() + self.target.reserved()
+        self.arena_bytes() + self.more_lanes() + self.kept_beside() + self.target.reserved()
+    }
+
+    /// What lanes beside the first allocate.
+    fn more_lanes(&self) -> Bytes {
+        let each = self.arena_bytes() - self.persistent();
+        Bytes(each.0 * (self.lanes as u64 - 1))
     }
 
     /// What no packing can go below: weights, staging, what is kept beside, reserved and the largest sum of live bytes.
     pub fn lower_bound(&self) -> Bytes {
         let live = self.plans.iter().map(|(_, p)| p.memory.lower_bound).max().unwrap_or_default();
-        self.transient_base() + live + self.kept_beside() + self.target.reserved()
+        let each = self.transient_base() - self.persistent() + live;
+        let all = Bytes(each.0 * self.lanes as u64);
+        self.persistent() + all + self.kept_beside() + self.target.reserved()
     }
 
     /// The plan in which the peak falls, and the label of its instruction there.
@@ -168,6 +188,9 @@ impl Program {
         for s in &self.beside {
             ledger.add(&format!("beside the arena: {}", s.label), s.bytes);
         }
+        if self.lanes > 1 {
+            ledger.add(&format!("{} lanes beside the first", self.lanes - 1), self.more_lanes());
+        }
         ledger.add("padding and packing", padding);
         for r in &self.target.reserved {
             ledger.add(&format!("reserved: {}", r.label), r.bytes);
@@ -183,6 +206,9 @@ impl Program {
         hash.update(saved(&(&t.name, t.alignment, t.units, &t.reserved, &t.kernels))?);
         for named in &self.plans {
             hash.update(saved(named)?);
+        }
+        if self.lanes > 1 {
+            hash.update(self.lanes.to_le_bytes());
         }
         for s in self.staging.iter().chain(&self.beside) {
             hash.update(s.label.as_bytes());

@@ -40,8 +40,7 @@ impl Settings {
         observer: &mut dyn Observer,
     ) -> Result<Vec<Executor>, RunError> {
         let Planned { mut program, longest, build } = planned;
-        let depth = self.depth();
-        let build: Build<'_> = &mut |tokens, weights| Ok(build(tokens, weights)?.with_ring(depth));
+        let build: Build<'_> = &mut |tokens, weights| Ok(self.placed(build(tokens, weights)?));
         if let Some(free) = self.without_room(&program, &running)? {
             let bill = self.bill(&program, free, UNSTARTED);
             return Err(refused(self.with_remedies(bill, &program, longest, build)?));
@@ -113,6 +112,10 @@ impl Settings {
 
     /// Every device with the program: those of executors that run, or else new ones.
     fn follow(&self, program: &Program, mut running: Vec<Executor>) -> Result<Vec<Executor>, RunError> {
+        // On the CPU nothing was compiled or chosen, and lanes would hold weights of both programs for a while.
+        if self.device == Device::Cpu {
+            running.clear();
+        }
         if running.is_empty() {
             return self
                 .open()?

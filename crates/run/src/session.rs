@@ -2,14 +2,16 @@
 //! its peak is within the budget; what was chosen is reported.
 
 use crate::device::kind;
-use crate::lanes::HOST;
+use crate::lanes::{HOST, enough};
 use crate::{Device, EncoderModel, Level, RunError, machine};
 use exec::cpu::{CpuDevice, Isa};
 use exec::{Executor, Param};
 use graph::{Bounds, Bytes, Op};
 use plan::{Build, PlanError, Policy, Precision, Program, Search, Stream, Target};
 use serde_json::{Value, json};
+use std::fs;
 use std::ops::Range;
+use std::path::PathBuf;
 
 /// What a caller decides about the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +22,8 @@ pub struct Settings {
     pub precision: Option<Precision>,
     /// Compute threads.
     pub threads: usize,
+    /// Steps that the CPU's threads compute beside each other, each by its share of them.
+    pub lanes: usize,
     /// The line: `None` is 80 % of what is free now.
     pub budget: Option<Bytes>,
     /// Tokens of a step: `None` is the most that fits, up to where more brings no speed.
@@ -34,6 +38,7 @@ impl Default for Settings {
             device: Device::Cpu,
             precision: None,
             threads: machine::cores(),
+            lanes: 1,
             budget: None,
             tokens: None,
             stream: Stream::Auto,
@@ -48,6 +53,13 @@ pub(crate) const TOKEN_STEP: u64 = 128;
 /// bounded by its sequences.
 const TOKENS_PER_SEQUENCE: u64 = 8;
 
+/// Tokens up to which a lane's steps may grow, however many lanes there are.
+const LEAST_OF_LANE: u64 = 1024;
+
+/// Threads up to which one lane has them all, and letters of input for which another lane is worth its memory.
+const ONE_LANE: usize = 2;
+const LETTERS_OF_LANE: u64 = 8192;
+
 /// Threads that tokenize for each GPU.
 const TOKENIZERS: usize = 8;
 
@@ -55,7 +67,7 @@ impl Settings {
     /// The machine that plans are made for.
     pub fn target(&self) -> Result<Target, RunError> {
         match &self.device {
-            Device::Cpu => Ok(Target::named("cpu")?.with_units(self.threads as u64)),
+            Device::Cpu => Ok(Target::named("cpu")?.with_units(self.threads_of_lane() as u64)),
             // They are of one kind.
             Device::Machines(machines) => Ok(machines[0].target()?),
         }
@@ -120,7 +132,7 @@ impl Settings {
     /// Steps that are on their way at a time.
     pub(crate) fn ahead(&self) -> usize {
         match &self.device {
-            Device::Cpu => 1,
+            Device::Cpu => enough(self.lanes),
             Device::Machines(machines) => machines.len() * (self.depth() + 1),
         }
     }
@@ -131,6 +143,37 @@ impl Settings {
             Device::Cpu => 1,
             Device::Machines(machines) => machine::cores().min(TOKENIZERS * machines.len()),
         }
+    }
+
+    /// Plans with as many lanes as the input has work for and the line has room for. `letters` of input there are, or nobody
+    /// knows. Threads of one lane meet behind every op, lanes never; but a lane takes memory, and what little input there is
+    /// is done sooner by all threads together. Streamed weights would be read by each lane, so they have one.
+    pub(crate) fn in_lanes<T>(
+        &self,
+        letters: Option<u64>,
+        mut plan: impl FnMut(&Self) -> Result<T, RunError>,
+    ) -> Result<T, RunError> {
+        let mut lanes = match (&self.device, self.stream) {
+            (Device::Machines(_), _) | (Device::Cpu, Stream::Always) => 1,
+            (Device::Cpu, Stream::Auto | Stream::Never) if self.threads <= ONE_LANE => 1,
+            (Device::Cpu, Stream::Auto | Stream::Never) => {
+                letters.map_or(self.threads, |n| self.threads.min((n / LETTERS_OF_LANE) as usize))
+            }
+        };
+        while lanes > 1 {
+            // As many as have equally many threads.
+            lanes = self.threads / self.threads.div_ceil(lanes);
+            match plan(&Self { lanes, stream: Stream::Never, ..self.clone() }) {
+                Err(RunError::Plan(PlanError::OverBudget(_))) => lanes /= 2,
+                planned => return planned,
+            }
+        }
+        plan(&Self { lanes: 1, ..self.clone() })
+    }
+
+    /// Threads of a lane.
+    fn threads_of_lane(&self) -> usize {
+        (self.threads / self.lanes).max(1)
     }
 
     /// The line in bytes.
@@ -152,8 +195,8 @@ impl Settings {
             let text = "--stream-weights always: this command keeps its weights in memory";
             return Err(RunError::Refused(text.to_owned()));
         }
-        let (search, depth) = (self.search(longest)?, self.depth());
-        let build = &mut |tokens| Ok(build(tokens)?.with_ring(depth));
+        let search = self.search(longest)?;
+        let build = &mut |tokens| Ok(self.placed(build(tokens)?));
         match self.tokens {
             None => Ok(Program::largest_bounds(search, build)?),
             Some(tokens) => Ok(Program::exactly(tokens, search, build)?),
@@ -163,9 +206,13 @@ impl Settings {
     /// The same for those who can attach a source of weights: where no step fits with resident weights, the
     /// program streams them, with the most tokens that fit. See [`plan::fit`].
     pub fn fit_streaming(&self, longest: u64, build: Build<'_>) -> Result<Program, RunError> {
-        let depth = self.depth();
-        let mut build = |tokens, weights| Ok(build(tokens, weights)?.with_ring(depth));
+        let mut build = |tokens, weights| Ok(self.placed(build(tokens, weights)?));
         Ok(plan::fit(self.tokens, self.search(longest)?, self.stream, &mut build)?)
+    }
+
+    /// A program with room for the steps that are open, and for those of all lanes.
+    pub(crate) fn placed(&self, program: Program) -> Program {
+        program.with_ring(self.depth()).with_lanes(self.lanes)
     }
 
     /// Steps that are open at a time.
@@ -183,13 +230,21 @@ impl Settings {
                  give --tokens {longest} or more"
             )));
         }
-        let ceiling = self.target()?.saturation.max(longest);
+        let saturation = match self.lanes {
+            1 => self.target()?.saturation,
+            lanes => (self.target()?.saturation / lanes as u64).next_multiple_of(TOKEN_STEP).max(LEAST_OF_LANE),
+        };
+        let ceiling = saturation.max(longest);
         Ok(Search { floor: longest, ceiling, step: TOKEN_STEP, budget: self.line()? })
     }
 
     /// Every device, without an arena.
     pub(crate) fn open(&self) -> Result<Vec<Box<dyn exec::Device>>, RunError> {
         match &self.device {
+            Device::Cpu if self.lanes > 1 => {
+                let lanes = CpuDevice::lanes(self.lanes, self.threads_of_lane());
+                Ok(lanes.into_iter().map(|lane| Box::new(lane) as Box<dyn exec::Device>).collect())
+            }
             Device::Cpu => Ok(vec![Box::new(CpuDevice::new(self.threads))]),
             Device::Machines(machines) => machines.iter().map(|machine| Ok(machine.open()?)).collect(),
         }
@@ -238,6 +293,12 @@ pub(crate) fn computing_line(executor: &Executor, precision: Precision) -> Strin
 /// The bounds of a step of `tokens`.
 pub(crate) fn bounds(tokens: u64, longest: u64) -> Bounds {
     Bounds { tokens, sequences: (tokens / TOKENS_PER_SEQUENCE).max(1), longest }
+}
+
+/// Bytes of files, compressed or not; `None` where one is a pipe.
+pub(crate) fn bytes_of(inputs: &[PathBuf]) -> Option<u64> {
+    let bytes = |path: &PathBuf| fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|file| file.len());
+    inputs.iter().map(bytes).sum()
 }
 
 /// Loads plan `plan` from whatever reads its parameters.
@@ -297,7 +358,11 @@ pub(crate) fn memory_lines(program: &Program, budget: Bytes, kept: Bytes, what: 
 fn memory_line(program: &Program, budget: Bytes) -> String {
     let tokens = program.plans().iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0);
     let (peak, ledger) = (program.peak(), program.ledger().line());
-    let line = format!("memory line {budget}; planned {peak} at {tokens} tokens a step ({ledger})");
+    let lanes = match program.lanes() {
+        1 => String::new(),
+        lanes => format!(" in {lanes} lanes"),
+    };
+    let line = format!("memory line {budget}; planned {peak} at {tokens} tokens a step{lanes} ({ledger})");
     let staging: Bytes = program.host_staging().into_iter().sum();
     let line = match staging {
         Bytes::ZERO => line,

@@ -4,16 +4,27 @@
 
 use super::operands::Operands;
 use super::{Bf16, Cpu, Element, Isa, kernels, launch, reduce, widening};
-use crate::arena::Arena;
+use crate::arena::{Arena, Weights};
 use crate::device::{Device, DeviceError, Launch, Span, Ticket};
 use crate::host::{Clock, Fetched};
 use graph::{Bytes, Op};
 use plan::KernelRow;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Kernels in f32 on the host's cores.
+/// One of several devices that share the host's cores and their weights.
+struct Lane {
+    number: usize,
+    count: usize,
+    /// Those of the program that they follow, while one of them does.
+    weights: Arc<Mutex<Weak<Weights>>>,
+    persistent: Bytes,
+}
+
+/// Kernels on the host's cores.
 pub struct CpuDevice {
     cpu: Cpu,
     arena: Option<Arena>,
+    lane: Option<Lane>,
     fetched: Fetched,
     clock: Clock,
 }
@@ -29,8 +40,19 @@ impl CpuDevice {
         Self::on(Cpu::with_isa(threads, isa))
     }
 
+    /// So many devices of `threads` threads each, whose weights are the same bytes: steps run beside each other from their
+    /// first op to their last, where threads of one device meet behind every op.
+    pub fn lanes(count: usize, threads: usize) -> Vec<Self> {
+        let weights = Arc::new(Mutex::new(Weak::new()));
+        let lane = |number| {
+            let weights = Arc::clone(&weights);
+            Self { lane: Some(Lane { number, count, weights, persistent: Bytes::ZERO }), ..Self::new(threads) }
+        };
+        (0..count).map(lane).collect()
+    }
+
     fn on(cpu: Cpu) -> Self {
-        Self { cpu, arena: None, fetched: Fetched::default(), clock: Clock::default() }
+        Self { cpu, arena: None, lane: None, fetched: Fetched::default(), clock: Clock::default() }
     }
 
     fn arena(&self) -> Result<&Arena, DeviceError> {
@@ -42,9 +64,25 @@ impl CpuDevice {
     }
 }
 
+impl Lane {
+    /// The weights that all lanes have, made by the first that asks.
+    fn shared(&self) -> Result<Arc<Weights>, DeviceError> {
+        let mut current = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(weights) = current.upgrade().filter(|weights| weights.are(self.persistent)) {
+            return Ok(weights);
+        }
+        let weights = Arc::new(Weights::new(self.persistent)?);
+        *current = Arc::downgrade(&weights);
+        Ok(weights)
+    }
+}
+
 impl Device for CpuDevice {
     fn name(&self) -> String {
-        format!("cpu ({}, {} threads)", self.cpu.isa().name(), self.cpu.threads())
+        let lane = self.lane.as_ref().map(|lane| format!("lane {} of {}, ", lane.number + 1, lane.count));
+        let threads = if self.cpu.threads() == 1 { "thread" } else { "threads" };
+        let (isa, lane) = (self.cpu.isa().name(), lane.unwrap_or_default());
+        format!("cpu ({lane}{isa}, {} {threads})", self.cpu.threads())
     }
 
     fn kernels(&self) -> Vec<KernelRow> {
@@ -57,8 +95,21 @@ impl Device for CpuDevice {
 
     fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
         self.arena = None;
-        self.arena = Some(Arena::new(bytes)?);
+        self.arena = Some(match &self.lane {
+            Some(lane) => Arena::sharing(lane.shared()?, lane.persistent, bytes)?,
+            None => Arena::new(bytes)?,
+        });
         Ok(())
+    }
+
+    fn persistent(&mut self, bytes: Bytes) {
+        if let Some(lane) = &mut self.lane {
+            lane.persistent = bytes;
+        }
+    }
+
+    fn takes_weights(&self) -> bool {
+        self.lane.as_ref().is_none_or(|lane| lane.number == 0)
     }
 
     fn prepare(&mut self, _: &Launch<'_>) -> Result<(), DeviceError> {
@@ -67,27 +118,47 @@ impl Device for CpuDevice {
 
     fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         let start = self.clock.start();
-        self.arena_mut()?.bytes_mut(at, Bytes(bytes.len() as u64))?.copy_from_slice(bytes);
+        let (arena, len) = (self.arena_mut()?, Bytes(bytes.len() as u64));
+        let weights = arena.weights().filter(|_| at < arena.shared());
+        let _alone = weights.as_ref().map(|weights| weights.write());
+        arena.bytes_mut(at, len)?.copy_from_slice(bytes);
         self.clock.copied(start, "in", Bytes(bytes.len() as u64));
         Ok(())
     }
 
     fn download(&mut self, at: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        out.copy_from_slice(self.arena()?.bytes(at, Bytes(out.len() as u64))?);
+        let (arena, weights) = (self.arena()?, self.arena()?.weights());
+        let _unchanged = weights.as_ref().map(|weights| weights.read());
+        out.copy_from_slice(arena.bytes(at, Bytes(out.len() as u64))?);
         Ok(())
     }
 
     fn fill(&mut self, at: u64, bytes: Bytes, byte: u8) -> Result<(), DeviceError> {
-        self.arena_mut()?.bytes_mut(at, bytes)?.fill(byte);
+        let first = self.takes_weights();
+        let arena = self.arena_mut()?;
+        let (end, shared) = (at + bytes.0, arena.shared());
+        // What lanes share is the first one's to fill.
+        if at < shared && first {
+            let weights = arena.weights();
+            let _alone = weights.as_ref().map(|weights| weights.write());
+            arena.bytes_mut(at, Bytes(end.min(shared) - at))?.fill(byte);
+        }
+        let own = at.max(shared);
+        arena.bytes_mut(own, Bytes(end.saturating_sub(own)))?.fill(byte);
         Ok(())
     }
 
     fn copy(&mut self, from: u64, to: u64, bytes: Bytes) -> Result<(), DeviceError> {
-        self.arena_mut()?.copy(from, to, bytes)
+        let arena = self.arena_mut()?;
+        let weights = arena.weights().filter(|_| from.min(to) < arena.shared());
+        let _alone = weights.as_ref().map(|weights| weights.write());
+        arena.copy(from, to, bytes)
     }
 
     fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
         let start = self.clock.start();
+        let weights = self.arena()?.weights();
+        let _unchanged = weights.as_ref().map(|weights| weights.read());
         let l = Operands { arena: self.arena()?, launch, widened: kernels::widens(launch) };
         widening::widen(&l, &self.cpu)?;
         if l.in_bf16() {
@@ -107,6 +178,8 @@ impl Device for CpuDevice {
     fn fetch(&mut self, at: u64, bytes: Bytes) -> Result<Ticket, DeviceError> {
         let start = self.clock.start();
         let arena = self.arena.as_ref().ok_or(DeviceError::OutsideArena { at, bytes })?;
+        let weights = arena.weights();
+        let _unchanged = weights.as_ref().map(|weights| weights.read());
         let ticket = self.fetched.put(arena.bytes(at, bytes)?);
         self.clock.copied(start, "out", bytes);
         Ok(ticket)

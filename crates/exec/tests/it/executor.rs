@@ -69,6 +69,51 @@ fn weights_are_loaded_by_any_number_of_threads() {
     assert!(first.iter().all(|x| x.is_finite()) && found.all(|other| other == first));
 }
 
+/// Lanes have one copy of the weights, which is put there once; their steps, beside each other, are their own.
+#[test]
+fn lanes_share_their_weights() {
+    const LANES: usize = 3;
+    let value = |param: &Param, at: u64| ((param.name.len() as u64 * 31 + at) % 101) as f32 / 500.0 - 0.1;
+    let reads = AtomicU64::new(0);
+    let read = |param: &Param, range: Range<u64>, out: &mut [f32]| {
+        reads.fetch_add(1, Ordering::Relaxed);
+        range.zip(out).for_each(|(at, x)| *x = value(param, at));
+        Ok(())
+    };
+    let (graph, on) = (small("esm2").expect("verified"), On::Cpu(Isa::detect(), 1));
+    let (target, plan) = on.plan(&graph, true, Weights::Resident).expect("planned");
+    let program = Program::new(target, vec![("encoder".to_owned(), plan)], vec![]).with_lanes(LANES);
+    let step = |executor: &mut Executor, first: i32| {
+        let ids: Vec<i32> = (0..20).map(|i| 4 + (first + i * 7) % 20).collect();
+        let give = |e: &mut Executor| {
+            e.input_i32(0, "ids", &ids).expect("ids");
+            e.input_i32(0, "spans", &[0, 20]).expect("spans");
+        };
+        run(executor, give, Counts { tokens: 20, sequences: 1 });
+        output(executor, "hidden", 20 * 40)
+    };
+    let mut one = [on.executor(program.clone())];
+    load_all(&mut one, 0, 1, &read).expect("loaded");
+    let once = reads.swap(0, Ordering::Relaxed);
+    let region = Region::new(ALLOCATOR);
+    let devices = CpuDevice::lanes(LANES, 1).into_iter();
+    let mut lanes: Vec<Executor> =
+        devices.map(|device| Executor::new(Box::new(device), program.clone()).expect("started")).collect();
+    let held = region.change().bytes_allocated as u64;
+    assert!(held >= program.peak().0, "{held} for {}", program.peak());
+    load_all(&mut lanes, 0, 1, &read).expect("loaded");
+    assert_eq!(reads.into_inner(), once, "one lane takes the weights");
+    let wanted: Vec<_> = (0..LANES as i32).map(|lane| step(&mut one[0], lane)).collect();
+    std::thread::scope(|scope| {
+        for (lane, (executor, wanted)) in lanes.iter_mut().zip(&wanted).enumerate() {
+            let step = &step;
+            scope
+                .spawn(move || (0..20).for_each(|_| assert!(&step(executor, lane as i32) == wanted, "{lane}")));
+        }
+    });
+    assert!(lanes[1].device().name().starts_with("cpu (lane 2 of 3, "), "{}", lanes[1].device().name());
+}
+
 /// The counter sees all threads of the process, also those of tests beside this one, so this test runs by itself
 /// in a process of its own. There too the harness may allocate once: a run in which the counter stands still
 /// proves the claim, and it is tried until one does.

@@ -45,6 +45,26 @@ fn open_steps_have_places_of_their_own_in_the_ledger() {
     }
 }
 
+/// Lanes have weights once, and all else each for itself.
+#[test]
+fn lanes_are_in_the_ledger() {
+    let one = program("cpu", Weights::Resident);
+    let each = one.arena_bytes() - one.persistent();
+    assert!(each > Bytes::ZERO && one.persistent() > each);
+    for lanes in [2, 5] {
+        let several = one.clone().with_lanes(lanes);
+        let more = Bytes(each.0 * (lanes as u64 - 1));
+        assert_eq!(several.lanes(), lanes);
+        assert_eq!(several.arena_bytes(), one.arena_bytes());
+        assert_eq!(several.peak(), one.peak() + more);
+        assert_eq!(several.ledger().total(), several.peak());
+        assert_eq!(several.ledger().get(&format!("{} lanes beside the first", lanes - 1)), more);
+        assert!(several.lower_bound() > one.lower_bound() && several.lower_bound() <= several.peak());
+        assert_ne!(several.digest().expect("saved"), one.digest().expect("saved"));
+        assert_eq!(several.with_lanes(1), one);
+    }
+}
+
 #[test]
 fn streamed_weights_travel_through_the_hosts_memory() {
     // The up projection in f32.

@@ -15,7 +15,7 @@ mod states;
 use crate::ladder::Planned;
 use crate::lanes::{Stop, Usage, say_given_back};
 use crate::observer::stopped;
-use crate::session::{attach_all, bounds, computing_line, memory_lines};
+use crate::session::{attach_all, bounds, bytes_of, computing_line, memory_lines};
 use crate::{EncoderModel, Level, Observer, Progress, RunError, Settings};
 use data::pack::Order;
 use data::sequence::Reader;
@@ -306,6 +306,18 @@ fn plan(
 ) -> Result<(Vec<Executor>, String), RunError> {
     let budget = options.settings.line()?;
     let settings = Settings { budget: Some(budget), ..options.settings.clone() };
+    let letters = bytes_of(&options.inputs);
+    settings.in_lanes(letters, |settings| plan_in(settings, budget, longest, &mut *build, &mut *observer))
+}
+
+/// The same with lanes that were chosen.
+fn plan_in(
+    settings: &Settings,
+    budget: Bytes,
+    longest: Option<u64>,
+    build: Graphs<'_>,
+    observer: &mut dyn Observer,
+) -> Result<(Vec<Executor>, String), RunError> {
     let (target, policy) = (settings.target()?, settings.policy()?);
     let build = &mut |tokens, weights| {
         let bounds = bounds(tokens, longest.map_or(tokens, |l| l.max(SHORTEST)));

@@ -33,6 +33,11 @@ pub(crate) const PARTS: usize = 2;
 /// The memory space of machines whose arena is the host's memory.
 pub(crate) const HOST: &str = "host";
 
+/// Steps that are on their way so that so many lanes of the CPU always have one.
+pub(crate) fn enough(lanes: usize) -> usize {
+    if lanes == 1 { 1 } else { 2 * lanes }
+}
+
 /// A step on its way. Its buffers come back with it.
 pub(crate) struct Work<T> {
     /// The plan of the program.
@@ -153,7 +158,8 @@ impl<T: Send + 'static> Lanes<T> {
         let (program, lanes) = (first.program().clone(), executors.len());
         let enough = match program.target().space == HOST {
             // What waits takes of the same memory as what runs.
-            true => lanes,
+            true if program.lanes() == 1 => lanes,
+            true => enough(lanes),
             false => executors.iter().map(|e| e.depth() + 1).sum(),
         };
         let usage = executors.iter().map(|e| {

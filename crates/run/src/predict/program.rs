@@ -74,12 +74,12 @@ impl Shape {
     }
 
     /// The program of a stage for steps of `tokens`, with the encoders' weights where `weights` says. The head's
-    /// are always there, in f32.
+    /// are always there, in f32. So many steps are `open` on the CPU.
     pub(crate) fn program(
         &self,
         target: &Target,
         precision: Precision,
-        stage: Stage,
+        (stage, open): (Stage, usize),
         tokens: u64,
         weights: Weights,
     ) -> Result<Program, PlanError> {
@@ -102,7 +102,7 @@ impl Shape {
         }
         let program = Program::new(target.clone(), plans, vec![]);
         let on_host = target.space == HOST;
-        Ok(if on_host { program.beside(self.waiting(stage, tokens, 1)) } else { program })
+        Ok(if on_host { program.beside(self.waiting(stage, tokens, open)) } else { program })
     }
 
     /// Tokens of the longest sequence of a stage.

@@ -16,7 +16,7 @@ use crate::ladder::Planned;
 use crate::lanes::say_given_back;
 use crate::machine::{Tracker, resident};
 use crate::observer::stopped;
-use crate::session::{attach_all, computing_line, load_all, memory_lines};
+use crate::session::{attach_all, bytes_of, computing_line, load_all, memory_lines};
 use crate::{Level, Observer, RunError, Settings, price};
 use data::pack::Fill;
 use data::sequence::Input;
@@ -175,10 +175,21 @@ impl Run<'_> {
     fn plan(&self, observer: &mut dyn Observer) -> Result<Vec<(Stage, Program)>, RunError> {
         // The line was read once: what is free changes from moment to moment.
         let settings = Settings { budget: Some(self.budget), ..self.options.settings.clone() };
+        settings.in_lanes(bytes_of(&self.options.inputs), |settings| self.plan_in(settings, observer))
+    }
+
+    /// The same with lanes that were chosen: several only where one stage does all.
+    fn plan_in(
+        &self,
+        settings: &Settings,
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<(Stage, Program)>, RunError> {
         let (target, precision) = (settings.target()?, settings.precision()?);
         let fit = |stage: Stage, stream: Stream| {
             let settings = Settings { stream, ..settings.clone() };
-            let build = &mut |tokens, weights| self.shape.program(&target, precision, stage, tokens, weights);
+            let open = settings.ahead();
+            let build =
+                &mut |tokens, weights| self.shape.program(&target, precision, (stage, open), tokens, weights);
             Ok((stage, settings.fit_streaming(self.shape.longest(stage), build)?))
         };
         // Two passes over the input cost less than reading the weights in every step.
@@ -188,7 +199,7 @@ impl Run<'_> {
             stream => stream,
         };
         match fit(Stage::Whole, whole) {
-            Err(RunError::Plan(PlanError::OverBudget(_))) if self.keys.is_some() => {}
+            Err(RunError::Plan(PlanError::OverBudget(_))) if self.keys.is_some() && settings.lanes == 1 => {}
             whole => return Ok(vec![whole?]),
         }
         let stages = [Stage::Nucleotide, Stage::Protein].map(|stage| fit(stage, settings.stream));
@@ -225,9 +236,11 @@ impl Run<'_> {
         }
         observer.say(Level::Info, &self.memory_line(stage, &program));
         let plans = PLANS.map(|name| program.index(name));
-        let settings = Settings { budget: Some(self.budget), ..self.options.settings.clone() };
-        let (target, precision) = (settings.target()?, settings.precision()?);
-        let build = &mut |tokens, weights| self.shape.program(&target, precision, stage, tokens, weights);
+        let lanes = program.lanes();
+        let settings = Settings { budget: Some(self.budget), lanes, ..self.options.settings.clone() };
+        let (target, precision, open) = (settings.target()?, settings.precision()?, settings.ahead());
+        let build =
+            &mut |tokens, weights| self.shape.program(&target, precision, (stage, open), tokens, weights);
         let planned = Planned { program, longest: self.shape.longest(stage), build };
         settings.first_use().iter().for_each(|text| observer.say(Level::Info, text));
         let running = warm.take().map(|(_, executors)| executors).unwrap_or_default();
@@ -250,7 +263,8 @@ impl Run<'_> {
     /// The plan against the line.
     fn memory_line(&self, stage: Stage, program: &Program) -> String {
         let tokens = program.plans().iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0);
-        let kept = self.shape.waiting(stage, tokens, self.options.settings.ahead());
+        let settings = Settings { lanes: program.lanes(), ..self.options.settings.clone() };
+        let kept = self.shape.waiting(stage, tokens, settings.ahead());
         let kept = kept.iter().map(|wait| wait.bytes).sum();
         memory_lines(program, self.budget, kept, "embeddings")
     }

@@ -2,6 +2,7 @@
 
 use crate::cards::Card;
 use crate::rig::{Folder, fixture, golden};
+use graph::Bytes;
 use plimsoll_run::embed::{self, Destination, Pool, embed};
 use plimsoll_run::predict::output::EmbeddingFormat;
 use plimsoll_run::predict::{self, predict};
@@ -94,6 +95,58 @@ fn any_number_of_devices_predicts_the_same_bytes() {
         assert!(shared(&steps, count), "{steps:?}");
         assert!(report.memory_line.contains("of the host's memory for embeddings"), "{}", report.memory_line);
     }
+}
+
+/// 29 kB of reads have work for three lanes, of equally many threads each; two threads are one lane.
+#[test]
+fn lanes_of_a_cpu_predict_the_bytes_of_one() {
+    let folder = Folder::new("lanes-threads");
+    let wanted = folder.path("one");
+    predict(&prediction(&wanted, on_cpu()), &mut Listener::default()).unwrap_or_else(|e| panic!("{e}"));
+    let run = |name: &str, settings: Settings| {
+        let out = folder.path(name);
+        let report = predict(&prediction(&out, settings), &mut Listener::default());
+        let report = report.unwrap_or_else(|e| panic!("{name}: {e}"));
+        same(&out, &wanted);
+        (steps(&report.run_record), report.memory_line, report.run_record["plan"]["peak_bytes"].as_u64())
+    };
+    let mut peaks = vec![];
+    for (threads, lanes) in [(2, 1), (3, 3), (4, 2)] {
+        let (steps, line, peak) = run(&format!("{threads}"), Settings { threads, ..on_cpu() });
+        assert!(shared(&steps, lanes), "{steps:?}");
+        assert_eq!(line.contains(&format!(" in {lanes} lanes (")), lanes > 1, "{line}");
+        peaks.extend(peak);
+    }
+    // Where the line has no room for three, there are fewer.
+    let budget = Some(Bytes(peaks[1] - 1));
+    let (steps, line, peak) = run("short", Settings { threads: 3, budget, ..on_cpu() });
+    assert!(steps.len() == 1 && peak < Some(peaks[1]), "{line}");
+}
+
+#[test]
+fn lanes_of_a_cpu_embed_the_bytes_of_one() {
+    let folder = Folder::new("lanes-threads-embed");
+    let run = |name: &str, settings| {
+        let long: String = fs::read_to_string(proteins(&folder)).expect("text").repeat(4);
+        let mut options = embedding(&folder, name, Pool::Tokens, settings);
+        options.inputs = vec![folder.write("long.faa", renamed(&long))];
+        let report = embed(&options, &mut Listener::default()).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!(report.sequences, 480);
+        let steps: Vec<u64> = report.devices.iter().map(|device| device.steps).collect();
+        (fs::read(&report.files[0]).expect("bytes"), steps)
+    };
+    let (wanted, one) = run("one", on_cpu());
+    let (found, four) = run("four", Settings { threads: 4, ..on_cpu() });
+    assert!(found == wanted && one.len() == 1 && shared(&four, 4), "{four:?}");
+}
+
+/// Records with ids that are all different.
+fn renamed(fasta: &str) -> String {
+    let line = |(i, line): (usize, &str)| match line.starts_with('>') {
+        true => format!(">r{i}\n"),
+        false => format!("{line}\n"),
+    };
+    fasta.lines().enumerate().map(line).collect()
 }
 
 /// What was recorded in vain has not run: it does by its launches, and that is said once.

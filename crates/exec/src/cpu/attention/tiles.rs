@@ -234,8 +234,8 @@ impl Task<'_> {
         largest: f32,
         running: &mut [Running; STRIPS],
     ) {
-        for (running, squares) in running.iter_mut().zip(squares) {
-            running.bounded &= bounded(squares[head], largest, self.scale);
+        for strip in 0..squares.len() {
+            running[strip].bounded &= bounded(squares[strip][head], largest, self.scale);
         }
         let tiles = self.at(self.parts.keys);
         // SAFETY: as the caller promises.
@@ -392,13 +392,14 @@ impl Task<'_> {
         let mut factors = [[0.0; SIDE]; 2];
         // SAFETY: this task alone writes these rows of these heads.
         unsafe {
-            for (factors, running) in factors.iter_mut().zip(running).take(self.cut.together) {
-                let factor = _mm512_div_ps(_mm512_set1_ps(1.0), running[strip].sum);
-                _mm512_storeu_ps(factors.as_mut_ptr(), factor);
+            for head in 0..self.cut.together {
+                let factor = _mm512_div_ps(_mm512_set1_ps(1.0), running[head][strip].sum);
+                _mm512_storeu_ps(factors[head].as_mut_ptr(), factor);
             }
+            #[allow(clippy::needless_range_loop)] // zips and maps of arrays were calls
             for r in 0..self.rows(strip) {
                 let o = self.job.o.row(first + r).add(column);
-                columns(self.cut, self.out(strip * SIDE + r, 0), factors.map(|of| of[r]), o);
+                columns(self.cut, self.out(strip * SIDE + r, 0), [factors[0][r], factors[1][r]], o);
             }
         }
     }
@@ -437,7 +438,7 @@ impl Task<'_> {
                 let rows = (keys.start + step * STEP, STEP.min(keys.len - step * STEP));
                 pack::values(self.s, self.cut, v, rows, to, STEPS * TILE);
             }
-            squares.map(|squares| pack::largest(squares))
+            [pack::largest(squares[0]), pack::largest(squares[1])]
         }
     }
 

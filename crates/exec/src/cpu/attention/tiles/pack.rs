@@ -54,6 +54,7 @@ impl Cut {
     }
 
     /// The pairs of a narrow head, among those of the heads together.
+    #[inline(always)]
     fn lanes(self, head: usize) -> __mmask16 {
         lanes(self.half) << (head * self.half)
     }
@@ -204,7 +205,10 @@ pub(super) unsafe fn queries(
             }
         }
         match cut.together {
-            2 => [0, 1].map(|head| _mm512_mask_reduce_add_ps(cut.lanes(head), squares)),
+            2 => {
+                let [first, second] = [cut.lanes(0), cut.lanes(1)];
+                [_mm512_mask_reduce_add_ps(first, squares), _mm512_mask_reduce_add_ps(second, squares)]
+            }
             _ => [_mm512_reduce_add_ps(squares); 2],
         }
     }

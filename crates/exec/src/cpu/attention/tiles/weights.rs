@@ -109,7 +109,9 @@ impl Running {
                     let last = row.add(i * SCORES + keys / SIDE * SIDE);
                     *top = _mm512_mask_max_ps(*top, rest, *top, _mm512_maskz_loadu_ps(rest, last));
                 }
-                tops[r..r + 4].copy_from_slice(&four);
+                for (i, top) in four.into_iter().enumerate() {
+                    tops[r + i] = top;
+                }
             }
             let top = across(tops, |a, b| _mm512_max_ps(a, b));
             let top = _mm512_mul_ps(top, _mm512_set1_ps(scale / UNITS));
@@ -187,7 +189,8 @@ pub(super) enum Scores {
 /// Which words of the last step's weights are of keys that are there, of `keys`; none if all steps are whole.
 pub(super) fn rest(keys: usize) -> __mmask32 {
     let n = keys % STEP;
-    (0..STEP).filter(|w| w / 2 + w % 2 * SIDE < n).fold(0, |mask, w| mask | 1 << w)
+    let low = |keys: usize| ((1u64 << (2 * keys)) - 1) as u32;
+    low(n.min(SIDE)) & 0x5555_5555 | low(n.saturating_sub(SIDE)) & 0xaaaa_aaaa
 }
 
 /// Turns `keys` scores of a row into weights, over the first half of where they stand. Returns the sums of the weights in
