@@ -327,7 +327,8 @@ pub(crate) fn load_all(
     };
     // On the CPU as many as compute; what feeds a GPU has nothing else to do yet.
     let of_host = executors.first().filter(|executor| executor.program().target().space == HOST);
-    let readers = of_host.map_or_else(machine::cores, |executor| executor.device().units() as usize);
+    let of_all = |executor: &Executor| executors.len() * executor.device().units() as usize;
+    let readers = of_host.map_or_else(machine::cores, of_all);
     Ok(exec::load_all(executors, plan, readers.min(READERS), &read)?)
 }
 

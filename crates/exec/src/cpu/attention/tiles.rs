@@ -10,13 +10,15 @@
 //! rows are one table, each read from one element before.
 //!
 //! A strip is 16 queries. While the vector units make weights of one strip, the tiles multiply those of the strip before
-//! by the values and make the scores of the next: a turn of them stands behind each row.
+//! by the values and make the scores of the next: a turn of them stands behind each row. Where all strips of a narrow head
+//! are bounded, both go hand in hand within a strip (`stream`), to the same bits.
 
 mod dots;
 mod pack;
 mod places;
 mod products;
 mod registers;
+mod stream;
 mod weights;
 
 use super::super::Cpu;
@@ -258,6 +260,10 @@ impl Task<'_> {
         running: &mut [[Running; STRIPS]; 2],
     ) {
         let last = head + 1 == self.cut.together && keys.start + keys.len == self.place.len;
+        if self.ready() && running[head][..strips].iter().all(|running| running.bounded) {
+            // SAFETY: as the caller promises.
+            return unsafe { self.stream(tiles, keys, (head, strips, last), running) };
+        }
         // SAFETY: as the caller promises.
         unsafe {
             let first = Strip { head, strip: 0, bounded: running[head][0].bounded };

@@ -183,7 +183,7 @@ pub(super) fn pairs(keys: Keys) -> usize {
 
 /// `of` if there are more than `N`.
 #[inline(always)]
-fn each<R: Registers, const N: usize>(tiles: &mut R, count: usize, of: impl FnOnce(&mut R)) {
+pub(super) fn each<R: Registers, const N: usize>(tiles: &mut R, count: usize, of: impl FnOnce(&mut R)) {
     if N < count {
         of(tiles);
     }
@@ -194,7 +194,7 @@ fn each<R: Registers, const N: usize>(tiles: &mut R, count: usize, of: impl FnOn
 /// # Safety
 /// Its values are packed.
 #[inline(always)]
-unsafe fn add<R: Registers, const C: usize, const V: usize>(tiles: &mut R, values: *const u8) {
+pub(super) unsafe fn add<R: Registers, const C: usize, const V: usize>(tiles: &mut R, values: *const u8) {
     // SAFETY: as the caller promises.
     unsafe { tiles.load::<V>(values.add(C * STEPS * TILE), LINE as isize) };
     tiles.multiply::<C, 4, V>();

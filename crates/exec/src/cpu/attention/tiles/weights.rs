@@ -19,6 +19,7 @@
 
 use super::pack::lanes;
 use super::{LINE, SCORES, SIDE, STEP};
+use core::arch::asm;
 use core::arch::x86_64::*;
 
 /// Last places of bf16 in a power of two.
@@ -215,6 +216,88 @@ pub(super) unsafe fn soften(row: *mut f32, keys: usize, rest: __mmask32, scores:
     }
 }
 
+/// Turns four rows of 32 scores, each two lines, that are `Scores::Ready` into four lines of weights, and adds them to each
+/// row's sums.
+///
+/// In assembly for its masks, which the compiler makes anew for each use or turns into operations of their own: the second
+/// words of pairs come by a load from one word before, and what is taken off is at most the fraction, so a byte alone loses it.
+///
+/// # Safety
+/// They are there; the CPU has what is named below.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512bf16")]
+#[inline]
+pub(super) unsafe fn soften_rows(from: *const f32, to: *mut u8, sums: [__m512; 4]) -> [__m512; 4] {
+    let [mut a, mut b, mut c, mut d] = sums;
+    let (_y, _t): (__m512i, __m512i);
+    let (_upper, _low): (u32, u64);
+    // SAFETY: reads eight lines and writes four, as the caller promises.
+    unsafe {
+        asm!(
+            "kmovd {upper}, {words:e}",
+            "kmovq {low}, {bytes}",
+            "vmovdqu64 {y}, [{from}]",
+            "vmovdqu16 {y}{{{upper}}}, [{from} + 62]",
+            "vpsrlw {t}, {y}, 1",
+            "vpermb {t}, {t}, {bend}",
+            "vpsubb {y}{{{low}}}, {y}, {t}",
+            "vmovdqu64 [{to}], {y}",
+            "vdpbf16ps {a}, {y}, {ones}",
+            "vmovdqu64 {y}, [{from} + 128]",
+            "vmovdqu16 {y}{{{upper}}}, [{from} + 190]",
+            "vpsrlw {t}, {y}, 1",
+            "vpermb {t}, {t}, {bend}",
+            "vpsubb {y}{{{low}}}, {y}, {t}",
+            "vmovdqu64 [{to} + 64], {y}",
+            "vdpbf16ps {b}, {y}, {ones}",
+            "vmovdqu64 {y}, [{from} + 256]",
+            "vmovdqu16 {y}{{{upper}}}, [{from} + 318]",
+            "vpsrlw {t}, {y}, 1",
+            "vpermb {t}, {t}, {bend}",
+            "vpsubb {y}{{{low}}}, {y}, {t}",
+            "vmovdqu64 [{to} + 128], {y}",
+            "vdpbf16ps {c}, {y}, {ones}",
+            "vmovdqu64 {y}, [{from} + 384]",
+            "vmovdqu16 {y}{{{upper}}}, [{from} + 446]",
+            "vpsrlw {t}, {y}, 1",
+            "vpermb {t}, {t}, {bend}",
+            "vpsubb {y}{{{low}}}, {y}, {t}",
+            "vmovdqu64 [{to} + 192], {y}",
+            "vdpbf16ps {d}, {y}, {ones}",
+            from = in(reg) from,
+            to = in(reg) to,
+            words = in(reg) 0xaaaa_aaaa_u32,
+            bytes = in(reg) 0x5555_5555_5555_5555_u64,
+            bend = in(zmm_reg) _mm512_load_si512(BEND.0.as_ptr().cast()),
+            ones = in(zmm_reg) _mm512_set1_epi16(0x3f80),
+            upper = out(kreg) _upper,
+            low = out(kreg) _low,
+            y = out(zmm_reg) _y,
+            t = out(zmm_reg) _t,
+            a = inout(zmm_reg) a,
+            b = inout(zmm_reg) b,
+            c = inout(zmm_reg) c,
+            d = inout(zmm_reg) d,
+            options(nostack, preserves_flags),
+        );
+    }
+    [a, b, c, d]
+}
+
+/// The same of keys that are not all there: only the words of `rest` are.
+///
+/// # Safety
+/// As `soften_rows`.
+#[inline(always)]
+pub(super) unsafe fn soften_rest(from: *const f32, to: *mut u8, rest: __mmask32, sums: &mut [__m512; 4]) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        for (r, sums) in sums.iter_mut().enumerate() {
+            let weights = _mm512_maskz_mov_epi16(rest, step_of(from.add(r * STEP), 0, Scores::Ready));
+            *sums = put(to.add(r * LINE).cast(), 0, weights, *sums);
+        }
+    }
+}
+
 /// The weights of a step, whether or not all keys are there.
 ///
 /// # Safety
@@ -315,6 +398,36 @@ mod tests {
                 let exact = f64::from(score(j) / UNITS - SHIFT).exp2();
                 assert!(weight.is_normal(), "{}", score(j));
                 assert!((f64::from(weight) / exact - 1.0).abs() < 0.0073, "{}: {weight}", score(j));
+            }
+        }
+    }
+
+    #[test]
+    fn rows_of_a_pair_are_steps_of_whole_rows() {
+        if !super::super::has_lanes() {
+            println!("skipped: no AVX-512 with VBMI and BF16 here");
+            return;
+        }
+        for keys in [5, 16, 17, 31, 32] {
+            let scores: [[f32; STEP]; 4] = core::array::from_fn(|r| {
+                core::array::from_fn(|j| BEGIN.0[0] + (r * 977 + j * 3571) as f32 % 8000.0 - 4000.0)
+            });
+            let mut lines = [0u8; 4 * LINE];
+            // SAFETY: `has_lanes`; four rows of a step.
+            unsafe {
+                let (from, to) = (scores.as_ptr().cast(), lines.as_mut_ptr());
+                let mut sums = [_mm512_set1_ps(3.0); 4];
+                match keys == STEP {
+                    false => soften_rest(from, to, rest(keys), &mut sums),
+                    true => sums = soften_rows(from, to, sums),
+                }
+                for (r, mut row) in scores.into_iter().enumerate() {
+                    let whole = soften(row.as_mut_ptr(), keys, rest(keys), Scores::Ready);
+                    let weights: Vec<u8> = row[..SIDE].iter().flat_map(|x| x.to_le_bytes()).collect();
+                    assert_eq!(lines[r * LINE..][..LINE], weights[..], "row {r} of {keys} keys");
+                    let sum = |x| _mm512_reduce_add_ps(x);
+                    assert!((sum(sums[r]) - 48.0 - sum(whole)).abs() <= 1e-5 * sum(whole).max(48.0));
+                }
             }
         }
     }
