@@ -217,7 +217,7 @@ pub(super) trait Unit: Sized {
     ) {
         const PART: usize = 2 * TILE;
         const ROW: usize = 64;
-        let near = Near::B.fitting(3 * steps) == Near::B;
+        let near = 3 * steps <= NEAR;
         // SAFETY: inside what the caller promises.
         unsafe {
             if more {
