@@ -24,8 +24,8 @@ pub(super) const SIDE: usize = 16;
 pub(super) const STRIP: usize = 2 * SIDE;
 /// k that a tile product takes.
 pub(super) const STEP: usize = 32;
-/// Most steps of a strip, or of a panel, that stay in L1: 40 of its 48 KB.
-const NEAR: usize = 20;
+/// Steps of a strip, or of a panel, that stay in L1 beside a room of sums and what passes: 36 of its 48 KB.
+pub(super) const NEAR: usize = 18;
 
 /// Which factor of a step L1 keeps; another streams past it, from L2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,14 +34,15 @@ pub(super) enum Near {
     A,
     /// A panel, which the next strip meets again.
     B,
-    /// Neither: both are longer, or other panels come between.
+    /// Neither: this step of both is met again too late.
     Neither,
 }
 
 impl Near {
-    /// This one, if so many steps of it fit.
-    pub(super) fn fitting(self, steps: usize) -> Near {
-        if steps <= NEAR { self } else { Near::Neither }
+    /// This one, of the first `most` steps.
+    #[inline(always)]
+    pub(super) fn first(self, most: usize, step: usize) -> Near {
+        if step < most { self } else { Near::Neither }
     }
 }
 
@@ -173,11 +174,34 @@ pub(super) trait Unit: Sized {
         self.multiply();
     }
 
+    /// Loads another A and multiplies by the B that is there.
+    ///
+    /// # Safety
+    /// As `load_a`.
+    #[inline(always)]
+    unsafe fn next_a(&mut self, a: *const u8, row: usize, near: bool) {
+        // SAFETY: as the caller promises.
+        unsafe { self.load_a(a, row, near) };
+        self.multiply();
+    }
+
+    /// Loads another B and multiplies the A that is there by it.
+    ///
+    /// # Safety
+    /// As `load_b`.
+    #[inline(always)]
+    unsafe fn next_b(&mut self, b: *const u8, _near: bool) {
+        // SAFETY: as the caller promises.
+        unsafe { self.load_b(b) };
+        self.multiply();
+    }
+
     /// `c (+)= a b` to nearly f32 from three bf16 parts of each factor: of the nine products of parts the six
     /// largest, ordered so that successive ones share a factor. `c` is 32 x 32, and begins at zero unless
     /// there is `more`. After each product, while the tiles are busy, the core does `meanwhile`.
     ///
-    /// A step of `a` is (lo, mid, hi) times two tiles, of `b` (hi, mid, lo) times two tiles. `a` streams past L1, where `b` stays.
+    /// A step of `a` is (lo, mid, hi) times two tiles, of `b` (hi, mid, lo) times two tiles. `a` streams past L1, where `b`
+    /// stays if it fits; else of `b` only hi does, which a step meets twice.
     ///
     /// # Safety
     /// `a` and `b` hold `steps` steps of six tiles, and `c` 32 rows of 32 f32, which `meanwhile` leaves alone.
@@ -193,6 +217,7 @@ pub(super) trait Unit: Sized {
     ) {
         const PART: usize = 2 * TILE;
         const ROW: usize = 64;
+        let near = 3 * steps <= NEAR;
         // SAFETY: inside what the caller promises.
         unsafe {
             if more {
@@ -203,29 +228,23 @@ pub(super) trait Unit: Sized {
             for step in 0..steps {
                 let (a, b) = (a.add(step * 3 * PART), b.add(step * 3 * PART));
                 // lo hi
-                self.load_a(a, ROW, false);
                 self.load_b(b);
-                self.multiply();
+                self.next_a(a, ROW, false);
                 meanwhile();
                 // mid hi
-                self.load_a(a.add(PART), ROW, false);
-                self.multiply();
+                self.next_a(a.add(PART), ROW, false);
                 meanwhile();
                 // mid mid
-                self.load_b(b.add(PART));
-                self.multiply();
+                self.next_b(b.add(PART), near);
                 meanwhile();
                 // hi mid
-                self.load_a(a.add(2 * PART), ROW, false);
-                self.multiply();
+                self.next_a(a.add(2 * PART), ROW, false);
                 meanwhile();
                 // hi lo
-                self.load_b(b.add(2 * PART));
-                self.multiply();
+                self.next_b(b.add(2 * PART), near);
                 meanwhile();
                 // hi hi
-                self.load_b(b);
-                self.multiply();
+                self.next_b(b, true);
                 meanwhile();
             }
             self.end(c);
@@ -361,6 +380,34 @@ impl<const INT8: bool> Unit for Tiles<INT8> {
         // SAFETY: `self` proves that tiles are configured.
         unsafe {
             product::<INT8, 0, 4, 6>();
+            product::<INT8, 1, 4, 7>();
+            product::<INT8, 2, 5, 6>();
+            product::<INT8, 3, 5, 7>();
+        }
+    }
+
+    /// Each tile right before its first product, as in `step`.
+    #[inline(always)]
+    unsafe fn next_a(&mut self, a: *const u8, row: usize, near: bool) {
+        // SAFETY: reads the 32 rows; `self` proves that tiles are configured.
+        unsafe {
+            load::<4>(a, row, near);
+            product::<INT8, 0, 4, 6>();
+            product::<INT8, 1, 4, 7>();
+            load::<5>(a.add(SIDE * row), row, near);
+            product::<INT8, 2, 5, 6>();
+            product::<INT8, 3, 5, 7>();
+        }
+    }
+
+    /// As `next_a`.
+    #[inline(always)]
+    unsafe fn next_b(&mut self, b: *const u8, near: bool) {
+        // SAFETY: reads the two tiles; `self` proves that tiles are configured.
+        unsafe {
+            load::<6>(b, 64, near);
+            product::<INT8, 0, 4, 6>();
+            load::<7>(b.add(TILE), 64, near);
             product::<INT8, 1, 4, 7>();
             product::<INT8, 2, 5, 6>();
             product::<INT8, 3, 5, 7>();

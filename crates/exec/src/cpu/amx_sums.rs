@@ -87,12 +87,6 @@ impl Sums {
         Sums { s, at, rows, scales, bias, then, residual, to, ld, mask }
     }
 
-    /// Where the sums stand.
-    #[inline(always)]
-    pub(super) fn at(&self) -> *mut f32 {
-        self.at
-    }
-
     /// A row of the sums as numbers.
     ///
     /// # Safety

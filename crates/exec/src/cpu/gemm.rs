@@ -14,6 +14,8 @@
 //! panels past them; a panel's slice stays in L1 or L2 while all strips of the block pass.
 
 use super::Cpu;
+#[cfg(target_arch = "x86_64")]
+use super::amx::Tiles;
 use super::element::Element;
 use super::isa::Kernel;
 use super::simd::{LANES, Simd};
@@ -39,13 +41,13 @@ const GROUP: usize = 8;
 pub const WORKSPACE: Workspace =
     Workspace { per_unit: Bytes(4 * EACH as u64), per_column: Bytes(0), per_item: Bytes(0) };
 
-/// f32 of workspace per thread, whole cache lines: what the tiles need, the most of all.
+/// f32 of workspace per thread, whole cache lines: room for what the tiles need, the most of all.
 const EACH: usize = 374_784;
 
 // A slice of a block of rows, and a group's sums.
 const _: () = assert!(BLOCK * (STRIDE + GROUP * PANEL) <= EACH);
 #[cfg(target_arch = "x86_64")]
-const _: () = assert!(super::gemm_amx::EACH == 4 * EACH);
+const _: () = assert!(super::gemm_amx::EACH <= 4 * EACH);
 
 /// What follows the product, in this order: `+ bias`, `act`, `residual +`.
 #[derive(Clone, Copy, Default)]
@@ -113,7 +115,8 @@ pub fn linear(
     let job = Job::new(x, w, epilogue, &y);
     #[cfg(target_arch = "x86_64")]
     if cpu.isa().has_tiles() && k > 0 {
-        return super::gemm_amx::linear(cpu, job, workspace.as_mut_ptr(), 4 * EACH);
+        // SAFETY: the instruction set has tiles and AVX-512; the workspace was checked.
+        return unsafe { super::gemm_amx::linear::<Tiles>(cpu, job, workspace.as_mut_ptr(), 4 * EACH) };
     }
     let panels = n.div_ceil(PANEL);
     let fewest = if k > DEPTH { panels.div_ceil(GROUP) } else { 1 };
@@ -132,7 +135,7 @@ pub fn linear(
 pub(super) struct Split {
     m: usize,
     panels: usize,
-    rows: usize,
+    height: usize,
     blocks: usize,
     groups: usize,
 }
@@ -147,17 +150,15 @@ impl Split {
         most: usize,
         fewest: usize,
     ) -> Split {
-        // As many blocks as a multiple of the threads, of equal size.
-        let wanted = m.div_ceil(most).next_multiple_of(threads).max(1);
-        let rows = m.div_ceil(wanted).next_multiple_of(height).min(most);
-        let blocks = m.div_ceil(rows.max(1));
+        // As many blocks as a multiple of the threads, which differ by one tile.
+        let blocks = m.div_ceil(most / height * height).next_multiple_of(threads).min(m.div_ceil(height));
         // Few rows: the threads share the panels too, each copying the rows for itself.
         let shares = match blocks {
             0 => 0,
             _ if threads == 1 || blocks >= 2 * threads => 1,
             _ => (2 * threads).div_ceil(blocks),
         };
-        Split { m, panels, rows, blocks, groups: shares.max(fewest).min(panels) }
+        Split { m, panels, height, blocks, groups: shares.max(fewest).min(panels) }
     }
 
     pub(super) fn tasks(&self) -> usize {
@@ -167,9 +168,9 @@ impl Split {
     /// The rows and panels of one task.
     pub(super) fn task(&self, task: usize) -> (Range<usize>, Range<usize>) {
         let (block, group) = (task / self.groups, task % self.groups);
-        let start = block * self.rows;
+        let row = |b: usize| self.m.min(b * self.m.div_ceil(self.height) / self.blocks * self.height);
         let panel = |g: usize| g * self.panels / self.groups;
-        (start..self.m.min(start + self.rows), panel(group)..panel(group + 1))
+        (row(block)..row(block + 1), panel(group)..panel(group + 1))
     }
 }
 

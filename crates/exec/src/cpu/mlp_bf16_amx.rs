@@ -4,11 +4,11 @@
 //! separate ops; the hidden layer goes from the sums of the first product right into the order of the second one's tiles.
 //!
 //! Order of work: a task takes a block of rows, lays x out as tiles in L2 (normalised on the way) and passes all panels of
-//! W1 over its strips, then all panels of W2 over the hidden layer. While the tiles multiply, the core asks for the next
-//! panels and finishes the sums before. Where there are fewer blocks than threads, these share the panels of one product,
-//! then of the other.
+//! W1 over its strips, then all panels of W2 over the hidden layer; a panel's first steps stay in L1 while it passes. While
+//! the tiles multiply, the core asks for the next panels and finishes the sums before. Where there are fewer blocks than
+//! threads, these share the panels of one product, then of the other.
 
-use super::amx::{Near, STEP, STRIP, TILE, Unit};
+use super::amx::{NEAR, Near, STEP, STRIP, TILE, Unit};
 use super::amx_sums::{Sums, Then, ask_out, lay};
 use super::element::Bf16;
 use super::mlp_bf16::Mlp;
@@ -27,9 +27,9 @@ const STRIPS: usize = 8;
 const DEPTH: usize = 40;
 const GROUP: usize = 2;
 
-/// Bytes of the sums of a strip and a panel, and how many stand in L1: a block's, those that are finished, their gate.
+/// Bytes of the sums of a strip and a panel. Those that are being finished stand in L1, for each panel of a group: they are
+/// done when the next ones of that panel come.
 const SUMS: usize = STRIP * PANEL * 4;
-const ROOMS: usize = 3;
 
 /// Bytes of a thread's workspace, by what it holds: rooms for sums, a row of n(x), and for each strip the sums between
 /// slices, x, the hidden layer.
@@ -52,7 +52,7 @@ impl Space {
 
     /// Where the row of n(x) starts, where what each strip takes starts, and where it ends.
     fn row(self) -> usize {
-        ROOMS * SUMS
+        GROUP * SUMS
     }
 
     fn strip(self) -> usize {
@@ -188,7 +188,6 @@ struct Chores {
     s: Avx512,
     /// On their way out, from one of the rooms.
     sums: Sums,
-    room: usize,
     /// To be read next, asked for in L2, so many lines with each step.
     ahead: *const u8,
     lines: usize,
@@ -203,7 +202,7 @@ impl<U: Unit> Task<'_, U> {
     unsafe fn run(self, groups: [Range<usize>; 2]) {
         // SAFETY: as the caller promises.
         let (s, mut unit) = unsafe { (Avx512::assume(), U::configure()) };
-        let mut chores = Chores { s, sums: Sums::none(s), room: 0, ahead: core::ptr::null(), lines: 0 };
+        let mut chores = Chores { s, sums: Sums::none(s), ahead: core::ptr::null(), lines: 0 };
         if !groups[0].is_empty() {
             // SAFETY: this block's rows of x, and this worker's room for them.
             unsafe { self.lay(s) };
@@ -300,7 +299,7 @@ impl<U: Unit> Task<'_, U> {
         let strips = if product.of == 0 { self.own.wrapping_add(self.space.x()) } else { self.hidden };
         let a = strips.wrapping_add((strip * total + steps.start) * 2 * TILE);
         let b = product.weights(panel).wrapping_add(steps.start * 2 * TILE);
-        let near = if product.gated() { Near::Neither } else { Near::B.fitting(steps.len()) };
+        let most = NEAR / product.group();
         let sums = self.own.wrapping_add(self.space.strip() + (strip * GROUP + of) * SUMS).cast::<f32>();
         // SAFETY: `steps` steps of the strip and of the panel; the sums' place, or a room that is free.
         unsafe {
@@ -310,7 +309,7 @@ impl<U: Unit> Task<'_, U> {
                 unit.zero()
             }
             for step in 0..steps.len() {
-                unit.step(a.add(step * 2 * TILE), 64, b.add(step * 2 * TILE), near);
+                unit.step(a.add(step * 2 * TILE), 64, b.add(step * 2 * TILE), Near::B.first(most, step));
                 chores.sums.finish(step * each, (step + 1) * each);
                 if last && product.of == 1 {
                     let first = self.rows.start + strip * STRIP;
@@ -320,11 +319,9 @@ impl<U: Unit> Task<'_, U> {
                 chores.ask(step);
             }
             if last {
-                let gate = self.room(chores.room);
-                chores.room = (chores.room + 1) % ROOMS;
-                let room = self.room(chores.room);
+                let room = self.room(of);
                 unit.end(room);
-                chores.sums = self.leave(chores.s, product, strip, panel, room, gate);
+                chores.sums = self.leave(chores.s, product, strip, panel, room);
             } else {
                 unit.end(sums);
                 chores.sums = Sums::none(chores.s);
@@ -348,7 +345,6 @@ impl<U: Unit> Task<'_, U> {
         strip: usize,
         panel: usize,
         room: *mut f32,
-        gate: *const f32,
     ) -> Sums {
         let start = strip * STRIP;
         let sums = (room, STRIP.min(self.rows.len() - start));
@@ -364,7 +360,7 @@ impl<U: Unit> Task<'_, U> {
         let (then, step) = match (product.gated(), panel % 2) {
             (false, _) => (Then::Gelu, panel),
             (true, 0) => (Then::Open, panel / 2),
-            (true, _) => (Then::Through(gate), panel / 2),
+            (true, _) => (Then::Through(self.room(0)), panel / 2),
         };
         let to = self.hidden.wrapping_add((strip * self.space.steps[1] + step) * 2 * TILE).cast();
         let bias = self.op.b1.map(|b| &b[column..]);

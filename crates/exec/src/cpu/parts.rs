@@ -23,38 +23,35 @@ use core::ops::Range;
 /// Bytes of one step of a strip of rows, or of a panel: three parts of two tiles.
 pub(super) const BYTES: usize = 6 * TILE;
 
-/// How many k of a panel, and rows of a strip, ahead of its use a line is asked for.
-const AHEAD: usize = 64;
+/// Lines of a step of a panel: pairs of k of 16 columns, in all three parts.
+pub(super) const LINES: usize = 2 * SIDE;
 
-/// Steps `steps` of a panel of packed weights (`PANEL` a k, `depth` k): (hi, mid, lo), each two tiles of 16
-/// columns; zeros past `depth`.
+/// Some of the lines of steps `steps` of a panel of packed weights (`PANEL` a k, `depth` k), step by step: (hi, mid, lo),
+/// each two tiles of 16 columns; zeros past `depth`. Asks for the same of the panel after it.
 ///
 /// # Safety
-/// `panel` holds `depth` rows of `PANEL`; `to` has room for `steps.len()` steps.
+/// `panel` holds `depth` rows of `PANEL`; `to` has room for `steps.len()` steps, of which these are lines.
 #[inline(always)]
 pub(super) unsafe fn split_panel(
     s: Avx512,
     panel: *const f32,
     depth: usize,
     steps: &Range<usize>,
+    lines: Range<usize>,
     to: *mut u8,
 ) {
     let load = |k: usize, column: usize| {
         let at = panel.wrapping_add(k * PANEL + column);
-        s.prefetch(at.wrapping_add(AHEAD * PANEL));
+        s.prefetch_far(at.wrapping_add(depth * PANEL));
         // SAFETY: inside the panel, as the caller promises.
         if k < depth { unsafe { s.load(at) } } else { s.splat(0.0) }
     };
-    for (i, step) in steps.clone().enumerate() {
-        for j in 0..SIDE {
-            for half in 0..2 {
-                let (k, column) = (step * STEP + j, half * SIDE);
-                let [hi, mid, lo] = parts(s, load(k, column), load(k + SIDE, column));
-                let to = to.wrapping_add(i * BYTES + half * TILE + j * 64);
-                // SAFETY: row j of tile `half` of each part of step i.
-                unsafe { store(to, [hi, mid, lo]) };
-            }
-        }
+    for line in lines {
+        let (step, j, half) = (line / LINES, line / 2 % SIDE, line % 2);
+        let (k, column) = ((steps.start + step) * STEP + j, half * SIDE);
+        let [hi, mid, lo] = parts(s, load(k, column), load(k + SIDE, column));
+        // SAFETY: row j of tile `half` of each part of the step.
+        unsafe { store(to.wrapping_add(step * BYTES + half * TILE + j * 64), [hi, mid, lo]) };
     }
 }
 

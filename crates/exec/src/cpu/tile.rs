@@ -143,7 +143,8 @@ unsafe fn tile<S: Simd, const ROWS: usize, const VECS: usize, const LDA: usize, 
     }
 }
 
-/// One k: a column of `a` times a row of the panel.
+/// One k: a column of `a` times a row of the panel. (No `zip`: unless optimized across crates it is a call, and the sums
+/// leave their registers.)
 ///
 /// # Safety
 /// As `tile`, at that k.
@@ -163,8 +164,8 @@ unsafe fn multiply_add<S: Simd, const ROWS: usize, const VECS: usize, const LDA:
     for (r, sums) in sums.iter_mut().enumerate() {
         // SAFETY: row r of a.
         let left = s.splat(unsafe { *a.add(r * LDA) });
-        for (sum, &right) in sums.iter_mut().zip(&right) {
-            *sum = s.fma(left, right, *sum);
+        for (v, sum) in sums.iter_mut().enumerate() {
+            *sum = s.fma(left, right[v], *sum);
         }
     }
 }

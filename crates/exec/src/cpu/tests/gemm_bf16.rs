@@ -176,6 +176,7 @@ fn linear_is_the_product_with_its_epilogue() {
         (33, 31, 33),
         (15, 513, 64),
         (70, 2100, 40),
+        (35, 3300, 70),
         (70, 700, 700),
         (5, 0, 7),
         (0, 4, 4),
@@ -214,8 +215,8 @@ fn the_residual_may_be_the_output() {
 #[test]
 fn a_row_has_the_same_bits_in_any_company() {
     let n = 97;
-    // Several slices, and one.
-    for k in [1290, 672] {
+    // Several slices, strips laid out, strips in L1.
+    for k in [3300, 1290, 672] {
         let case = Case::new((400, k, n), Act::Gelu, true, false);
         let mut chain_bits: Option<Vec<Bf16>> = None;
         for (name, chain, cpu, linear) in ways() {
@@ -237,7 +238,7 @@ fn a_row_has_the_same_bits_in_any_company() {
 #[test]
 fn where_x_lies_says_nothing() {
     let n = 40;
-    for k in [1312, 96] {
+    for k in [3328, 1312, 96] {
         let case = Case::new((70, k, n), Act::None, true, false);
         let ld = k + 32;
         let mut lines = vec![Bf16(0x7fc0); 70 * ld + 64];
