@@ -36,7 +36,7 @@ pub(super) fn ways() -> impl Iterator<Item = (String, bool, Cpu, Linear)> {
         let chain = cpu.isa().has_fma() && !cpu.isa().has_tiles();
         (format!("{} x {}", cpu.isa().name(), cpu.threads()), chain, cpu, linear as Linear)
     });
-    let lanes = machines().map(|cpu| {
+    let lanes = machines().filter(|cpu| !cpu.isa().has_tiles()).map(|cpu| {
         let name = format!("{} in lanes x {}", cpu.isa().name(), cpu.threads());
         (name, cpu.isa().has_fma(), cpu, in_lanes as Linear)
     });
