@@ -159,3 +159,27 @@ impl Drop for Block {
         unsafe { dealloc(self.start.as_ptr(), self.layout) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is shared is one memory, what is not is not even allocated twice; no range is of both.
+    #[test]
+    fn arenas_that_share_begin_with_the_same_bytes() {
+        let weights = Arc::new(Weights::new(Bytes(128)).expect("memory"));
+        let arena = |bytes| Arena::sharing(Arc::clone(&weights), Bytes(128), Bytes(bytes)).expect("memory");
+        let [mut one, two] = [arena(192), arena(192)];
+        assert_eq!((one.own.size(), one.shared()), (64, 128));
+        one.bytes_mut(0, Bytes(192)).expect_err("of both");
+        one.bytes_mut(120, Bytes(8)).expect("shared").fill(7);
+        one.bytes_mut(128, Bytes(64)).expect("own").fill(9);
+        assert!(two.bytes(120, Bytes(8)).expect("shared").iter().all(|&x| x == 7));
+        assert!(two.bytes(128, Bytes(64)).expect("own").iter().all(|&x| x == 0));
+        for (at, bytes) in [(127, 2), (128, 65), (193, 0), (u64::MAX, 2)] {
+            assert!(two.range(at, Bytes(bytes)).is_err(), "{bytes} from {at}");
+        }
+        assert!(two.range(192, Bytes(0)).is_ok() && two.range(128, Bytes(0)).is_ok());
+        assert_eq!(arena(128).own.size(), 1, "nothing of its own");
+    }
+}

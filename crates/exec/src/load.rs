@@ -35,7 +35,8 @@ pub(crate) type Upload<'a> = &'a mut dyn FnMut(u64, &[u8]) -> Result<(), DeviceE
 pub type ReadShared<'a> = &'a (dyn Fn(&Param, Range<u64>, &mut [f32]) -> Result<(), ReadError> + Sync);
 
 /// Reads the resident parameters of a plan once, by so many threads, and puts them into the arenas of all executors, which
-/// run one program; lanes that share their weights get them once. A parameter is read and laid out by one thread; each device takes the parts of all by a thread of its own.
+/// run one program; lanes that share their weights get them once. A parameter is read and laid out by one thread; each device
+/// takes the parts of all by a thread of its own.
 ///
 /// # Errors
 /// Those of reading and of the devices; what was loaded by then is of no use.

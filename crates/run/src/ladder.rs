@@ -47,7 +47,9 @@ impl Settings {
         }
         let held = held_by(&running);
         loop {
-            switching(&running, &program, observer);
+            if self.device != Device::Cpu {
+                switching(&running, &program, observer);
+            }
             match self.follow(&program, std::mem::take(&mut running)) {
                 Err(RunError::Device(DeviceError::OutOfMemory { .. })) => {}
                 other => return other.inspect(|_| self.compare(&program, held, "at the start", observer)),

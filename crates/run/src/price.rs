@@ -101,7 +101,7 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
             .graph(bounds(tokens, longest), &[Output::Mean])
             .map_err(|source| PlanError::Verify { after: "build", source })?;
         let plan = compile_with(&graph, &Policy { precision, weights, ..Policy::default() }, target, dump)?;
-        // As a run makes it that is told nothing else.
+        // As a run makes it that is told nothing else, on the CPU one of one lane.
         let program = Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]);
         Ok(program.with_ring(OPEN_STEPS))
     };

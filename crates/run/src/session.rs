@@ -22,7 +22,8 @@ pub struct Settings {
     pub precision: Option<Precision>,
     /// Compute threads.
     pub threads: usize,
-    /// Steps that the CPU's threads compute beside each other, each by its share of them.
+    /// Steps that the CPU's threads compute beside each other, each by its share of them, where a command can; of 1 it takes
+    /// as many as its input is worth.
     pub lanes: usize,
     /// The line: `None` is 80 % of what is free now.
     pub budget: Option<Bytes>,
@@ -88,11 +89,15 @@ impl Settings {
 
     /// What the bits of a result depend on beside its input and weights.
     pub(crate) fn arithmetic(&self) -> Result<Value, RunError> {
-        let precision = self.precision()?.name();
+        let precision = self.precision()?;
+        // f32 has the same bits with dot products of bf16 and without.
+        let instructions = match precision {
+            Precision::F32 => Isa::detect().name().trim_end_matches("+bf16"),
+            _ => Isa::detect().name(),
+        };
+        let precision = precision.name();
         Ok(match &self.device {
-            Device::Cpu => {
-                json!({"device": "cpu", "instructions": Isa::detect().name(), "precision": precision})
-            }
+            Device::Cpu => json!({"device": "cpu", "instructions": instructions, "precision": precision}),
             // Not how many there are, nor which: a run goes on with others.
             Device::Machines(machines) => {
                 let (name, instructions) = (kind(&machines[0].name()), machines[0].arithmetic());
@@ -153,22 +158,32 @@ impl Settings {
         letters: Option<u64>,
         mut plan: impl FnMut(&Self) -> Result<T, RunError>,
     ) -> Result<T, RunError> {
-        let mut lanes = match (&self.device, self.stream) {
-            (Device::Machines(_), _) | (Device::Cpu, Stream::Always) => 1,
-            (Device::Cpu, Stream::Auto | Stream::Never) if self.threads <= ONE_LANE => 1,
-            (Device::Cpu, Stream::Auto | Stream::Never) => {
-                letters.map_or(self.threads, |n| self.threads.min((n / LETTERS_OF_LANE) as usize))
-            }
-        };
+        let mut lanes = self.most_lanes(letters);
         while lanes > 1 {
-            // As many as have equally many threads.
-            lanes = self.threads / self.threads.div_ceil(lanes);
             match plan(&Self { lanes, stream: Stream::Never, ..self.clone() }) {
-                Err(RunError::Plan(PlanError::OverBudget(_))) => lanes /= 2,
+                Err(RunError::Plan(PlanError::OverBudget(_))) => lanes = self.even(lanes / 2),
                 planned => return planned,
             }
         }
         plan(&Self { lanes: 1, ..self.clone() })
+    }
+
+    /// Lanes for so many letters of input, or for all there may be.
+    pub(crate) fn most_lanes(&self, letters: Option<u64>) -> usize {
+        match (&self.device, self.stream) {
+            (Device::Machines(_), _) | (Device::Cpu, Stream::Always) => 1,
+            (Device::Cpu, Stream::Auto | Stream::Never) if self.threads <= ONE_LANE => 1,
+            (Device::Cpu, Stream::Auto | Stream::Never) if self.lanes > 1 => self.even(self.lanes),
+            (Device::Cpu, Stream::Auto | Stream::Never) => {
+                let worth = letters.map_or(self.threads as u64, |n| n / LETTERS_OF_LANE);
+                self.even(usize::try_from(worth).unwrap_or(usize::MAX))
+            }
+        }
+    }
+
+    /// At most so many lanes, of equally many threads.
+    fn even(&self, lanes: usize) -> usize {
+        self.threads / self.threads.div_ceil(lanes.clamp(1, self.threads))
     }
 
     /// Threads of a lane.
@@ -235,7 +250,13 @@ impl Settings {
             lanes => (self.target()?.saturation / lanes as u64).next_multiple_of(TOKEN_STEP).max(LEAST_OF_LANE),
         };
         let ceiling = saturation.max(longest);
-        Ok(Search { floor: longest, ceiling, step: TOKEN_STEP, budget: self.line()? })
+        // Fewer lanes are better than many whose steps are short: each reads all weights.
+        let floor = if self.lanes > 1 && self.tokens.is_none() {
+            ceiling.min(LEAST_OF_LANE.max(longest))
+        } else {
+            longest
+        };
+        Ok(Search { floor, ceiling, step: TOKEN_STEP, budget: self.line()? })
     }
 
     /// Every device, without an arena.
@@ -252,7 +273,8 @@ impl Settings {
 
     /// As [`Settings::start`] for those who compute on one device.
     pub fn start_one(&self, program: Program) -> Result<Executor, RunError> {
-        let mut executors = if self.device.count() > 1 { vec![] } else { self.start(program)? };
+        let one = Self { lanes: 1, ..self.clone() };
+        let mut executors = if self.device.count() > 1 { vec![] } else { one.start(program)? };
         executors.pop().ok_or_else(|| {
             RunError::Refused(
                 "this command computes on one device; name one, such as --device cuda:0".to_owned(),
@@ -273,6 +295,12 @@ pub(crate) fn on_cpu(asked: Option<Precision>) -> Result<Precision, RunError> {
             other.name()
         ))),
     }
+}
+
+/// How each device computes, for a line each; lanes of the CPU are alike.
+pub(crate) fn computing_lines(executors: &[Executor], precision: Precision) -> Vec<String> {
+    let alike = executors.first().map_or(1, |executor| executor.program().lanes());
+    executors.iter().step_by(alike).map(|executor| computing_line(executor, precision)).collect()
 }
 
 /// How a program is computed, as a run prints it when it begins: attention, products, precision, and what bits depend on.

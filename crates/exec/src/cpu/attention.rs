@@ -93,8 +93,8 @@ impl Attention<'_> {
     }
 }
 
-/// As `attention`, of bf16: on the tiles of AMX, or by dot products of pairs, where they are, every query sees every key and nobody wants lse, which
-/// is what inference is of; other forms, those of training, in f32 lanes.
+/// As `attention`, of bf16: on the tiles of AMX, or by dot products of pairs, where they are, every query sees every key and
+/// nobody wants lse, which is what inference is of; other forms, those of training, in f32 lanes.
 #[allow(clippy::too_many_arguments)] // as `attention`
 pub fn attention_bf16(
     cpu: &Cpu,

@@ -90,7 +90,10 @@ impl Isa {
     /// Whether products of bf16 may be dot products of pairs (AVX512-BF16): twice the rate of the lanes, with their bits.
     pub fn has_dots(self) -> bool {
         #[cfg(target_arch = "x86_64")]
-        return self.has_avx512() && is_x86_feature_detected!("avx512bf16");
+        // With VBMI, which attention by them needs: one name for one arithmetic.
+        return self.has_avx512()
+            && is_x86_feature_detected!("avx512bf16")
+            && is_x86_feature_detected!("avx512vbmi");
         #[cfg(not(target_arch = "x86_64"))]
         false
     }

@@ -87,7 +87,7 @@ const ROOT: [f32; 6] =
 /// products that leave the lanes that many.
 ///
 /// The tail a Phi(-a), a = |x|, is off by at most 2^-16 of itself + 2^-19 min(a, 1): the rounding may be off by 2^-9 of
-/// the result. Past -`NEAR` the tail stays what it is there, within the bound. So +inf stays +inf, -inf gives about -0,
+/// the result. Past -`NEAR` the tail stays what it is there, within the bound. So +inf stays +inf, -inf gives -3e-8,
 /// NaN stays NaN.
 #[inline(always)]
 pub(super) fn gelu_bf16<S: Simd>(s: S, x: S::V) -> S::V {

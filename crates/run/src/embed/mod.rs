@@ -4,7 +4,8 @@
 //! with finite values, or the command fails and names it.
 //!
 //! Outside of the ledger wait the rows that are computed before those in front of them: at most
-//! [`data::pack::MOST_PACKS`] packs of them, in practice about [`data::pack::POOL`].
+//! [`data::pack::MOST_PACKS`] packs of them, in practice about [`data::pack::POOL`]; and the outputs of a step of one lane
+//! (those of several are in it).
 
 pub(crate) mod classify;
 mod engine;
@@ -15,7 +16,7 @@ mod states;
 use crate::ladder::Planned;
 use crate::lanes::{Stop, Usage, say_given_back};
 use crate::observer::stopped;
-use crate::session::{attach_all, bounds, bytes_of, computing_line, memory_lines};
+use crate::session::{attach_all, bounds, bytes_of, computing_lines, memory_lines};
 use crate::{EncoderModel, Level, Observer, Progress, RunError, Settings};
 use data::pack::Order;
 use data::sequence::Reader;
@@ -26,7 +27,7 @@ use front::{Front, Limits, Skipped};
 use graph::{Bounds, Bytes, Graph, VerifyError};
 use models::Encoder;
 use output::{Kind, Results, Targets};
-use plan::{PlanError, Policy, Program, compile};
+use plan::{PlanError, Policy, Program, Staging, compile};
 use serde_json::{Value, json};
 use states::States;
 use std::path::PathBuf;
@@ -208,8 +209,8 @@ fn run(
     settings.first_use().iter().for_each(|text| observer.say(Level::Info, text));
     let (mut executors, memory_line) = plan(options, longest, build, observer)?;
     observer.say(Level::Info, &memory_line);
-    for executor in &executors {
-        observer.say(settings.computing_level(), &computing_line(executor, settings.precision()?));
+    for line in computing_lines(&executors, settings.precision()?) {
+        observer.say(settings.computing_level(), &line);
     }
     attach_all(&mut executors, 0, model)?;
 
@@ -323,7 +324,14 @@ fn plan_in(
         let bounds = bounds(tokens, longest.map_or(tokens, |l| l.max(SHORTEST)));
         let graph = build(bounds).map_err(|source| PlanError::Verify { after: "build", source })?;
         let plan = compile(&graph, &Policy { weights, ..policy.clone() }, &target)?;
-        Ok(Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]))
+        let program = Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]);
+        if settings.lanes == 1 {
+            return Ok(program);
+        }
+        // Of every step that is on its way, and what each lane has not handed out yet.
+        let open = settings.ahead() + settings.lanes;
+        let bytes = Bytes(output_bytes(&program).0 * open as u64);
+        Ok(program.beside(vec![Staging { label: "outputs on their way".to_owned(), bytes }]))
     };
     let longest = longest.unwrap_or(SHORTEST).max(SHORTEST);
     let program = settings.fit_streaming(longest, build)?;

@@ -118,9 +118,9 @@ impl Compute {
         self.lanes.program()
     }
 
-    /// How many devices it began with.
+    /// How many devices it began with; lanes of the CPU are one.
     pub(crate) fn devices(&self) -> usize {
-        self.usage().len()
+        self.usage().len().div_ceil(self.program().lanes())
     }
 
     /// What each device did.

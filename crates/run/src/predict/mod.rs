@@ -21,6 +21,7 @@ pub use options::{Models, Options, Shard};
 
 use crate::machine::Tracker;
 use crate::observer::stopped;
+use crate::session::bytes_of;
 use crate::{EncoderModel, HeadModel, Level, Observer, RunError, Settings};
 use data::sequence::{Input, Reader, Record, digests};
 use data::weights::HubEnv;
@@ -101,8 +102,9 @@ pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Ve
         }
         folders.push((folder, input));
     }
-    // One line for all, so that they share one plan.
-    let settings = Settings { budget: Some(options.settings.line()?), ..options.settings.clone() };
+    // One line and as many lanes for all, so that they share one plan.
+    let lanes = options.settings.most_lanes(bytes_of(&options.inputs));
+    let settings = Settings { budget: Some(options.settings.line()?), lanes, ..options.settings.clone() };
     look_at_inputs(options)?;
     let opened = open(options, observer)?;
     let mut warm = None;

@@ -16,7 +16,7 @@ use crate::ladder::Planned;
 use crate::lanes::say_given_back;
 use crate::machine::{Tracker, resident};
 use crate::observer::stopped;
-use crate::session::{attach_all, bytes_of, computing_line, load_all, memory_lines};
+use crate::session::{attach_all, bytes_of, computing_lines, load_all, memory_lines};
 use crate::{Level, Observer, RunError, Settings, price};
 use data::pack::Fill;
 use data::sequence::Input;
@@ -245,8 +245,8 @@ impl Run<'_> {
         settings.first_use().iter().for_each(|text| observer.say(Level::Info, text));
         let running = warm.take().map(|(_, executors)| executors).unwrap_or_default();
         let mut executors = settings.start_smaller(planned, running, observer)?;
-        for executor in &executors {
-            observer.say(settings.computing_level(), &computing_line(executor, settings.precision()?));
+        for line in computing_lines(&executors, settings.precision()?) {
+            observer.say(settings.computing_level(), &line);
         }
         let Opened { dna, protein, head, .. } = self.opened;
         for (part, plan) in plans.into_iter().enumerate() {

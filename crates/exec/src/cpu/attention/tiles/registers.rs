@@ -1,4 +1,5 @@
-//! Tile registers one by one, so that attention on tiles is written once for those of AMX and for their double in tests.
+//! Tile registers one by one, so that attention on tiles is written once: for those of AMX, for their like by dot
+//! products (`dots`), and for their double in tests.
 //!
 //! Invariant: a register is 16 rows of 64 bytes, but for those of heads packed together (`Shape`); what a product of two does is
 //! said in `amx`.
