@@ -89,15 +89,11 @@ impl Settings {
 
     /// What the bits of a result depend on beside its input and weights.
     pub(crate) fn arithmetic(&self) -> Result<Value, RunError> {
-        let precision = self.precision()?;
-        // f32 has the same bits with dot products of bf16 and without.
-        let instructions = match precision {
-            Precision::F32 => Isa::detect().name().trim_end_matches("+bf16"),
-            _ => Isa::detect().name(),
-        };
-        let precision = precision.name();
+        let precision = self.precision()?.name();
         Ok(match &self.device {
-            Device::Cpu => json!({"device": "cpu", "instructions": instructions, "precision": precision}),
+            Device::Cpu => {
+                json!({"device": "cpu", "instructions": Isa::detect().name(), "precision": precision})
+            }
             // Not how many there are, nor which: a run goes on with others.
             Device::Machines(machines) => {
                 let (name, instructions) = (kind(&machines[0].name()), machines[0].arithmetic());
