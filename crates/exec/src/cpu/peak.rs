@@ -24,12 +24,8 @@ pub fn fma_gflops(cpu: &Cpu, seconds: f64) -> f64 {
 
 /// GFLOP/s of dot products of pairs of bf16 (AVX512-BF16); `None` where this instruction set has none.
 pub fn dot_gflops(cpu: &Cpu, seconds: f64) -> Option<f64> {
-    #[cfg(target_arch = "x86_64")]
-    if cpu.isa().has_dots() {
-        // SAFETY: `has_dots` proves the instructions.
-        return Some(gflops(cpu, seconds, &|| unsafe { dot_burst() }));
-    }
-    None
+    // SAFETY: `has_dots` proves the instructions.
+    cpu.isa().has_dots().then(|| gflops(cpu, seconds, &|| unsafe { dot_burst() }))
 }
 
 /// What tiles multiply.
@@ -161,6 +157,13 @@ unsafe fn tile_burst<const INT8: bool>() -> u64 {
     }
     // Each of the four products is 16 x 16 x 32, of integers 64.
     ROUNDS * 4 * 2 * 16 * 16 * if INT8 { 64 } else { 32 }
+}
+
+/// # Safety
+/// None: there is nothing to run.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn dot_burst() -> u64 {
+    0
 }
 
 /// # Safety
