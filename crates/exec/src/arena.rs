@@ -72,16 +72,6 @@ impl Weights {
     pub fn are(&self, bytes: Bytes) -> bool {
         self.block.size() as u64 == bytes.0.max(1)
     }
-
-    /// While it lives, nobody writes them.
-    pub fn read(&self) -> RwLockReadGuard<'_, ()> {
-        self.access.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// While it lives, nobody else reads or writes them.
-    pub fn write(&self) -> RwLockWriteGuard<'_, ()> {
-        self.access.write().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Bytes by their address from 0 on.
@@ -102,11 +92,6 @@ impl Arena {
     pub fn sharing(weights: Arc<Weights>, shared: Bytes, bytes: Bytes) -> Result<Self, DeviceError> {
         assert!(weights.are(shared), "weights of {shared}");
         Ok(Self { shared: Some((weights, shared.0)), own: Block::new(bytes.saturating_sub(shared))? })
-    }
-
-    /// What it shares with others: whoever reads or writes bytes holds its lock meanwhile.
-    pub fn weights(&self) -> Option<Arc<Weights>> {
-        self.shared.as_ref().map(|(weights, _)| Arc::clone(weights))
     }
 
     /// How many bytes are shared: the first.
@@ -130,6 +115,17 @@ impl Arena {
         Ok(unsafe { block.start.add((at - first) as usize) })
     }
 
+    /// While it lives, nobody writes what is shared. Whoever reads holds it meanwhile.
+    pub fn reading(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        self.shared.as_ref().map(|(weights, _)| weights.access.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// While it lives, nobody else reads or writes what is shared, if bytes from `at` on may be of it.
+    fn writing(&self, at: u64) -> Option<RwLockWriteGuard<'_, ()>> {
+        let shared = self.shared.as_ref().filter(|(_, shared)| at < *shared);
+        shared.map(|(weights, _)| weights.access.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// A range to read.
     pub fn bytes(&self, at: u64, bytes: Bytes) -> Result<&[u8], DeviceError> {
         let start = self.range(at, bytes)?;
@@ -137,17 +133,34 @@ impl Arena {
         Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes.0 as usize) })
     }
 
-    /// A range to write.
-    pub fn bytes_mut(&mut self, at: u64, bytes: Bytes) -> Result<&mut [u8], DeviceError> {
-        let start = self.range(at, bytes)?;
-        // SAFETY: the range is inside, and `&mut self` keeps everyone else out, of what is shared the lock.
-        Ok(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes.0 as usize) })
+    /// Writes a range.
+    pub fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        let start = self.range(at, Bytes(bytes.len() as u64))?;
+        let _alone = self.writing(at);
+        // SAFETY: the range is inside; `&mut self` keeps everyone else out, of what is shared the lock.
+        unsafe { start.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Sets a range that may begin among what is shared and end behind it.
+    pub fn fill(&mut self, at: u64, bytes: Bytes, byte: u8) -> Result<(), DeviceError> {
+        let end = at.checked_add(bytes.0).ok_or(DeviceError::OutsideArena { at, bytes })?;
+        let border = self.shared().clamp(at, end);
+        let parts = [(at, Bytes(border - at)), (border, Bytes(end - border))]
+            .map(|(at, bytes)| (self.range(at, bytes), bytes));
+        let _alone = self.writing(at);
+        for (start, bytes) in parts {
+            // SAFETY: as in `write`.
+            unsafe { start?.write_bytes(byte, bytes.0 as usize) };
+        }
+        Ok(())
     }
 
     /// Copies inside of the arena.
     pub fn copy(&mut self, from: u64, to: u64, bytes: Bytes) -> Result<(), DeviceError> {
         let (source, target) = (self.range(from, bytes)?, self.range(to, bytes)?);
-        // SAFETY: both ranges are inside, may overlap, and are nobody else's as in `bytes_mut`.
+        let _alone = self.writing(from.min(to));
+        // SAFETY: both ranges are inside, may overlap, and are nobody else's as in `write`.
         unsafe { source.copy_to(target, bytes.0 as usize) };
         Ok(())
     }
@@ -171,11 +184,20 @@ mod tests {
         let arena = |bytes| Arena::sharing(Arc::clone(&weights), Bytes(128), Bytes(bytes)).expect("memory");
         let [mut one, two] = [arena(192), arena(192)];
         assert_eq!((one.own.size(), one.shared()), (64, 128));
-        one.bytes_mut(0, Bytes(192)).expect_err("of both");
-        one.bytes_mut(120, Bytes(8)).expect("shared").fill(7);
-        one.bytes_mut(128, Bytes(64)).expect("own").fill(9);
+        one.write(0, &[1; 192]).expect_err("of both");
+        one.write(120, &[7; 8]).expect("shared");
+        one.write(128, &[9; 64]).expect("own");
         assert!(two.bytes(120, Bytes(8)).expect("shared").iter().all(|&x| x == 7));
         assert!(two.bytes(128, Bytes(64)).expect("own").iter().all(|&x| x == 0));
+        one.fill(124, Bytes(8), 5).expect("both");
+        one.copy(124, 0, Bytes(4)).expect("shared");
+        let held = |arena: &Arena, at| arena.bytes(at, Bytes(4)).expect("inside").to_vec();
+        assert_eq!([0, 120, 124].map(|at| held(&two, at)), [[5; 4], [7; 4], [5; 4]]);
+        assert_eq!(
+            ([128, 132].map(|at| held(&one, at)), held(&two, 128)),
+            ([[5; 4].to_vec(), [9; 4].to_vec()], vec![0; 4])
+        );
+        one.fill(u64::MAX, Bytes(2), 0).expect_err("outside");
         for (at, bytes) in [(127, 2), (128, 65), (193, 0), (u64::MAX, 2)] {
             assert!(two.range(at, Bytes(bytes)).is_err(), "{bytes} from {at}");
         }

@@ -166,15 +166,15 @@ impl Settings {
 
     /// Lanes for so many letters of input, or for all there may be.
     pub(crate) fn most_lanes(&self, letters: Option<u64>) -> usize {
-        match (&self.device, self.stream) {
-            (Device::Machines(_), _) | (Device::Cpu, Stream::Always) => 1,
-            (Device::Cpu, Stream::Auto | Stream::Never) if self.threads <= ONE_LANE => 1,
-            (Device::Cpu, Stream::Auto | Stream::Never) if self.lanes > 1 => self.even(self.lanes),
-            (Device::Cpu, Stream::Auto | Stream::Never) => {
-                let worth = letters.map_or(self.threads as u64, |n| n / LETTERS_OF_LANE);
-                self.even(usize::try_from(worth).unwrap_or(usize::MAX))
-            }
+        if !matches!(self.device, Device::Cpu) || self.stream == Stream::Always || self.threads <= ONE_LANE {
+            return 1;
         }
+        let worth = match (self.lanes, letters) {
+            (1, Some(letters)) => usize::try_from(letters / LETTERS_OF_LANE).unwrap_or(usize::MAX),
+            (1, None) => self.threads,
+            (asked, _) => asked,
+        };
+        self.even(worth)
     }
 
     /// At most so many lanes, of equally many threads.
@@ -241,16 +241,15 @@ impl Settings {
                  give --tokens {longest} or more"
             )));
         }
-        let saturation = match self.lanes {
-            1 => self.target()?.saturation,
-            lanes => (self.target()?.saturation / lanes as u64).next_multiple_of(TOKEN_STEP).max(LEAST_OF_LANE),
-        };
-        let ceiling = saturation.max(longest);
-        // Fewer lanes are better than many whose steps are short: each reads all weights.
-        let floor = if self.lanes > 1 && self.tokens.is_none() {
-            ceiling.min(LEAST_OF_LANE.max(longest))
-        } else {
-            longest
+        let saturation = self.target()?.saturation;
+        let (ceiling, floor) = match self.lanes {
+            1 => (saturation.max(longest), longest),
+            lanes => {
+                let each =
+                    (saturation / lanes as u64).next_multiple_of(TOKEN_STEP).max(LEAST_OF_LANE).max(longest);
+                // Fewer lanes are better than many whose steps are short: each reads all weights.
+                (each, if self.tokens.is_none() { LEAST_OF_LANE.max(longest) } else { longest })
+            }
         };
         Ok(Search { floor, ceiling, step: TOKEN_STEP, budget: self.line()? })
     }

@@ -108,7 +108,7 @@ pub fn attention_bf16(
     workspace: &mut [f32],
 ) {
     #[cfg(target_arch = "x86_64")]
-    if (cpu.isa().has_tiles() || cpu.isa().has_dots()) && tiles::takes(config, lse.is_some()) {
+    if tiles::takes(cpu.isa(), config, lse.is_some()) {
         tiles::attention(cpu, config, [q, k, v], spans, &o, workspace);
         return;
     }

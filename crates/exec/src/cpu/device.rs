@@ -62,6 +62,19 @@ impl CpuDevice {
     fn arena_mut(&mut self) -> Result<&mut Arena, DeviceError> {
         self.arena.as_mut().ok_or(DeviceError::OutsideArena { at: 0, bytes: Bytes::ZERO })
     }
+
+    fn compute(&self, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        let arena = self.arena()?;
+        let _unchanged = arena.reading();
+        let l = Operands { arena, launch, widened: kernels::widens(launch) };
+        widening::widen(&l, &self.cpu)?;
+        if l.in_bf16() {
+            run::<Bf16>(&l, &self.cpu)?;
+        } else {
+            run::<f32>(&l, &self.cpu)?;
+        }
+        widening::narrow(&l, &self.cpu)
+    }
 }
 
 impl Lane {
@@ -118,55 +131,32 @@ impl Device for CpuDevice {
 
     fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         let start = self.clock.start();
-        let (arena, len) = (self.arena_mut()?, Bytes(bytes.len() as u64));
-        let weights = arena.weights().filter(|_| at < arena.shared());
-        let _alone = weights.as_ref().map(|weights| weights.write());
-        arena.bytes_mut(at, len)?.copy_from_slice(bytes);
+        self.arena_mut()?.write(at, bytes)?;
         self.clock.copied(start, "in", Bytes(bytes.len() as u64));
         Ok(())
     }
 
     fn download(&mut self, at: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        let (arena, weights) = (self.arena()?, self.arena()?.weights());
-        let _unchanged = weights.as_ref().map(|weights| weights.read());
+        let arena = self.arena()?;
+        let _unchanged = arena.reading();
         out.copy_from_slice(arena.bytes(at, Bytes(out.len() as u64))?);
         Ok(())
     }
 
     fn fill(&mut self, at: u64, bytes: Bytes, byte: u8) -> Result<(), DeviceError> {
-        let first = self.takes_weights();
-        let arena = self.arena_mut()?;
-        let (end, shared) = (at + bytes.0, arena.shared());
         // What lanes share is the first one's to fill.
-        if at < shared && first {
-            let weights = arena.weights();
-            let _alone = weights.as_ref().map(|weights| weights.write());
-            arena.bytes_mut(at, Bytes(end.min(shared) - at))?.fill(byte);
-        }
-        let own = at.max(shared);
-        arena.bytes_mut(own, Bytes(end.saturating_sub(own)))?.fill(byte);
-        Ok(())
+        let first = if self.takes_weights() { at } else { self.arena()?.shared().max(at) };
+        let end = at.saturating_add(bytes.0).max(first);
+        self.arena_mut()?.fill(first, Bytes(end - first), byte)
     }
 
     fn copy(&mut self, from: u64, to: u64, bytes: Bytes) -> Result<(), DeviceError> {
-        let arena = self.arena_mut()?;
-        let weights = arena.weights().filter(|_| from.min(to) < arena.shared());
-        let _alone = weights.as_ref().map(|weights| weights.write());
-        arena.copy(from, to, bytes)
+        self.arena_mut()?.copy(from, to, bytes)
     }
 
     fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
         let start = self.clock.start();
-        let weights = self.arena()?.weights();
-        let _unchanged = weights.as_ref().map(|weights| weights.read());
-        let l = Operands { arena: self.arena()?, launch, widened: kernels::widens(launch) };
-        widening::widen(&l, &self.cpu)?;
-        if l.in_bf16() {
-            run::<Bf16>(&l, &self.cpu)?;
-        } else {
-            run::<f32>(&l, &self.cpu)?;
-        }
-        widening::narrow(&l, &self.cpu)?;
+        self.compute(launch)?;
         self.clock.note(start, "compute", launch.op.name());
         Ok(())
     }
@@ -178,8 +168,7 @@ impl Device for CpuDevice {
     fn fetch(&mut self, at: u64, bytes: Bytes) -> Result<Ticket, DeviceError> {
         let start = self.clock.start();
         let arena = self.arena.as_ref().ok_or(DeviceError::OutsideArena { at, bytes })?;
-        let weights = arena.weights();
-        let _unchanged = weights.as_ref().map(|weights| weights.read());
+        let _unchanged = arena.reading();
         let ticket = self.fetched.put(arena.bytes(at, bytes)?);
         self.clock.copied(start, "out", bytes);
         Ok(ticket)

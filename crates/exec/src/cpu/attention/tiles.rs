@@ -24,6 +24,7 @@ mod weights;
 use super::super::Cpu;
 use super::super::amx::{SIDE, STEP, TILE, Tiles};
 use super::super::element::Bf16;
+use super::super::isa::Isa;
 use super::super::simd::Simd;
 use super::super::simd_x86::Avx512;
 use super::super::view::{Rows, RowsMut};
@@ -67,12 +68,17 @@ pub(in super::super) fn has_lanes() -> bool {
         && is_x86_feature_detected!("avx512bf16")
 }
 
-/// Whether this kernel takes that form: inference's. A scale that is not positive would turn maxima into minima.
-pub(super) fn takes(config: Attention<'_>, lse: bool) -> bool {
-    has_lanes() && config.mask == Mask::Full && !lse && config.scale > 0.0
+/// Whether `isa` has tiles or dot products, and this kernel takes that form: inference's. A scale that is not positive would
+/// turn maxima into minima.
+pub(super) fn takes(isa: Isa, config: Attention<'_>, lse: bool) -> bool {
+    (isa.has_tiles() || isa.has_dots())
+        && has_lanes()
+        && config.mask == Mask::Full
+        && !lse
+        && config.scale > 0.0
 }
 
-/// As `attention`, for an `Isa` with tiles or dot products, and a form that it takes.
+/// As `attention`, for what it takes.
 pub(super) fn attention(
     cpu: &Cpu,
     config: Attention<'_>,
@@ -82,7 +88,7 @@ pub(super) fn attention(
     workspace: &mut [f32],
 ) {
     let isa = cpu.isa();
-    assert!((isa.has_tiles() || isa.has_dots()) && takes(config, false), "tiles, and a form for them");
+    assert!(takes(isa, config, false), "tiles, and a form for them");
     if isa.has_tiles() {
         // SAFETY: `has_tiles` proves them; a thread has no others while it runs a task.
         let configure = &|shape| -> Tiles { unsafe { registers::configure(shape) } };

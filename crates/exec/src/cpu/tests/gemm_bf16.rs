@@ -38,26 +38,21 @@ pub(super) fn ways() -> impl Iterator<Item = (String, bool, Cpu, Linear)> {
     });
     let lanes = machines().filter(|cpu| !cpu.isa().has_tiles()).map(|cpu| {
         let name = format!("{} in lanes x {}", cpu.isa().name(), cpu.threads());
-        (name, cpu.isa().has_fma(), cpu, in_lanes as Linear)
+        (name, cpu.isa().has_fma(), cpu, IN_LANES)
     });
     let chosen = chosen.chain(lanes);
     #[cfg(target_arch = "x86_64")]
-    let chosen = chosen.chain([1, 3].into_iter().filter(|_| has_bf16()).map(|threads| {
-        (format!("tiles in plain code x {threads}"), false, Cpu::new(threads), on_double as Linear)
-    }));
+    let chosen = chosen.chain(
+        [1, 3]
+            .into_iter()
+            .filter(|_| has_bf16())
+            .map(|threads| (format!("tiles in plain code x {threads}"), false, Cpu::new(threads), ON_DOUBLE)),
+    );
     chosen
 }
 
-fn in_lanes(
-    cpu: &Cpu,
-    x: Rows<'_, Bf16>,
-    w: &[Bf16],
-    e: EpilogueBf16<'_>,
-    y: RowsMut<'_, Bf16>,
-    workspace: &mut [f32],
-) {
-    linear_by(cpu, Form::Lanes, Job::new(x, w, e, &y), workspace);
-}
+const IN_LANES: Linear =
+    |cpu, x, w, e, y, workspace| linear_by(cpu, Form::Lanes, Job::new(x, w, e, &y), workspace);
 
 /// What the work around the tiles needs.
 #[cfg(target_arch = "x86_64")]
@@ -70,21 +65,14 @@ pub(super) fn has_bf16() -> bool {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn on_double(
-    cpu: &Cpu,
-    x: Rows<'_, Bf16>,
-    w: &[Bf16],
-    e: EpilogueBf16<'_>,
-    y: RowsMut<'_, Bf16>,
-    workspace: &mut [f32],
-) {
+const ON_DOUBLE: Linear = |cpu, x, w, e, y, workspace| {
     if x.cols() == 0 {
         return linear(cpu, x, w, e, y, workspace);
     }
     let (job, each) = (Job::new(x, w, e, &y), workspace.len() / cpu.threads() * 4);
     // SAFETY: plain code runs everywhere, and `ways` saw AVX-512 with BF16.
     unsafe { gemm_bf16_amx::linear::<Double>(cpu, job, None, workspace.as_mut_ptr(), each) }
-}
+};
 
 /// The operands of one product.
 struct Case {

@@ -18,11 +18,9 @@ use graph::ops::Hidden;
 /// An MLP's way: `mlp` as it chooses, or tiles in plain code.
 type Fused = fn(&Cpu, Rows<'_, Bf16>, Mlp<'_>, RowsMut<'_, Bf16>, &mut [f32]);
 
-/// Names, the machine, the product of its parts, and the whole, which takes tiles where there are any: products in lanes have
-/// other bits there.
+/// Names, the machine, the product of its parts, and the whole.
 fn ways() -> impl Iterator<Item = (String, Cpu, Linear, Fused)> {
-    let ways = products().filter(|(name, _, cpu, _)| !(cpu.isa().has_tiles() && name.contains("in lanes")));
-    ways.map(|(name, _, cpu, linear)| {
+    products().map(|(name, _, cpu, linear)| {
         #[cfg(target_arch = "x86_64")]
         if name.starts_with("tiles in plain code") {
             return (name, cpu, linear, on_double as Fused);
