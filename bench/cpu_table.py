@@ -83,7 +83,7 @@ def shape(row):
 def models(row, args):
     """Rounds of our side and theirs; a line of the table."""
     precision = "f32" if row == "f32" else "bf16"
-    peers = [Peer(row, dtype, args) for dtype in (["f32"] if row == "f32" else ["bf16", "f32"])]
+    peers = [Peer(row, dtype, args) for dtype in (["f32"] if row == "f32" else args.dtype or ["bf16", "f32"])]
     model, batch, length = shape(row)
     work = ["--model", model, "--batch", f"{batch}x{length}"]
     mine, shares, theirs = [], [], [[] for _ in peers]
@@ -170,6 +170,7 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=1, help="timed passes of a side in a round")
+    parser.add_argument("--dtype", action="append", choices=["bf16", "f32"], help="of the peers; both by default")
     parser.add_argument("--compile", action="store_true", help="torch.compile around the peers")
     args = parser.parse_args()
     if unknown := [row for row in args.rows if row not in ROWS]:
