@@ -38,7 +38,7 @@ use pack::{Cut, Order, Pairs, columns};
 use places::{Next, Parts};
 use products::{Gather, pairs};
 pub(in super::super) use registers::{Registers, Shape};
-use weights::{Running, Scores, UNITS, bounded, rest, soften};
+use weights::{Running, Scores, UNITS, bounded, rest, soften, soften_far};
 
 /// Bytes of a row of a tile.
 const LINE: usize = 64;
@@ -319,14 +319,15 @@ impl Task<'_> {
             let scores = self.scores(strip);
             let decay = self.begin(keys, (head, strip), running);
             let ready = running.bounded && self.ready();
-            let mut offsets = [0.0; SIDE];
-            _mm512_storeu_ps(offsets.as_mut_ptr(), running.offsets());
+            let (far, mut offsets) = (running.far(), [0.0; SIDE]);
+            _mm512_storeu_ps(offsets.as_mut_ptr(), if far { running.taken() } else { running.offsets() });
             let mut sums = [_mm512_setzero_ps(); SIDE];
             for (r, sums) in sums.iter_mut().enumerate() {
                 let row = scores.add(r * SCORES);
-                *sums = match ready {
-                    true => soften(row, keys.len, keys.rest, Scores::Ready),
-                    false => soften(row, keys.len, keys.rest, Scores::Times(self.scale, offsets[r])),
+                *sums = match (ready, far) {
+                    (true, _) => soften(row, keys.len, keys.rest, Scores::Ready),
+                    (_, true) => soften_far(row, keys.len, keys.rest, self.scale, offsets[r]),
+                    _ => soften(row, keys.len, keys.rest, Scores::Times(self.scale, offsets[r])),
                 };
                 if head == 0 && keys.start == 0 {
                     self.ask(strip * SIDE + r);

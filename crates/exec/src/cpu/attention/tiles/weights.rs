@@ -32,6 +32,9 @@ const LIMIT: f32 = 64.0;
 const SHIFT: f32 = 40.0;
 /// From here to 2^24 an f32 has no fraction; its low 16 bits are zero.
 const MAGIC: f32 = 12_582_912.0;
+/// Powers of two from which on scores are rounded before they are summed with what makes them y: the sum of that and what is
+/// taken off would be rounded instead, to more than a weight can be.
+const FAR: f32 = 8_388_608.0;
 /// What bounded scores begin with: a row of a tile of sums.
 #[repr(align(64))]
 pub(super) struct Begin(pub(super) [f32; SIDE]);
@@ -124,6 +127,26 @@ impl Running {
         }
     }
 
+    /// Whether what is taken off some row is so much that `offsets` would be rounded.
+    ///
+    /// # Safety
+    /// The CPU has AVX-512.
+    #[inline(always)]
+    pub(super) unsafe fn far(&self) -> bool {
+        // SAFETY: as the caller promises.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_GE_OQ>(_mm512_abs_ps(self.top), _mm512_set1_ps(FAR)) > 0 }
+    }
+
+    /// What is taken off each row, in last places.
+    ///
+    /// # Safety
+    /// The CPU has AVX-512.
+    #[inline(always)]
+    pub(super) unsafe fn taken(&self) -> __m512 {
+        // SAFETY: as the caller promises.
+        unsafe { _mm512_mul_ps(self.top, _mm512_set1_ps(UNITS)) }
+    }
+
     /// What makes each row's scores, in last places, y above `MAGIC`.
     ///
     /// # Safety
@@ -185,6 +208,8 @@ pub(super) enum Scores {
     Ready,
     /// Times the first, plus the second, unless that is less than nothing.
     Times(f32, f32),
+    /// Times the first, less the second, rounded as maxima are.
+    Far(f32, f32),
 }
 
 /// Which words of the last step's weights are of keys that are there, of `keys`; none if all steps are whole.
@@ -214,6 +239,17 @@ pub(super) unsafe fn soften(row: *mut f32, keys: usize, rest: __mmask32, scores:
         }
         sums
     }
+}
+
+/// The same where what is taken off is `Running::far`, which no model does that has learnt anything.
+///
+/// # Safety
+/// As `soften`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512bf16")]
+#[cold]
+pub(super) unsafe fn soften_far(row: *mut f32, keys: usize, rest: __mmask32, scale: f32, taken: f32) -> __m512 {
+    // SAFETY: as the caller promises.
+    unsafe { soften(row, keys, rest, Scores::Far(scale, taken)) }
 }
 
 /// Turns four rows of 32 scores, each two lines, that are `Scores::Ready` into four lines of weights, and adds them to each
@@ -325,6 +361,10 @@ unsafe fn last_places(from: *const f32, scores: Scores) -> __m512i {
             Scores::Times(scale, offset) => {
                 let y = _mm512_fmadd_ps(score, _mm512_set1_ps(scale), _mm512_set1_ps(offset));
                 _mm512_max_ps(y, _mm512_set1_ps(MAGIC))
+            }
+            Scores::Far(scale, taken) => {
+                let y = _mm512_sub_ps(_mm512_mul_ps(score, _mm512_set1_ps(scale)), _mm512_set1_ps(taken));
+                _mm512_max_ps(_mm512_add_ps(y, _mm512_set1_ps(MAGIC + BIAS * UNITS)), _mm512_set1_ps(MAGIC))
             }
         })
     }
