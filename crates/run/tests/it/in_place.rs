@@ -106,9 +106,9 @@ fn settings(threads: usize, budget: Option<Bytes>) -> Settings {
     Settings { threads, budget, precision: Some(Precision::F32), ..Settings::default() }
 }
 
-fn planned(threads: u64, budget: Option<Bytes>) -> Result<plan::Program, RunError> {
-    let Settings { budget, precision, stream, .. } = settings(threads as usize, budget);
-    let target = Target::named("cpu").expect("a target").with_units(threads);
+fn planned(threads: usize, budget: Option<Bytes>) -> Result<plan::Program, RunError> {
+    let Settings { budget, precision, stream, .. } = settings(threads, budget);
+    let target = Target::named("cpu").expect("a target").with_units(threads as u64);
     let model = fixture("goldens/esm2/config.json").display().to_string();
     program(&model, &Request { tokens: None, budget, stream, precision, target })
 }
