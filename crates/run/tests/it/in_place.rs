@@ -66,10 +66,10 @@ fn planned_bytes_are_those_of_lanes() {
         let executors = Settings { lanes, ..settings }.start(planned).expect("started");
         let change = region.change();
         let held = Bytes((change.bytes_allocated - change.bytes_deallocated) as u64);
-        // Executors have their instructions beside their arenas.
-        let arenas = peak - outputs;
+        // Each executor has its plan and instructions beside its arena.
+        let (arenas, instructions) = (peak - outputs, Bytes(50_000 * lanes as u64));
         assert!(
-            executors.len() == lanes && held >= arenas && held < arenas + Bytes(200_000),
+            executors.len() == lanes && held >= arenas && held < arenas + instructions,
             "{held} for {arenas}"
         );
     }
