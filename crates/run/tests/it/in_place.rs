@@ -9,7 +9,7 @@ use plimsoll_run::embed::{self, Destination, Pool, embed};
 use plimsoll_run::price::{Request, program, to_json, to_text};
 use plimsoll_run::{Device, Precision, RunError, Settings, Silent, Stream};
 use stats_alloc::Region;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 #[test]
@@ -114,10 +114,10 @@ fn planned(threads: usize, budget: Option<Bytes>) -> Result<plan::Program, RunEr
 }
 
 /// The memory line of an embedding.
-fn embedded(folder: &Folder, input: &PathBuf, settings: &Settings) -> String {
+fn embedded(folder: &Folder, input: &Path, settings: &Settings) -> String {
     let options = embed::Options {
         model: fixture("goldens/esm2").display().to_string(),
-        inputs: vec![input.clone()],
+        inputs: vec![input.to_owned()],
         output: Destination::File(folder.path("out.npy")),
         force: true,
         pool: Pool::Mean,
