@@ -1,5 +1,6 @@
 //! What a device that does everything at once keeps for others: bytes that were fetched, and spans by the host's clock.
-//! Invariant: buffers of collected bytes are used again, so fetching allocates only until it has seen the widest.
+//! Invariant: buffers of collected bytes are used again, so fetching allocates only until it has seen the widest, and no more
+//! than that.
 
 use crate::device::{DeviceError, Span, Ticket};
 use graph::Bytes;
@@ -21,6 +22,8 @@ impl Fetched {
     pub(crate) fn put(&mut self, bytes: &[u8]) -> Ticket {
         let mut buffer = self.spare.pop_front().unwrap_or_default();
         buffer.clear();
+        // To the byte: what is held of a step is in the ledger.
+        buffer.reserve_exact(bytes.len());
         buffer.extend_from_slice(bytes);
         self.open.push_back(buffer);
         self.next += 1;
@@ -74,5 +77,20 @@ impl Clock {
     /// What was noted.
     pub(crate) fn take(&mut self) -> Vec<Span> {
         std::mem::take(&mut self.spans)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_as_large_as_the_widest() {
+        let mut fetched = Fetched::default();
+        for bytes in [100, 150, 151, 20] {
+            let ticket = fetched.put(&vec![7; bytes]);
+            fetched.take(ticket, &mut vec![0; bytes]).expect("the oldest");
+        }
+        assert_eq!(fetched.spare.iter().map(Vec::capacity).collect::<Vec<_>>(), [151]);
     }
 }

@@ -150,6 +150,8 @@ impl Executor {
         let mut result = if outs.is_empty() { self.device_mut().wait() } else { Ok(()) };
         for out in outs {
             let Some((ticket, n)) = self.open.tickets.pop_front() else { break };
+            // To the byte: what is held of a step is in the ledger.
+            out.reserve_exact(n.saturating_sub(out.len()));
             out.resize(n, 0.0);
             // All of them, also behind an error: those of the next step come behind.
             let collected = self.device_mut().collect(ticket, bytemuck::cast_slice_mut(out));

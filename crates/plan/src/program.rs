@@ -189,7 +189,8 @@ impl Program {
             ledger.add(&format!("beside the arena: {}", s.label), s.bytes);
         }
         if self.lanes > 1 {
-            ledger.add(&format!("{} lanes beside the first", self.lanes - 1), self.more_lanes());
+            let more = if self.lanes == 2 { "1 lane".to_owned() } else { format!("{} lanes", self.lanes - 1) };
+            ledger.add(&format!("{more} beside the first"), self.more_lanes());
         }
         ledger.add("padding and packing", padding);
         for r in &self.target.reserved {

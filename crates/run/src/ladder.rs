@@ -1,7 +1,7 @@
 //! From a program to executors where memory is short. Invariant: nothing is allocated of a program that is larger than
 //! what is free; what another process takes in between makes steps smaller and is said, or is refused with a bill.
 
-use crate::session::TOKEN_STEP;
+use crate::lanes::planned::TOKEN_STEP;
 use crate::{Device, Level, Observer, RunError, Settings};
 use exec::{DeviceError, Executor, Machine};
 use graph::Bytes;

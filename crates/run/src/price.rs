@@ -1,18 +1,16 @@
 //! What a model would take: the plan of `plimsoll plan`, from the configuration alone.
 
 use crate::hub::{self, Need};
-use crate::lanes::HOST;
+use crate::lanes::{HOST, planned};
 use crate::model::read_config;
-use crate::session::{bounds, on_cpu};
+use crate::session::{LETTERS_OF_LANE, bounds, on_cpu, threads};
 use crate::{RunError, Settings, Silent, machine};
 use data::bounded;
 use data::printable::Place;
 use data::weights::HubEnv;
 use graph::Bytes;
 use models::{Encoder, Output, known};
-use plan::{
-    Dump, OPEN_STEPS, PlanError, Policy, Precision, Program, Search, Stream, Target, Weights, compile_with,
-};
+use plan::{Dump, OPEN_STEPS, PlanError, Policy, Precision, Program, Stream, Target, Weights, compile_with};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -27,11 +25,23 @@ pub struct Request {
     pub stream: Stream,
     /// The element type of weights and activations; `None` is what the machine does best.
     pub precision: Option<Precision>,
-    /// The machine.
+    /// The machine; of a CPU its units are the threads of the run.
     pub target: Target,
 }
 
 impl Request {
+    /// Lanes that a run takes whose input may be long.
+    fn most_lanes(&self) -> usize {
+        match self.target.space == HOST {
+            true => planned::most(self.threads(), self.threads(), self.stream),
+            false => 1,
+        }
+    }
+
+    fn threads(&self) -> usize {
+        usize::try_from(self.target.units).unwrap_or(usize::MAX)
+    }
+
     /// The element type of weights and activations, as a run on the target would choose it.
     fn precision(&self) -> Result<Precision, RunError> {
         let Target { name, space, rates, .. } = &self.target;
@@ -67,8 +77,12 @@ const LONGEST: u64 = 1024;
 /// Bytes of a target file; ours have three thousand.
 const LARGEST_TARGET: u64 = 1 << 18;
 
-/// The machine of a name, or of a target file: a path that ends in `.toml`.
+/// The machine of a name, of which the CPU in place has the threads that a run would have, or of a target file: a path that
+/// ends in `.toml`.
 pub fn target(word: &str) -> Result<Target, RunError> {
+    if word == CPU {
+        return Ok(Target::named(word)?.with_units(machine::cores() as u64));
+    }
     if !word.ends_with(".toml") {
         return Ok(Target::named(word)?);
     }
@@ -86,32 +100,48 @@ pub fn encoder(model: &str) -> Result<Encoder, RunError> {
     Encoder::from_json(&text).map_err(|source| RunError::Config { path, source })
 }
 
-/// The program that embeds sequences (mean) with `model`.
+/// The same CPU with another number of threads; a GPU has none to choose.
+pub fn with_threads(target: Target, threads: usize) -> Result<Target, RunError> {
+    match target.space == HOST {
+        true => Ok(target.with_units(threads as u64)),
+        false => {
+            let text =
+                format!("--threads {threads}: `{}` is no CPU, and its plan depends on none", target.name);
+            Err(RunError::Refused(text))
+        }
+    }
+}
+
+/// The program that embeds sequences (mean) with `model`, as a run has it that does not know how long its input is.
 pub fn program(model: &str, request: &Request) -> Result<Program, RunError> {
     program_with(model, request, &mut |_, _| {})
 }
 
 /// The same, and shows the graph after every pass.
 pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Program, RunError> {
-    let encoder = encoder(model)?;
-    let (target, precision) = (&request.target, request.precision()?);
-    let longest = request.tokens.map_or(LONGEST, |t| t.min(LONGEST));
-    let mut build = |tokens: u64, weights: Weights| {
-        let graph = encoder
-            .graph(bounds(tokens, longest), &[Output::Mean])
-            .map_err(|source| PlanError::Verify { after: "build", source })?;
-        let plan = compile_with(&graph, &Policy { precision, weights, ..Policy::default() }, target, dump)?;
-        // As a run makes it that is told nothing else, on the CPU one of one lane.
-        let program = Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]);
-        Ok(program.with_ring(OPEN_STEPS))
-    };
-    let budget = match (request.budget, target.memory) {
+    let (encoder, precision) = (encoder(model)?, request.precision()?);
+    let budget = match (request.budget, request.target.memory) {
         (Some(budget), _) => budget,
         (None, Bytes::ZERO) => Settings::default().line()?,
         (None, memory) => memory,
     };
-    let search = Search { floor: longest, ceiling: target.saturation.max(longest), step: 128, budget };
-    Ok(plan::fit(request.tokens, search, request.stream, &mut build)?)
+    let longest = request.tokens.map_or(LONGEST, |t| t.min(LONGEST));
+    planned::fitting(request.threads(), request.most_lanes(), |lanes| {
+        let each = planned::of_lane(request.threads(), lanes) as u64;
+        let target = request.target.clone().with_units(each);
+        let search = planned::search(&target, lanes, longest, request.tokens, budget);
+        let stream = planned::stream(lanes, request.stream);
+        let mut build = |tokens: u64, weights: Weights| {
+            let graph = encoder
+                .graph(bounds(tokens, longest), &[Output::Mean])
+                .map_err(|source| PlanError::Verify { after: "build", source })?;
+            let policy = Policy { precision, weights, ..Policy::default() };
+            let plan = compile_with(&graph, &policy, &target, &mut *dump)?;
+            let program = Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]);
+            Ok(planned::with_outputs(program, lanes).with_ring(OPEN_STEPS).with_lanes(lanes))
+        };
+        Ok(plan::fit(request.tokens, search, stream, &mut build)?)
+    })
 }
 
 /// The plan as JSON; the ledger sums to `peak_bytes`.
@@ -122,6 +152,7 @@ pub fn to_json(program: &Program) -> Result<Value, RunError> {
     let bounds = program.plans().first().map(|(_, p)| p.graph.bounds);
     Ok(json!({
         "target": program.target().name,
+        "lanes": program.lanes(),
         "bounds": bounds.map(|b| json!({"tokens": b.tokens, "sequences": b.sequences, "longest": b.longest})),
         "ledger": entries,
         "peak_bytes": program.peak().0,
@@ -138,6 +169,9 @@ pub fn to_text(model: &str, program: &Program) -> Result<String, RunError> {
     let target = program.target();
     let model = Place(Path::new(model));
     let mut text = format!("{model} on {} ({})\n", target.name, target.about);
+    if target.space == HOST {
+        text += &lanes_line(program);
+    }
     if let Some((_, plan)) = program.plans().first() {
         let b = plan.graph.bounds;
         text += &format!(
@@ -160,8 +194,23 @@ pub fn to_text(model: &str, program: &Program) -> Result<String, RunError> {
     }
     text += &format!("peak at {}\n", program.peak_at().1);
     text += &format!("lower bound {bound}; packing wastes {:.2} %\n", 100.0 * waste);
-    text += &format!("expected {:.3} s a step\ndigest {}", program.seconds(), program.digest()?);
+    // The target's rates are those of all its threads together.
+    let seconds = program.seconds() * program.lanes() as f64;
+    let of_lanes = if program.lanes() > 1 { " in every lane" } else { "" };
+    text += &format!("expected {seconds:.3} s a step{of_lanes}\ndigest {}", program.digest()?);
     Ok(text)
+}
+
+/// How a CPU's threads compute.
+fn lanes_line(program: &Program) -> String {
+    let each = threads(program.target().units);
+    match program.lanes() {
+        1 => format!("{each} in one lane: they compute a step together\n"),
+        lanes => format!(
+            "{lanes} lanes of {each}, which compute steps beside each other; fewer where a run's input has not {} for each\n",
+            Bytes(LETTERS_OF_LANE)
+        ),
+    }
 }
 
 /// Memory of the host through which steps' inputs and outputs travel.

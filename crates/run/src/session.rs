@@ -2,7 +2,7 @@
 //! its peak is within the budget; what was chosen is reported.
 
 use crate::device::kind;
-use crate::lanes::{HOST, enough};
+use crate::lanes::{HOST, enough, planned};
 use crate::{Device, EncoderModel, Level, RunError, machine};
 use exec::cpu::{CpuDevice, Isa};
 use exec::{Executor, Param};
@@ -47,19 +47,12 @@ impl Default for Settings {
     }
 }
 
-/// Tokens that bounds are a multiple of.
-pub(crate) const TOKEN_STEP: u64 = 128;
-
 /// Tokens for each sequence that a step can hold: with sequences shorter than this on average, a step is
 /// bounded by its sequences.
 const TOKENS_PER_SEQUENCE: u64 = 8;
 
-/// Tokens up to which a lane's steps may grow, however many lanes there are.
-const LEAST_OF_LANE: u64 = 1024;
-
-/// Threads up to which one lane has them all, and letters of input for which another lane is worth its memory.
-const ONE_LANE: usize = 2;
-const LETTERS_OF_LANE: u64 = 8192;
+/// Letters of input for which another lane is worth its memory.
+pub(crate) const LETTERS_OF_LANE: u64 = 8192;
 
 /// Threads that tokenize for each GPU.
 const TOKENIZERS: usize = 8;
@@ -146,45 +139,40 @@ impl Settings {
         }
     }
 
-    /// Plans with as many lanes as the input has work for and the line has room for. `letters` of input there are, or nobody
-    /// knows. Threads of one lane meet behind every op, lanes never; but a lane takes memory, and what little input there is
-    /// is done sooner by all threads together. Streamed weights would be read by each lane, so they have one.
+    /// Plans with as many lanes as the work is worth and the line has room for. Threads of one lane meet behind every op,
+    /// lanes never; but a lane takes memory, and what little input there is is done sooner by all threads together. Streamed
+    /// weights would be read by each lane, so they have one.
     pub(crate) fn in_lanes<T>(
         &self,
-        letters: Option<u64>,
+        worth: usize,
         mut plan: impl FnMut(&Self) -> Result<T, RunError>,
     ) -> Result<T, RunError> {
-        let mut lanes = self.most_lanes(letters);
-        while lanes > 1 {
-            match plan(&Self { lanes, stream: Stream::Never, ..self.clone() }) {
-                Err(RunError::Plan(PlanError::OverBudget(_))) => lanes = self.even(lanes / 2),
-                planned => return planned,
-            }
-        }
-        plan(&Self { lanes: 1, ..self.clone() })
+        planned::fitting(self.threads, self.most_lanes(worth), |lanes| {
+            let stream = planned::stream(lanes, self.stream);
+            plan(&Self { lanes, stream, ..self.clone() })
+        })
     }
 
-    /// Lanes for so many letters of input, or for all there may be.
-    pub(crate) fn most_lanes(&self, letters: Option<u64>) -> usize {
-        if !matches!(self.device, Device::Cpu) || self.stream == Stream::Always || self.threads <= ONE_LANE {
-            return 1;
+    /// Lanes for what is worth so many.
+    pub(crate) fn most_lanes(&self, worth: usize) -> usize {
+        match self.device {
+            Device::Cpu => planned::most(self.threads, worth, self.stream),
+            Device::Machines(_) => 1,
         }
-        let worth = match (self.lanes, letters) {
-            (1, Some(letters)) => usize::try_from(letters / LETTERS_OF_LANE).unwrap_or(usize::MAX),
+    }
+
+    /// Lanes that are asked for, or else that the work is worth, of which nobody may know how much it is.
+    pub(crate) fn worth(&self, work: Option<u64>) -> usize {
+        match (self.lanes, work) {
+            (1, Some(lanes)) => usize::try_from(lanes).unwrap_or(usize::MAX),
             (1, None) => self.threads,
             (asked, _) => asked,
-        };
-        self.even(worth)
-    }
-
-    /// At most so many lanes, of equally many threads.
-    fn even(&self, lanes: usize) -> usize {
-        self.threads / self.threads.div_ceil(lanes.clamp(1, self.threads))
+        }
     }
 
     /// Threads of a lane.
     fn threads_of_lane(&self) -> usize {
-        (self.threads / self.lanes).max(1)
+        planned::of_lane(self.threads, self.lanes)
     }
 
     /// The line in bytes.
@@ -241,17 +229,7 @@ impl Settings {
                  give --tokens {longest} or more"
             )));
         }
-        let saturation = self.target()?.saturation;
-        let (ceiling, floor) = match self.lanes {
-            1 => (saturation.max(longest), longest),
-            lanes => {
-                let each =
-                    (saturation / lanes as u64).next_multiple_of(TOKEN_STEP).max(LEAST_OF_LANE).max(longest);
-                // Fewer lanes are better than many whose steps are short: each reads all weights.
-                (each, if self.tokens.is_none() { LEAST_OF_LANE.max(longest) } else { longest })
-            }
-        };
-        Ok(Search { floor, ceiling, step: TOKEN_STEP, budget: self.line()? })
+        Ok(planned::search(&self.target()?, self.lanes, longest, self.tokens, self.line()?))
     }
 
     /// Every device, without an arena.
@@ -266,16 +244,20 @@ impl Settings {
         }
     }
 
-    /// As [`Settings::start`] for those who compute on one device.
+    /// As [`Settings::start`] for those who compute on one device, as one lane.
     pub fn start_one(&self, program: Program) -> Result<Executor, RunError> {
-        let one = Self { lanes: 1, ..self.clone() };
-        let mut executors = if self.device.count() > 1 { vec![] } else { one.start(program)? };
-        executors.pop().ok_or_else(|| {
-            RunError::Refused(
-                "this command computes on one device; name one, such as --device cuda:0".to_owned(),
-            )
-        })
+        Self { lanes: 1, ..self.clone() }.start_alone(program)?.pop().ok_or_else(several)
     }
+
+    /// The same in all lanes of a program.
+    pub(crate) fn start_alone(&self, program: Program) -> Result<Vec<Executor>, RunError> {
+        if self.device.count() > 1 { Err(several()) } else { self.start(program) }
+    }
+}
+
+fn several() -> RunError {
+    let text = "this command computes on one device; name one, such as --device cuda:0";
+    RunError::Refused(text.to_owned())
 }
 
 /// The element type of models on this CPU, of what was asked for. bf16 by itself only where products run on tiles, which
@@ -298,6 +280,20 @@ pub(crate) fn computing_lines(executors: &[Executor], precision: Precision) -> V
     executors.iter().step_by(alike).map(|executor| computing_line(executor, precision)).collect()
 }
 
+/// The device of an executor, or the CPU of which it is one of several lanes.
+pub(crate) fn name(executor: &Executor) -> String {
+    let device = executor.device();
+    match executor.program().lanes() {
+        1 => device.name(),
+        lanes => format!("cpu ({}, {lanes} lanes of {})", device.arithmetic(), threads(device.units())),
+    }
+}
+
+/// So many threads, in words.
+pub(crate) fn threads(count: u64) -> String {
+    if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") }
+}
+
 /// How a program is computed, as a run prints it when it begins: attention, products, precision, and what bits depend on.
 pub(crate) fn computing_line(executor: &Executor, precision: Precision) -> String {
     let program = executor.program();
@@ -308,7 +304,7 @@ pub(crate) fn computing_line(executor: &Executor, precision: Precision) -> Strin
     };
     let attention = kernel(|op| matches!(op, Op::Attention(_))).unwrap_or("none");
     let linear = kernel(|op| matches!(op, Op::Linear(_))).unwrap_or("none");
-    let (device, with) = (executor.device().name(), executor.device().arithmetic());
+    let (device, with) = (name(executor), executor.device().arithmetic());
     let by = executor.device().products_by().map_or_else(String::new, |by| format!(" by {by}"));
     format!("{device}: precision {}, attention: {attention}, products: {linear}{by} ({with})", precision.name())
 }
@@ -318,10 +314,10 @@ pub(crate) fn bounds(tokens: u64, longest: u64) -> Bounds {
     Bounds { tokens, sequences: (tokens / TOKENS_PER_SEQUENCE).max(1), longest }
 }
 
-/// Bytes of files, compressed or not; `None` where one is a pipe.
-pub(crate) fn bytes_of(inputs: &[PathBuf]) -> Option<u64> {
+/// Lanes that files are worth, compressed or not; `None` where one is a pipe.
+pub(crate) fn lanes_worth(inputs: &[PathBuf]) -> Option<u64> {
     let bytes = |path: &PathBuf| fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|file| file.len());
-    inputs.iter().map(bytes).sum()
+    inputs.iter().map(bytes).sum::<Option<u64>>().map(|letters| letters / LETTERS_OF_LANE)
 }
 
 /// Loads plan `plan` from whatever reads its parameters.

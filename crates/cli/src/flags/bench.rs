@@ -55,7 +55,7 @@ pub struct Bench {
 const JSON_KEYS: &str = "\
 Keys of --json:
   side, model, batch, length | shape    what was timed; length may be lognormal, shape is [M, N, K]
-  dtype, device, threads                how
+  dtype, device, threads, lanes         how; lanes are steps that threads compute beside each other
   steps, step_tokens, passes            steps of a pass, tokens of the widest, passes of a turn
   seconds                               of a pass, for each turn
   tokens_per_s, flops, tflops           of the median turn; of a linear, tokens are its rows
@@ -63,8 +63,8 @@ Keys of --json:
                                         on a GPU product, of 8192 x 8192 x 8192 in this precision), and the median
                                         share of it; null without such a loop
   planned_peak_bytes, resident_bytes, resident_peak_bytes
-  kernels                               slowest first: op, label, shape, launches, seconds, share (they
-                                        sum to 1), tflops, gb_per_s
+  kernels                               slowest first: op, label, shape, launches, seconds (of lanes, their mean),
+                                        share (they sum to 1), tflops, gb_per_s
 Keys of --calibrate --json: target (the file), about, rates (f32, tf32, bf16, fp8, int8, memory, launch; storage, null
 where the disk's cache cannot be passed by), products (on a GPU, by model, what its results' bits depend on)";
 

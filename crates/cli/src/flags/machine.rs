@@ -124,7 +124,7 @@ impl Precision {
 /// Threads beyond any machine are a typing error, and each takes memory.
 const MOST_THREADS: u64 = 1024;
 
-fn threads(text: &str) -> Result<u64, String> {
+pub(super) fn threads(text: &str) -> Result<u64, String> {
     let number = at_least_one(text).ok().filter(|&n| n <= MOST_THREADS);
     number.ok_or_else(|| format!("give a number from 1 to {MOST_THREADS}"))
 }

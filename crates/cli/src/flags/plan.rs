@@ -3,7 +3,7 @@
 
 use super::card::Options;
 use super::device::DeviceName;
-use super::machine::{Precision, Streaming};
+use super::machine::{Precision, Streaming, threads};
 use super::{at_least_one, print};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, Command, Error, ValueEnum};
@@ -47,6 +47,11 @@ pub struct Plan {
     /// The machine, by name, as the FILE.toml that bench --calibrate wrote, or the GPU in place: device, or cuda:N
     #[arg(long, default_value = "cpu", value_name = "NAME|FILE.toml|device", value_parser = TargetParser)]
     target: String,
+
+    /// Threads of the CPU that is planned for, which compute in lanes from three on, as embed's do [default: all cores this
+    /// process may use; of a FILE.toml those that it was measured with; with --train the key run.threads]
+    #[arg(long, value_name = "N", value_parser = threads, conflicts_with = "train")]
+    threads: Option<u64>,
 
     /// Number format of the model: auto is what a run there takes, bf16 on GPUs and CPUs with AMX, f32 on other CPUs
     #[arg(long, value_enum, default_value_t = Precision::Auto, conflicts_with = "train")]
@@ -131,7 +136,10 @@ impl Plan {
 
     /// The plan of a step that embeds sequences.
     fn inference(&self, model: &str) -> Result<String, RunError> {
-        let target = self.target(price::target)?;
+        let target = match (self.target(price::target)?, self.threads) {
+            (target, Some(threads)) => price::with_threads(target, threads as usize)?,
+            (target, None) => target,
+        };
         let budget = self.budget.as_deref().map(|text| price::parse_budget(text, &target)).transpose()?;
         let request = Request {
             tokens: self.tokens,
@@ -185,7 +193,8 @@ impl Plan {
     /// The graph after a pass, of the plan that the other formats print.
     fn dump(&self, model: &str, pass: &str, mut request: Request) -> Result<String, RunError> {
         let program = price::program(model, &request)?;
-        // The search builds graphs of other sizes and with other weights too; asked for these, there is one.
+        // The search builds graphs of other sizes and with other weights too; asked for these, there is one for each number of
+        // lanes that is tried, the last of which fits.
         request.tokens = program.plans().first().map(|(_, plan)| plan.graph.bounds.tokens);
         request.stream = match program.is_streamed() {
             true => Stream::Always,
@@ -193,7 +202,9 @@ impl Plan {
         };
         let (mut passes, mut text) = (vec![], None);
         price::program_with(model, &request, &mut |name, graph| {
-            passes.push(name);
+            if !passes.contains(&name) {
+                passes.push(name);
+            }
             if name == pass {
                 text = Some(graph.to_string());
             }

@@ -18,6 +18,7 @@ fn check(report: &Value, keys: &[&str]) {
         "dtype",
         "device",
         "threads",
+        "lanes",
         "steps",
         "step_tokens",
         "passes",
@@ -95,6 +96,31 @@ fn a_trace_has_every_launch_and_copy() {
     assert_eq!(dense.map(|span| (&span["name"], &span["args"]["layer"])), Some((&"linear".into(), &1.into())));
 }
 
+/// A process for each lane, which together ran every launch.
+#[test]
+fn a_trace_has_every_lane() {
+    let folder = Folder::new("bench_trace_lanes");
+    let config = golden("esm2/config.json");
+    let words =
+        ["bench", "--json", "--repeats", "1", "--model", &config, "--batch", "31x100", "--device", "cpu"];
+    let ran = folder.run(&[&words[..], &["--threads", "3", "--trace", "trace.json"]].concat());
+    let report: Value = serde_json::from_str(&ran.ended(0).stdout()).expect("JSON");
+    assert_eq!((&report["lanes"], &report["threads"], &report["steps"]), (&3.into(), &3.into(), &3.into()));
+    let launches: u64 =
+        report["kernels"].as_array().expect("kernels").iter().filter_map(|k| k["launches"].as_u64()).sum();
+    let text = std::fs::read_to_string(folder.path("trace.json")).expect("written");
+    let trace: Value = serde_json::from_str(&text).expect("JSON");
+    let events = trace["traceEvents"].as_array().expect("events");
+    let lanes: Vec<&str> = events
+        .iter()
+        .filter(|event| event["name"] == "process_name")
+        .filter_map(|event| event["args"]["name"].as_str())
+        .collect();
+    assert!(lanes.len() == 3 && lanes[1].starts_with("cpu (lane 2 of 3, "), "{lanes:?}");
+    let kernels = events.iter().filter(|event| event["cat"] == "kernel").count() as u64;
+    assert_eq!(kernels, 2 * launches);
+}
+
 #[test]
 fn a_product_is_timed() {
     let folder = Folder::new("bench_shape");
@@ -124,11 +150,12 @@ fn a_calibration_is_a_target() {
     assert!(said.contains("wrote this machine.toml"), "{said}");
     let words = ["plan", "--model", "esm2_t6_8M_UR50D", "--tokens", "1024", "--budget", "1TB", "--json"];
     let words = [&words[..], &["--precision", "f32"]].concat();
-    let plan = |target| -> Value {
-        let ran = folder.run(&[&words[..], &["--target", target]].concat());
+    let plan = |target: &[&str]| -> Value {
+        let ran = folder.run(&[&words[..], &["--target"], target].concat());
         serde_json::from_str(&ran.ended(0).stdout()).expect("JSON")
     };
-    let (here, cpu) = (plan("this machine.toml"), plan("cpu"));
+    // The file has the threads that it was measured with.
+    let (here, cpu) = (plan(&["this machine.toml"]), plan(&["cpu", "--threads", "2"]));
     assert_eq!(here["target"], "this machine");
     let json: Value = serde_json::from_str(
         &folder.run(&["bench", "--calibrate", "again.toml", "--repeats", "1", "--json"]).ended(0).stdout(),
@@ -136,7 +163,6 @@ fn a_calibration_is_a_target() {
     .expect("JSON");
     let storage = &json["rates"]["storage"];
     assert!(storage.is_null() || storage.as_f64().is_some_and(|rate| rate > 0.0), "{json}");
-    // Two threads, as the built-in target has.
     assert_eq!((&here["ledger"], &here["bounds"]), (&cpu["ledger"], &cpu["bounds"]));
 }
 

@@ -21,6 +21,7 @@ fn every_known_model_has_a_plan_on_every_target() {
                 "bounds",
                 "digest",
                 "host_staging_bytes",
+                "lanes",
                 "ledger",
                 "lower_bound_bytes",
                 "peak_bytes",
@@ -72,10 +73,30 @@ fn a_plan_as_text() {
 #[test]
 fn the_budget_changes_the_plan() {
     let folder = Folder::new("budget_changes");
-    let model = ["--model", "esm2_t12_35M_UR50D", "--precision", "f32"];
+    let model = ["--model", "esm2_t12_35M_UR50D", "--precision", "f32", "--threads", "2"];
     let tokens = |words: &[&str]| plan(&folder, &[&model[..], words].concat())["bounds"]["tokens"].as_u64();
     assert!(tokens(&["--budget", "150MB"]) < tokens(&["--budget", "1GB"]));
     folder.run(&["plan", model[0], model[1], "--budget", "10MB"]).ended(4);
+}
+
+/// From three threads on in lanes, which a card does not have; and as many as the run says.
+#[test]
+fn threads_are_lanes() {
+    let folder = Folder::new("plan_threads");
+    let model = ["--model", "esm2_t6_8M_UR50D", "--budget", "4GB"];
+    for (threads, lanes) in [("1", 1), ("2", 1), ("3", 3), ("4", 4), ("8", 8)] {
+        let plan = plan(&folder, &[&model[..], &["--threads", threads]].concat());
+        assert_eq!(plan["lanes"], lanes, "{threads}");
+        let more = format!("{} lanes beside the first", lanes - 1);
+        assert_eq!(plan["ledger"][more].is_u64(), lanes > 1, "{plan}");
+    }
+    let text = folder.run(&[&["plan"], &model[..], &["--threads", "8"]].concat()).ended(0).stdout();
+    assert!(text.contains("8 lanes of 1 thread, "), "{text}");
+    let said = folder
+        .run(&[&["plan"], &model[..], &["--threads", "4", "--target", "h200"]].concat())
+        .ended(1)
+        .stderr();
+    assert!(said.contains("`h200` is no CPU"), "{said}");
 }
 
 #[test]
@@ -247,6 +268,7 @@ fn flags_of_the_other_plan() {
     for words in [
         &["--train", "run.yaml", "--model", "esm2_t6_8M_UR50D"][..],
         &["--train", "run.yaml", "--tokens", "64"],
+        &["--train", "run.yaml", "--threads", "4"],
         &["--train", "run.yaml", "--stream-weights", "never"],
         &["--train", "run.yaml", "--dump-after", "fuse"],
         &["--model", "esm2_t6_8M_UR50D", "--largest", "tokens"],

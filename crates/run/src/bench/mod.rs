@@ -5,8 +5,10 @@
 
 mod calibrate;
 mod ceiling;
+mod lane;
 mod lengths;
 mod report;
+mod steps;
 mod storage;
 mod subject;
 mod trace;
@@ -81,6 +83,7 @@ fn median(values: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use graph::Bytes;
 
     #[test]
     fn medians() {
@@ -107,5 +110,32 @@ mod tests {
         assert_eq!(attention(&one), Some(2.0 * 4.0 * 12.0 * 12.0 * 40.0));
         assert_eq!(attention(&five), attention(&one).map(|f| 5.0 * f));
         assert!(five.kernels.iter().all(|k| k.launches % 3 == 0));
+    }
+
+    /// A batch that is worth four lanes and no more: what is counted is that of one lane.
+    #[test]
+    fn lanes_share_the_steps() {
+        let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/goldens/esm2/config.json");
+        let work =
+            |sequences| Work::Model { model: config.to_owned(), sequences, lengths: Lengths::Equal(105) };
+        let report = |threads, sequences| {
+            let settings = Settings { threads, budget: Some(Bytes(1 << 30)), ..Settings::default() };
+            bench(&Request { work: work(sequences), settings, repeats: 1, trace: None }).expect("timed")
+        };
+        let (one, four, small) = (report(1, 40), report(4, 40), report(4, 9));
+        assert_eq!([&one, &four, &small].map(|r| (r.lanes, r.steps)), [(1, 2), (4, 8), (1, 1)]);
+        assert_eq!((four.tokens, four.step_tokens), (40 * 105, 5 * 105));
+        // Tables are made once for each step.
+        let of_tokens = |k: &&Kernel| k.op != "rotary_table";
+        let sorted = |r: &Report| {
+            let flops = r.kernels.iter().filter(of_tokens).map(|k| (k.op, k.label.clone(), k.flops));
+            let mut flops: Vec<_> = flops.collect();
+            flops.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+            flops
+        };
+        assert_eq!(sorted(&one), sorted(&four));
+        assert!(four.device.contains("4 lanes of 1 thread"), "{}", four.device);
+        let text = four.to_string();
+        assert!(text.contains("in 8 steps of up to 525") && text.contains("the mean of the lanes"), "{text}");
     }
 }

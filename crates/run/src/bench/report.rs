@@ -21,6 +21,8 @@ pub struct Report {
     pub device: String,
     /// Compute threads.
     pub threads: usize,
+    /// Steps that they compute beside each other.
+    pub lanes: usize,
     /// Steps of a pass.
     pub steps: u64,
     /// Tokens of the widest step.
@@ -57,7 +59,7 @@ pub struct Kernel {
     pub shape: String,
     /// How often it is launched in a pass.
     pub launches: u64,
-    /// Seconds of a pass, the median of the turns.
+    /// Seconds of a pass, of several lanes their mean, the median of the turns.
     pub seconds: f64,
     /// Of the seconds of all kernels.
     pub share: f64,
@@ -81,6 +83,7 @@ impl Report {
             dtype: subject.plan().products(),
             device: subject.device(),
             threads: request.settings.threads,
+            lanes: subject.lanes(),
             steps: subject.steps.len() as u64,
             step_tokens: tokens(u64::max),
             tokens: tokens(|a, b| a + b),
@@ -124,6 +127,7 @@ impl Report {
             "dtype": self.dtype,
             "device": self.device,
             "threads": self.threads,
+            "lanes": self.lanes,
             "steps": self.steps,
             "step_tokens": self.step_tokens,
             "passes": self.passes,
@@ -207,6 +211,9 @@ impl fmt::Display for Report {
             writeln!(f, "  {name:<18} {bytes:>20}")?;
         }
         write!(f, "\n   share  launches        ms            rate  kernel")?;
+        if self.lanes > 1 {
+            write!(f, " (times are the mean of the lanes)")?;
+        }
         self.kernels.iter().take(SLOWEST).try_for_each(|kernel| write!(f, "\n{kernel}"))?;
         let others = self.kernels.get(SLOWEST..).unwrap_or_default();
         if others.is_empty() {

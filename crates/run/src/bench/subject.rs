@@ -2,16 +2,20 @@
 //! Invariant: what is random is the same on every machine; a model's step is timed from token ids to means on the host, a
 //! product's with its input in place.
 
+use super::lane::{Lane, Line};
+use super::steps::{Step, packs};
 use super::{Work, median};
-use crate::session::{bounds, load};
+use crate::lanes::planned;
+use crate::session::{bounds, load, name};
 use crate::{RunError, Settings, price};
-use exec::{Data, Executor, Span, Submitted};
+use exec::{Executor, Span};
 use graph::ops::{Embed, SegmentMean};
-use graph::{Bounds, Builder, Bytes, Counts, DType, Dim, Graph, Op, VerifyError};
+use graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, VerifyError};
 use models::{Encoder, Output};
 use plan::{Instr, Plan, PlanError, Policy, Precision, Program, Target, compile};
-use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::panic::resume_unwind;
+use std::thread;
+use std::time::Instant;
 
 /// Seconds of a turn: shorter work is repeated until it takes this long.
 const TURN: f64 = 0.1;
@@ -27,39 +31,12 @@ const MOST_PASSES: f64 = 1000.0;
 
 /// Something that can be timed.
 pub(super) struct Subject {
-    executor: Executor,
+    /// One, or several that share their weights and take steps by turns, each as soon as it is free.
+    lanes: Vec<Lane>,
     /// The steps of a pass.
     pub(super) steps: Vec<Step>,
     /// Token ids of the widest step, of which each takes the beginning; none where inputs are in place.
     ids: Vec<i32>,
-    means: [Vec<f32>; 1],
-}
-
-/// A step of a pass.
-pub(super) struct Step {
-    pub(super) counts: Counts,
-    /// Start and end row of each sequence.
-    spans: Vec<i32>,
-    /// What attention's pairs are counted with: of equal sequences their length, of others the mean by token.
-    longest: u64,
-}
-
-impl Step {
-    fn of(lengths: &[u64]) -> Self {
-        let (mut spans, mut end) = (Vec::with_capacity(2 * lengths.len()), 0);
-        for length in lengths {
-            spans.extend([end as i32, (end + length) as i32]);
-            end += length;
-        }
-        let pairs: u64 = lengths.iter().map(|n| n * n).sum();
-        let counts = Counts { tokens: end, sequences: lengths.len() as u64 };
-        Self { counts, spans, longest: (pairs + end / 2) / end.max(1) }
-    }
-
-    /// A step of one sequence.
-    fn whole(counts: Counts) -> Self {
-        Self { counts, spans: vec![], longest: counts.tokens }
-    }
 }
 
 /// What was measured, an entry for each turn.
@@ -96,12 +73,12 @@ impl Subject {
                 let mut subject = Self::single(settings, &policy, rows, product(rows, n, k, dtype))?;
                 let numbers = numbers(1).take((rows * k) as usize);
                 match dtype {
-                    DType::F32 => subject.executor.input_f32(0, "x", &numbers.collect::<Vec<f32>>())?,
+                    DType::F32 => subject.first_mut().input_f32(0, "x", &numbers.collect::<Vec<f32>>())?,
                     // Their upper halves: the same numbers in bf16, others in binary16, but not zeros, which are quicker.
                     DType::Bf16 | DType::F16 => {
                         let halves: Vec<u8> =
                             numbers.flat_map(|x| x.to_le_bytes().into_iter().skip(2)).collect();
-                        subject.executor.input_u8(0, "x", &halves)?;
+                        subject.first_mut().input_u8(0, "x", &halves)?;
                     }
                     DType::F8 | DType::I8 | DType::I32 | DType::U8 => {}
                 }
@@ -110,7 +87,16 @@ impl Subject {
         }
     }
 
+    /// In as many lanes as a run has whose input is many of such batches, as far as the batch has steps for them: a small one
+    /// is asked for to see small steps, by all threads together.
     fn model(settings: &Settings, encoder: &Encoder, lengths: &[u64]) -> Result<Self, RunError> {
+        let tokens: u64 = lengths.iter().sum();
+        let worth = settings.worth(Some(tokens / planned::LEAST_OF_LANE));
+        settings.in_lanes(worth, |settings| Self::model_in(settings, encoder, lengths))
+    }
+
+    /// The same with lanes that were chosen.
+    fn model_in(settings: &Settings, encoder: &Encoder, lengths: &[u64]) -> Result<Self, RunError> {
         let longest = lengths.iter().copied().max().unwrap_or(1);
         let equal = lengths.iter().all(|&n| n == longest);
         let program = Self::program(settings, longest, &mut |mixed| {
@@ -119,7 +105,7 @@ impl Subject {
             encoder.graph(if equal { whole } else { mixed }, &[Output::Mean])
         })?;
         let bounds = program.plans()[0].1.graph.bounds;
-        let steps: Vec<Step> = packs(lengths, &bounds).map(Step::of).collect();
+        let steps: Vec<Step> = packs(lengths, &bounds, program.lanes()).into_iter().map(Step::of).collect();
         Self::new(settings, program, steps, ids(encoder, bounds.tokens))
     }
 
@@ -130,7 +116,10 @@ impl Subject {
         build: &mut dyn FnMut(Bounds) -> Result<Graph, VerifyError>,
     ) -> Result<Program, RunError> {
         let (target, policy) = (settings.target()?, settings.policy()?);
-        settings.fit(longest, &mut |tokens| one(&target, &policy, build(bounds(tokens, longest))))
+        settings.fit(longest, &mut |tokens| {
+            let program = one(&target, &policy, build(bounds(tokens, longest)))?;
+            Ok(planned::with_outputs(program, settings.lanes))
+        })
     }
 
     /// Products in the precision of the settings, as the device computes them in models: the rate of the linears of
@@ -166,11 +155,13 @@ impl Subject {
     }
 
     fn new(settings: &Settings, program: Program, steps: Vec<Step>, ids: Vec<i32>) -> Result<Self, RunError> {
-        let mut executor = settings.start_one(program)?;
+        let executors = settings.start_alone(program)?;
+        let mut subject = Self { lanes: executors.into_iter().map(Lane::new).collect(), steps, ids };
         // Billions of numbers one by one would take longer than all that is timed.
         let random: Vec<f32> = numbers(0).take(RANDOM).map(|x| 0.05 * x).collect();
         let mut at = 0;
-        load(&mut executor, 0, |param, _, out| {
+        // Lanes have the weights of the first.
+        load(subject.first_mut(), 0, |param, _, out| {
             // A norm's weights are about 1, so that numbers keep their size through the layers.
             if param.name.to_ascii_lowercase().ends_with("norm.weight") {
                 out.fill(1.0);
@@ -184,7 +175,16 @@ impl Subject {
             }
             Ok(())
         })?;
-        Ok(Self { executor, steps, ids, means: [vec![]] })
+        Ok(subject)
+    }
+
+    /// What is the same of all lanes.
+    fn first(&self) -> &Executor {
+        &self.lanes[0].executor
+    }
+
+    fn first_mut(&mut self) -> &mut Executor {
+        &mut self.lanes[0].executor
     }
 
     /// The raw loop and the work by turns, after one pass to warm up.
@@ -210,79 +210,68 @@ impl Subject {
     /// Every step so many times, one pass behind the other as in a run, as many steps open at a time as the device keeps; the
     /// seconds that they took together.
     pub(super) fn passes(&mut self, times: u32) -> Result<f64, RunError> {
-        self.executor.wait()?;
-        let (start, steps) = (Instant::now(), self.steps.len());
-        let mut open = VecDeque::new();
-        for i in 0..times as usize * steps {
-            if open.len() >= self.executor.depth() {
-                self.collect(&mut open)?;
-            }
-            let step = self.submit(i % steps)?;
-            open.push_back(step);
-        }
-        while !open.is_empty() {
-            self.collect(&mut open)?;
-        }
-        // Products have no outputs that are waited for.
-        self.executor.wait()?;
+        self.lanes.iter_mut().try_for_each(|lane| lane.executor.wait())?;
+        let start = Instant::now();
+        self.in_lanes(times, Lane::steps)?;
         Ok(start.elapsed().as_secs_f64())
     }
 
-    fn submit(&mut self, step: usize) -> Result<Submitted, RunError> {
-        let Step { counts, spans, .. } = &self.steps[step];
-        if self.ids.is_empty() {
-            return Ok(self.executor.submit(0, &[], *counts, &[])?);
-        }
-        let graph = &self.executor.program().plans()[0].1.graph;
-        let mean = graph.output("mean").map_or(0, |v| graph.spec(v).elements_at(*counts)) as usize;
-        let ids = Data::I32(&self.ids[..counts.tokens as usize]);
-        let inputs = [("ids", ids), ("spans", Data::I32(spans))];
-        Ok(self.executor.submit(0, &inputs, *counts, &[("mean", mean)])?)
-    }
-
-    fn collect(&mut self, open: &mut VecDeque<Submitted>) -> Result<(), RunError> {
-        let Some(step) = open.pop_front() else { return Ok(()) };
-        let outputs = usize::from(!self.ids.is_empty());
-        Ok(self.executor.collect(step, &mut self.means[..outputs])?)
-    }
-
-    /// Seconds of each instruction in a pass.
+    /// Seconds of each instruction in a pass; of several lanes the mean, so that all together are about a pass's seconds.
     pub(super) fn instructions(&mut self) -> Result<Vec<f64>, RunError> {
-        let mut times = vec![Duration::ZERO; self.plan().schedule.instrs.len()];
-        for i in 0..self.steps.len() {
-            let Step { counts, spans, .. } = &self.steps[i];
-            if !self.ids.is_empty() {
-                self.executor.input_i32(0, "ids", &self.ids[..counts.tokens as usize])?;
-                self.executor.input_i32(0, "spans", spans)?;
-            }
-            self.executor.run_timed(0, *counts, &mut times)?;
-        }
-        self.executor.wait()?;
-        Ok(times.iter().map(Duration::as_secs_f64).collect())
+        let times = self.in_lanes(1, Lane::instructions)?;
+        let mean = |i: usize| times.iter().map(|lane| lane[i].as_secs_f64()).sum::<f64>() / times.len() as f64;
+        Ok((0..self.plan().schedule.instrs.len()).map(mean).collect())
     }
 
-    /// When everything ran in some passes.
-    pub(super) fn spans(&mut self, passes: u32) -> Result<Vec<Span>, RunError> {
-        self.executor.trace(true)?;
+    /// Passes over the steps by all lanes beside each other, and what each of them says then.
+    fn in_lanes<T: Send>(
+        &mut self,
+        times: u32,
+        run: impl Fn(&mut Lane, &Line<'_>) -> Result<T, RunError> + Sync,
+    ) -> Result<Vec<T>, RunError> {
+        let Self { lanes, steps, ids } = self;
+        let line = Line::new(steps, ids, times);
+        let Some((first, others)) = lanes.split_first_mut() else { return Ok(vec![]) };
+        thread::scope(|scope| {
+            let (line, run) = (&line, &run);
+            let others: Vec<_> = others.iter_mut().map(|lane| scope.spawn(move || run(lane, line))).collect();
+            let first = run(first, line);
+            let others =
+                others.into_iter().map(|other| other.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            std::iter::once(first).chain(others).collect()
+        })
+    }
+
+    /// When everything ran in some passes, by lane, with its name.
+    pub(super) fn spans(&mut self, passes: u32) -> Result<Vec<(String, Vec<Span>)>, RunError> {
+        self.lanes.iter_mut().try_for_each(|lane| lane.executor.trace(true))?;
         self.passes(passes)?;
-        let spans = self.executor.spans()?;
-        self.executor.trace(false)?;
-        Ok(spans)
+        let of_lane = |Lane { executor, .. }: &mut Lane| {
+            let spans = executor.spans()?;
+            executor.trace(false)?;
+            Ok((executor.device().name(), spans))
+        };
+        self.lanes.iter_mut().map(of_lane).collect()
     }
 
     /// What runs.
     pub(super) fn plan(&self) -> &Plan {
-        &self.executor.program().plans()[0].1
+        &self.first().program().plans()[0].1
     }
 
     /// What it holds.
     pub(super) fn peak(&self) -> Bytes {
-        self.executor.program().peak()
+        self.first().program().peak()
     }
 
     /// Where it runs.
     pub(super) fn device(&self) -> String {
-        self.executor.device().name()
+        name(self.first())
+    }
+
+    /// Steps that are computed beside each other.
+    pub(super) fn lanes(&self) -> usize {
+        self.lanes.len()
     }
 
     /// The type of the first linear's weight.
@@ -378,22 +367,6 @@ fn ids(encoder: &Encoder, count: u64) -> Vec<i32> {
         Encoder::DnabertS(config) => (5, config.vocab_size.max(6)),
     };
     (0..count).map(|i| (first + i * 7919 % (end - first)) as i32).collect()
-}
-
-/// Lengths cut into steps inside of the bounds, in order.
-fn packs<'a>(lengths: &'a [u64], bounds: &Bounds) -> impl Iterator<Item = &'a [u64]> {
-    let (most, sequences) = (bounds.tokens, bounds.sequences as usize);
-    let mut rest = lengths;
-    std::iter::from_fn(move || {
-        let mut tokens = 0;
-        let fits = rest.iter().take(sequences).take_while(|&&n| {
-            tokens += n;
-            tokens <= most
-        });
-        let (step, later) = rest.split_at(fits.count());
-        rest = later;
-        (!step.is_empty()).then_some(step)
-    })
 }
 
 /// Numbers from -1 to 1 (Knuth's linear congruential generator, the upper bits).

@@ -21,7 +21,7 @@ const TRACKS: [&str; 3] = ["in", "compute", "out"];
 pub(super) fn write(path: &Path, subject: &mut Subject) -> Result<(), RunError> {
     let mut file = AtomicFile::create(path)?;
     let spans = subject.spans(PASSES)?;
-    let text = to_json(&subject.device(), &spans, &Order::of(subject.plan())).to_string();
+    let text = to_json(&spans, &Order::of(subject.plan())).to_string();
     file.write_all(text.as_bytes()).map_err(|e| file.error(e))?;
     Ok(file.commit()?)
 }
@@ -72,9 +72,16 @@ fn launch(graph: &Graph, id: graph::NodeId) -> (&'static str, Launch) {
     (node.op.name(), Launch { label: node_label(graph, id), layer: node.layer })
 }
 
-fn to_json(device: &str, spans: &[Span], order: &Order) -> Value {
-    let named = |tid: usize, name: &str| json!({"name": "thread_name", "ph": "M", "pid": 0, "tid": tid, "args": {"name": name}});
-    let mut events = vec![json!({"name": "process_name", "ph": "M", "pid": 0, "args": {"name": device}})];
+/// A process for each lane, by its name.
+fn to_json(lanes: &[(String, Vec<Span>)], order: &Order) -> Value {
+    let events: Vec<Value> =
+        lanes.iter().enumerate().flat_map(|(pid, (name, spans))| events(pid, name, spans, order)).collect();
+    json!({"displayTimeUnit": "ms", "traceEvents": events})
+}
+
+fn events(pid: usize, device: &str, spans: &[Span], order: &Order) -> Vec<Value> {
+    let named = |tid: usize, name: &str| json!({"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}});
+    let mut events = vec![json!({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": device}})];
     events.extend(TRACKS.iter().enumerate().map(|(tid, track)| named(tid, track)));
     let mut sorted: Vec<&Span> = spans.iter().collect();
     sorted.sort_by(|a, b| a.start.total_cmp(&b.start));
@@ -88,7 +95,7 @@ fn to_json(device: &str, spans: &[Span], order: &Order) -> Value {
             "name": span.name,
             "cat": if is_launch(span) { "kernel" } else { "copy" },
             "ph": "X",
-            "pid": 0,
+            "pid": pid,
             "tid": tid,
             "ts": 1e6 * span.start,
             "dur": 1e6 * span.seconds,
@@ -98,7 +105,7 @@ fn to_json(device: &str, spans: &[Span], order: &Order) -> Value {
         }
         events.push(event);
     }
-    json!({"displayTimeUnit": "ms", "traceEvents": events})
+    events
 }
 
 fn is_launch(span: &Span) -> bool {
@@ -135,13 +142,14 @@ mod tests {
             names.iter().enumerate().map(|(i, name)| span("compute", name, i as f64)).collect();
         spans.insert(0, span("out", "copy out, 8 B", 20.0));
         spans.push(span("in", "copy in, 16 B", 0.5));
-        let json = to_json("a device", &spans, &order());
+        let lanes = [("a device".to_owned(), spans), ("another".to_owned(), vec![])];
+        let json = to_json(&lanes, &order());
         let events = json["traceEvents"].as_array().expect("events");
         assert_eq!(events[0]["args"]["name"], "a device");
         let tracks: Vec<&str> = events[1..4].iter().filter_map(|e| e["args"]["name"].as_str()).collect();
         assert_eq!(tracks, TRACKS);
         let told: Vec<_> =
-            events[4..].iter().map(|e| (e["tid"].as_u64(), e["args"]["launch"].as_str())).collect();
+            events[4..15].iter().map(|e| (e["tid"].as_u64(), e["args"]["launch"].as_str())).collect();
         let of = |label| (Some(1), Some(label));
         let wanted = [
             of("embed"),
@@ -161,5 +169,8 @@ mod tests {
         let copy = &events[5];
         assert_eq!((&copy["ph"], &copy["cat"], copy["ts"].as_f64()), (&"X".into(), &"copy".into(), Some(5e5)));
         assert_eq!(events[6]["args"]["layer"], 0);
+        let process = |event: &Value| (event["pid"].as_u64(), event["args"]["name"].clone());
+        assert_eq!(process(&events[15]), (Some(1), "another".into()));
+        assert!(events.len() == 19 && events[..15].iter().all(|event| event["pid"] == 0));
     }
 }

@@ -4,8 +4,7 @@
 //! with finite values, or the command fails and names it.
 //!
 //! Outside of the ledger wait the rows that are computed before those in front of them: at most
-//! [`data::pack::MOST_PACKS`] packs of them, in practice about [`data::pack::POOL`]; and the outputs of a step of one lane
-//! (those of several are in it).
+//! [`data::pack::MOST_PACKS`] packs of them, in practice about [`data::pack::POOL`].
 
 pub(crate) mod classify;
 mod engine;
@@ -14,9 +13,10 @@ mod output;
 mod states;
 
 use crate::ladder::Planned;
+use crate::lanes::planned::{output_bytes, with_outputs};
 use crate::lanes::{Stop, Usage, say_given_back};
 use crate::observer::stopped;
-use crate::session::{attach_all, bounds, bytes_of, computing_lines, memory_lines};
+use crate::session::{attach_all, bounds, computing_lines, lanes_worth, memory_lines};
 use crate::{EncoderModel, Level, Observer, Progress, RunError, Settings};
 use data::pack::Order;
 use data::sequence::Reader;
@@ -27,7 +27,7 @@ use front::{Front, Limits, Skipped};
 use graph::{Bounds, Bytes, Graph, VerifyError};
 use models::Encoder;
 use output::{Kind, Results, Targets};
-use plan::{PlanError, Policy, Program, Staging, compile};
+use plan::{PlanError, Policy, Program, compile};
 use serde_json::{Value, json};
 use states::States;
 use std::path::PathBuf;
@@ -307,8 +307,8 @@ fn plan(
 ) -> Result<(Vec<Executor>, String), RunError> {
     let budget = options.settings.line()?;
     let settings = Settings { budget: Some(budget), ..options.settings.clone() };
-    let letters = bytes_of(&options.inputs);
-    settings.in_lanes(letters, |settings| plan_in(settings, budget, longest, &mut *build, &mut *observer))
+    let worth = settings.worth(lanes_worth(&options.inputs));
+    settings.in_lanes(worth, |settings| plan_in(settings, budget, longest, &mut *build, &mut *observer))
 }
 
 /// The same with lanes that were chosen.
@@ -325,13 +325,7 @@ fn plan_in(
         let graph = build(bounds).map_err(|source| PlanError::Verify { after: "build", source })?;
         let plan = compile(&graph, &Policy { weights, ..policy.clone() }, &target)?;
         let program = Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]);
-        if settings.lanes == 1 {
-            return Ok(program);
-        }
-        // Of every step that is on its way, and what each lane has not handed out yet.
-        let open = settings.ahead() + settings.lanes;
-        let bytes = Bytes(output_bytes(&program).0 * open as u64);
-        Ok(program.beside(vec![Staging { label: "outputs on their way".to_owned(), bytes }]))
+        Ok(with_outputs(program, settings.lanes))
     };
     let longest = longest.unwrap_or(SHORTEST).max(SHORTEST);
     let program = settings.fit_streaming(longest, build)?;
@@ -339,12 +333,6 @@ fn plan_in(
     let line = memory_lines(&program, budget, kept, "outputs");
     let planned = Planned { program, longest, build };
     Ok((settings.start_smaller(planned, vec![], observer)?, line))
-}
-
-/// Outputs of a full step.
-fn output_bytes(program: &Program) -> Bytes {
-    let of = |graph: &Graph| graph.outputs.iter().map(|(_, v)| graph.spec(*v).bytes(&graph.bounds)).sum();
-    program.plans().iter().map(|(_, plan)| of(&plan.graph)).max().unwrap_or_default()
 }
 
 /// What happened to records on their way.

@@ -3,6 +3,7 @@
 //! hands back what it had begun, and the others go on.
 
 mod lane;
+pub(crate) mod planned;
 #[cfg(test)]
 mod tests;
 

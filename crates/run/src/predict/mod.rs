@@ -21,7 +21,7 @@ pub use options::{Models, Options, Shard};
 
 use crate::machine::Tracker;
 use crate::observer::stopped;
-use crate::session::bytes_of;
+use crate::session::lanes_worth;
 use crate::{EncoderModel, HeadModel, Level, Observer, RunError, Settings};
 use data::sequence::{Input, Reader, Record, digests};
 use data::weights::HubEnv;
@@ -103,7 +103,8 @@ pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Ve
         folders.push((folder, input));
     }
     // One line and as many lanes for all, so that they share one plan.
-    let lanes = options.settings.most_lanes(bytes_of(&options.inputs));
+    let worth = options.settings.worth(lanes_worth(&options.inputs));
+    let lanes = options.settings.most_lanes(worth);
     let settings = Settings { budget: Some(options.settings.line()?), lanes, ..options.settings.clone() };
     look_at_inputs(options)?;
     let opened = open(options, observer)?;

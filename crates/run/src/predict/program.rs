@@ -2,7 +2,7 @@
 //! host's memory; where that is what the line is about, every byte of them is in the ledger.
 
 use super::stage::Stage;
-use crate::lanes::HOST;
+use crate::lanes::{HOST, enough, planned};
 use crate::session::bounds;
 use graph::{Bounds, Bytes};
 use models::{Encoder, HeadConfig, Output, mlp_head};
@@ -49,9 +49,9 @@ impl Shape {
         (SLOTS_PER_SEQUENCE + open as u64 - 1) * bounds(tokens, self.longest_dna()).sequences.max(64)
     }
 
-    /// What waits in the host's memory, to the byte: the embeddings of open reading frames, those that one step gives,
-    /// and those that the head is given.
-    pub(crate) fn waiting(&self, stage: Stage, tokens: u64, open: usize) -> Vec<Staging> {
+    /// What waits in the host's memory, to the byte: the embeddings of open reading frames, those that steps give, of which
+    /// there are so many `copies`, and those that the head is given.
+    pub(crate) fn waiting(&self, stage: Stage, tokens: u64, open: usize, copies: u64) -> Vec<Staging> {
         let wait = |label: &str, rows: u64, width: u64| Staging {
             label: label.to_owned(),
             bytes: Bytes(rows * width * 4),
@@ -65,7 +65,7 @@ impl Shape {
         }
         let widest =
             widths.into_iter().enumerate().filter(|(encoder, _)| stage.runs(*encoder)).map(|(_, w)| w).max();
-        let step = bounds(tokens, 1).sequences * open as u64;
+        let step = bounds(tokens, 1).sequences * copies;
         waiting.push(wait("embeddings of a step", step, widest.unwrap_or(0)));
         if stage.scores() {
             waiting.push(wait("rows of the head", HEAD_ROWS * open as u64, widths[DNA] + widths[PROTEIN]));
@@ -74,12 +74,12 @@ impl Shape {
     }
 
     /// The program of a stage for steps of `tokens`, with the encoders' weights where `weights` says. The head's
-    /// are always there, in f32. So many steps are `open` on the CPU.
+    /// are always there, in f32. A CPU computes in so many `lanes`.
     pub(crate) fn program(
         &self,
         target: &Target,
         precision: Precision,
-        (stage, open): (Stage, usize),
+        (stage, lanes): (Stage, usize),
         tokens: u64,
         weights: Weights,
     ) -> Result<Program, PlanError> {
@@ -101,8 +101,10 @@ impl Shape {
             add(HEAD, plan_with(mlp_head(&self.head, rows), Policy::default())?);
         }
         let program = Program::new(target.clone(), plans, vec![]);
-        let on_host = target.space == HOST;
-        Ok(if on_host { program.beside(self.waiting(stage, tokens, open)) } else { program })
+        if target.space != HOST {
+            return Ok(program);
+        }
+        Ok(program.beside(self.waiting(stage, tokens, enough(lanes), planned::copies(lanes))))
     }
 
     /// Tokens of the longest sequence of a stage.

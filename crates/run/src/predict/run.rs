@@ -16,7 +16,7 @@ use crate::ladder::Planned;
 use crate::lanes::say_given_back;
 use crate::machine::{Tracker, resident};
 use crate::observer::stopped;
-use crate::session::{attach_all, bytes_of, computing_lines, load_all, memory_lines};
+use crate::session::{attach_all, computing_lines, lanes_worth, load_all, memory_lines};
 use crate::{Level, Observer, RunError, Settings, price};
 use data::pack::Fill;
 use data::sequence::Input;
@@ -175,7 +175,8 @@ impl Run<'_> {
     fn plan(&self, observer: &mut dyn Observer) -> Result<Vec<(Stage, Program)>, RunError> {
         // The line was read once: what is free changes from moment to moment.
         let settings = Settings { budget: Some(self.budget), ..self.options.settings.clone() };
-        settings.in_lanes(bytes_of(&self.options.inputs), |settings| self.plan_in(settings, observer))
+        let worth = settings.worth(lanes_worth(&self.options.inputs));
+        settings.in_lanes(worth, |settings| self.plan_in(settings, observer))
     }
 
     /// The same with lanes that were chosen: several only where one stage does all.
@@ -187,9 +188,8 @@ impl Run<'_> {
         let (target, precision) = (settings.target()?, settings.precision()?);
         let fit = |stage: Stage, stream: Stream| {
             let settings = Settings { stream, ..settings.clone() };
-            let open = settings.ahead();
-            let build =
-                &mut |tokens, weights| self.shape.program(&target, precision, (stage, open), tokens, weights);
+            let parts = (stage, settings.lanes);
+            let build = &mut |tokens, weights| self.shape.program(&target, precision, parts, tokens, weights);
             Ok((stage, settings.fit_streaming(self.shape.longest(stage), build)?))
         };
         // Two passes over the input cost less than reading the weights in every step.
@@ -238,9 +238,9 @@ impl Run<'_> {
         let plans = PLANS.map(|name| program.index(name));
         let lanes = program.lanes();
         let settings = Settings { budget: Some(self.budget), lanes, ..self.options.settings.clone() };
-        let (target, precision, open) = (settings.target()?, settings.precision()?, settings.ahead());
+        let (target, precision) = (settings.target()?, settings.precision()?);
         let build =
-            &mut |tokens, weights| self.shape.program(&target, precision, (stage, open), tokens, weights);
+            &mut |tokens, weights| self.shape.program(&target, precision, (stage, lanes), tokens, weights);
         let planned = Planned { program, longest: self.shape.longest(stage), build };
         settings.first_use().iter().for_each(|text| observer.say(Level::Info, text));
         let running = warm.take().map(|(_, executors)| executors).unwrap_or_default();
@@ -263,8 +263,8 @@ impl Run<'_> {
     /// The plan against the line.
     fn memory_line(&self, stage: Stage, program: &Program) -> String {
         let tokens = program.plans().iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0);
-        let settings = Settings { lanes: program.lanes(), ..self.options.settings.clone() };
-        let kept = self.shape.waiting(stage, tokens, settings.ahead());
+        let open = Settings { lanes: program.lanes(), ..self.options.settings.clone() }.ahead();
+        let kept = self.shape.waiting(stage, tokens, open, open as u64);
         let kept = kept.iter().map(|wait| wait.bytes).sum();
         memory_lines(program, self.budget, kept, "embeddings")
     }

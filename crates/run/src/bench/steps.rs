@@ -1,0 +1,93 @@
+//! The steps of a pass. Invariant: every sequence is in one of them, in order, and none is larger than the plan's bounds.
+
+use graph::{Bounds, Counts};
+
+/// A step of a pass.
+pub(super) struct Step {
+    pub(super) counts: Counts,
+    /// Start and end row of each sequence.
+    pub(super) spans: Vec<i32>,
+    /// What attention's pairs are counted with: of equal sequences their length, of others the mean by token.
+    pub(super) longest: u64,
+}
+
+impl Step {
+    pub(super) fn of(lengths: &[u64]) -> Self {
+        let (mut spans, mut end) = (Vec::with_capacity(2 * lengths.len()), 0);
+        for length in lengths {
+            spans.extend([end as i32, (end + length) as i32]);
+            end += length;
+        }
+        let pairs: u64 = lengths.iter().map(|n| n * n).sum();
+        let counts = Counts { tokens: end, sequences: lengths.len() as u64 };
+        Self { counts, spans, longest: (pairs + end / 2) / end.max(1) }
+    }
+
+    /// A step of one sequence.
+    pub(super) fn whole(counts: Counts) -> Self {
+        Self { counts, spans: vec![], longest: counts.tokens }
+    }
+}
+
+/// Lengths cut into steps inside of the bounds, in order: full ones for one lane, for several about equal ones, as many for
+/// each.
+pub(super) fn packs<'a>(lengths: &'a [u64], bounds: &Bounds, lanes: usize) -> Vec<&'a [u64]> {
+    let full = cut(lengths, bounds, |_| u64::MAX);
+    if lanes == 1 {
+        return full;
+    }
+    let (tokens, steps) = (lengths.iter().sum::<u64>(), full.len().next_multiple_of(lanes) as u64);
+    cut(lengths, bounds, |step| tokens * (step as u64 + 1) / steps)
+}
+
+/// The same, where the steps up to each end with the sequence in whose midst lie, or behind which come, so many tokens.
+fn cut<'a>(lengths: &'a [u64], bounds: &Bounds, upto: impl Fn(usize) -> u64) -> Vec<&'a [u64]> {
+    let (mut packs, mut rest, mut before) = (vec![], lengths, 0);
+    while !rest.is_empty() {
+        let (mut tokens, upto) = (0, upto(packs.len()));
+        let fits = |&(i, n): &(usize, &u64)| {
+            let is_due = i == 0 || before + tokens + n / 2 < upto;
+            tokens += n;
+            is_due && i < bounds.sequences as usize && tokens <= bounds.tokens
+        };
+        let (pack, later) = rest.split_at(rest.iter().enumerate().take_while(fits).count().max(1));
+        before += pack.iter().sum::<u64>();
+        packs.push(pack);
+        rest = later;
+    }
+    packs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_have_equal_steps() {
+        let bounds = Bounds { tokens: 1024, sequences: 128, longest: 168 };
+        for (lanes, wanted) in [(1, vec![6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 4]), (8, vec![4; 16]), (16, vec![4; 16])]
+        {
+            let sizes: Vec<usize> = packs(&[168; 64], &bounds, lanes).iter().map(|step| step.len()).collect();
+            assert_eq!(sizes, wanted, "{lanes} lanes");
+        }
+        let sizes = |lanes| packs(&[168; 64], &bounds, lanes).iter().map(|step| step.len()).collect::<Vec<_>>();
+        assert!(sizes(4).len() == 12 && sizes(4).iter().all(|n| (5..=6).contains(n)), "{:?}", sizes(4));
+        assert!(sizes(3).len() == 12 && sizes(5).len() == 15);
+    }
+
+    #[test]
+    fn steps_are_inside_of_the_bounds_and_hold_every_sequence() {
+        let bounds = Bounds { tokens: 100, sequences: 5, longest: 100 };
+        let lengths: Vec<u64> = (0..200)
+            .map(|i| [1, 100, 40, 7, 60][i % 5] + (i as u64 * i as u64) % 30)
+            .map(|n| n.min(100))
+            .collect();
+        for lanes in [1, 2, 3, 8, 300] {
+            let packs = packs(&lengths, &bounds, lanes);
+            assert_eq!(packs.concat(), lengths, "{lanes} lanes");
+            for step in packs.into_iter().map(Step::of) {
+                assert!(bounds.admits(step.counts), "{:?}", step.counts);
+            }
+        }
+    }
+}
