@@ -148,10 +148,14 @@ fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// The first processor's name in /proc/cpuinfo.
+/// The first processor's name in /proc/cpuinfo; on aarch64, which has none there, its numbers.
 fn cpu_model(cpuinfo: &str) -> Option<String> {
-    let (_, name) = cpuinfo.lines().find(|l| l.starts_with("model name"))?.split_once(':')?;
-    Some(name.trim().to_owned())
+    let value = |key: &str| {
+        let (_, value) = cpuinfo.lines().find(|l| l.starts_with(key))?.split_once(':')?;
+        Some(value.trim().to_owned())
+    };
+    let numbers = || Some(format!("implementer {}, part {}", value("CPU implementer")?, value("CPU part")?));
+    value("model name").or_else(numbers)
 }
 
 /// Read from the kernel's list, which also knows whether the system saves the registers.
@@ -206,11 +210,16 @@ mod tests {
     fn cpuinfo_is_read() {
         let text = "processor : 0\nmodel name\t: Some CPU @ 2GHz\nflags\t\t: fpu avx2 fma amx_tile amx_bf16 amx_int8\n";
         assert_eq!(cpu_model(text).as_deref(), Some("Some CPU @ 2GHz"));
-        assert_eq!(cpu_model(""), None);
         if cfg!(target_arch = "x86_64") {
             let wanted = ["AVX2", "FMA", "AMX"];
             let found = features(text).into_iter().filter_map(|(name, has)| has.then_some(name));
             assert_eq!(found.collect::<Vec<_>>(), wanted);
+        }
+        assert_eq!(cpu_model(""), None);
+        let text = "processor\t: 0\nFeatures\t: fp asimd bf16\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n";
+        assert_eq!(cpu_model(text).as_deref(), Some("implementer 0x41, part 0xd4f"));
+        if cfg!(target_arch = "aarch64") {
+            assert_eq!(features(text), [("NEON", true), ("SVE", false), ("BF16", true)]);
         }
         assert_eq!(features(""), []);
         assert_eq!(mem_total("MemTotal:   2 kB\n"), Some(Bytes(2048)));

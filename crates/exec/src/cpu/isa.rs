@@ -44,7 +44,7 @@ impl Isa {
         .filter_map(|(kind, has)| has.then_some(Isa(kind)))
     }
 
-    /// `avx512+amx`, `avx512+bf16`, `avx512`, `avx2` or `portable`: what bits may depend on.
+    /// `avx512+amx`, `avx512+bf16`, `avx512`, `avx2`, `portable+fma` or `portable`: what bits may depend on.
     pub fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -55,6 +55,8 @@ impl Isa {
             Kind::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => "avx2",
+            // As on aarch64. x86-64 without FMA rounds twice: another arithmetic, so another name.
+            Kind::Portable if self.has_fma() => "portable+fma",
             Kind::Portable => "portable",
         }
     }
@@ -179,4 +181,17 @@ unsafe fn run_avx512<K: Kernel>(kernel: K) {
 unsafe fn run_avx2<K: Kernel>(kernel: K) {
     // SAFETY: the caller promises the instructions.
     kernel.run(unsafe { Avx2::assume() });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_name_is_one_way_to_round() {
+        for isa in Isa::available() {
+            assert_eq!(isa.name() != "portable", isa.has_fma(), "{}", isa.name());
+        }
+        assert!(Isa::available().last().is_some_and(|isa| isa.name().starts_with("portable")));
+    }
 }

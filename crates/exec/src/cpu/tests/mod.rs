@@ -6,6 +6,7 @@ mod cast;
 mod double;
 mod experts;
 mod gemm;
+#[cfg(target_arch = "x86_64")]
 mod gemm_amx;
 mod gemm_bf16;
 mod gemm_int8;
