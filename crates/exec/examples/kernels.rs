@@ -1,14 +1,18 @@
 //! Times the CPU kernels: the product against raw FMA and AMX loops, the `gemm` crate and our own plain FMA
 //! kernel, attention against the raw loop. All sides of each ratio run by turns in one process; medians.
 //!
-//! `cargo run --release -p plimsoll-exec --example kernels [-- threads [avx512|avx2|portable|bf16|mlp]]`; `bf16` times the
-//! product of bf16 alone, against the raw loop on tiles where there are any; `mlp` the fused MLP against its parts.
+//! `cargo run --release -p plimsoll-exec --example kernels [-- threads [avx512|avx2|portable|bf16|int8|mlp]]`; `bf16` times
+//! the product of bf16 alone, against the raw loop on tiles or of dot products where there are any; `int8` those of integers
+//! and of bf16; `mlp` the fused MLP against its parts.
 
 use graph::ops::{Hidden, Mask};
 use plimsoll_exec::cpu::attention::{self, Attention, Rope, attention};
 use plimsoll_exec::cpu::gemm::{self, Act, Epilogue};
 use plimsoll_exec::cpu::mlp_bf16::{self, Mlp, Norm};
-use plimsoll_exec::cpu::{Bf16, Cpu, Element, Isa, Rows, RowsMut, elementwise, gemm_bf16, norm, peak, rope};
+use plimsoll_exec::cpu::{
+    Bf16, CodeRows, CodeTiles, Cpu, Element, Isa, Rows, RowsMut, elementwise, gemm_bf16, gemm_int8, norm, peak,
+    rope,
+};
 use plimsoll_exec::tiles;
 use std::time::Instant;
 
@@ -21,6 +25,9 @@ fn main() {
     let threads = std::env::args().nth(1).and_then(|a| a.parse().ok()).unwrap_or(2);
     if std::env::args().nth(2).is_some_and(|a| a == "bf16") {
         return products_of_bf16(&Cpu::new(threads));
+    }
+    if std::env::args().nth(2).is_some_and(|a| a == "int8") {
+        return products_of_int8(&Cpu::new(threads));
     }
     if std::env::args().nth(2).is_some_and(|a| a == "mlp") {
         return mlps(&Cpu::new(threads));
@@ -157,10 +164,7 @@ fn product_of_bf16(cpu: &Cpu, (m, n, k): (usize, usize, usize), act: Act, residu
     let (x, bias, r, w) = (halves(m * k), halves(n), halves(m * n), tiles::packed(&numbers(n * k), k));
     let mut y = vec![Bf16::default(); m * n];
     let mut space = vec![0.0; gemm_bf16::WORKSPACE.per_unit.0 as usize / 4 * cpu.threads()];
-    let raw = || match peak::amx_gflops(cpu, peak::Factors::Bf16, 1e-3) {
-        Some(rate) => rate,
-        None => peak::fma_gflops(cpu, 1e-3),
-    };
+    let raw = || raw_of(cpu, peak::Factors::Bf16).unwrap_or_else(|| peak::fma_gflops(cpu, 1e-3));
     let (mut raws, mut rates, mut shares) = (Vec::new(), Vec::new(), Vec::new());
     let mut before = raw();
     for turn in 0..TURNS + 1 {
@@ -179,6 +183,55 @@ fn product_of_bf16(cpu: &Cpu, (m, n, k): (usize, usize, usize), act: Act, residu
     }
     let [raw, ours, share] = [raws, rates, shares].map(median);
     println!("{m:>8},{n:>6},{k:>6} {raw:>8.1} {ours:>8.1} | {share:>9.2}");
+}
+
+/// GFLOP/s of tiles, or else of dot products; `None` where there are neither.
+fn raw_of(cpu: &Cpu, of: peak::Factors) -> Option<f64> {
+    peak::amx_gflops(cpu, of, 1e-3).or_else(|| peak::dot_gflops(cpu, of, 1e-3))
+}
+
+/// Products of codes with bias, and with a residual where the model's linear of this shape has one, against their raw loop and
+/// against those of bf16. The fastest of each: a turn is short enough to go by undisturbed on a shared machine.
+fn products_of_int8(cpu: &Cpu) {
+    println!("{} x {}; the best of {TURNS} turns; GFLOP/s", cpu.isa().name(), cpu.threads());
+    println!("{:>22} {:>8} {:>8} {:>8} | int8/: raw bf16", "M,N,K", "raw", "int8", "bf16");
+    for (m, width) in [(2688, 320), (2688, 480), (2688, 640), (1024, 1280)] {
+        product_of_int8(cpu, (m, 3 * width, width), false);
+        product_of_int8(cpu, (m, width, width), true);
+        product_of_int8(cpu, (m, 4 * width, width), false);
+        product_of_int8(cpu, (m, width, 4 * width), true);
+    }
+}
+
+fn product_of_int8(cpu: &Cpu, (m, n, k): (usize, usize, usize), residual: bool) {
+    let halves = |n| numbers(n).into_iter().map(|x| Bf16((x.to_bits() >> 16) as u16)).collect::<Vec<_>>();
+    let codes = |n| numbers(n).into_iter().map(|x| (127.0 * x) as i8 as u8).collect::<Vec<_>>();
+    let panels = n.div_ceil(tiles::STEP);
+    let (x, w, bias, r) = (halves(m * k), tiles::packed(&numbers(n * k), k), halves(n), halves(m * n));
+    let (cx, cw) = (codes(m * k), codes(panels * tiles::codes_panel(k)));
+    let (sx, sw) = (vec![0.01; m], vec![0.01; panels * tiles::STEP]);
+    let cx = CodeRows { codes: &cx, scales: &sx, columns: k };
+    let cw = CodeTiles { tiles: &cw, scales: &sw };
+    let [mut y, mut z] = [(); 2].map(|()| vec![Bf16::default(); m * n]);
+    let mut space = vec![0.0; gemm_bf16::WORKSPACE.per_unit.0 as usize / 4 * cpu.threads()];
+    let residual = residual.then(|| Rows::new(&r, m, n, n));
+    let e = Epilogue { bias: Some(&bias[..]), act: Act::None, residual };
+    let (mut raw, mut int8, mut bf16) = (0.0_f64, 0.0_f64, 0.0_f64);
+    let rate = |start: Instant| 2e-9 * (m * n * k) as f64 / start.elapsed().as_secs_f64();
+    for _ in 0..TURNS {
+        raw = raw.max(raw_of(cpu, peak::Factors::Int8).unwrap_or_default());
+        let start = Instant::now();
+        gemm_int8::linear(cpu, cx, cw, e, RowsMut::new(&mut y, m, n, n), &mut space);
+        int8 = int8.max(rate(start));
+        let start = Instant::now();
+        gemm_bf16::linear(cpu, Rows::new(&x, m, k, k), &w, e, RowsMut::new(&mut z, m, n, n), &mut space);
+        bf16 = bf16.max(rate(start));
+    }
+    println!(
+        "{m:>8},{n:>6},{k:>6} {raw:>8.1} {int8:>8.1} {bf16:>8.1} | {:>9.2} {:>4.2}",
+        int8 / raw,
+        int8 / bf16
+    );
 }
 
 /// A layer's norm, MLP and residual in bf16: as one, and one kernel after the other.

@@ -1,7 +1,7 @@
-//! Sums of products of integers of 8 bits on sixteen lanes: what `gemm_int8` is written in where there are no tiles.
+//! Sums of dot products on sixteen lanes, of integers of 8 bits and of pairs of bf16: what `gemm_dots` is written in.
 //!
-//! Invariant: sums are exact, so they are the same on every instruction set. Codes are from -127 to 127: the product of a
-//! pair of pairs fits 16 bits.
+//! Invariant: sums of integers are exact, so they are the same on every instruction set. Codes are from -127 to 127: the
+//! product of a pair of pairs fits 16 bits. What a dot product of bf16 adds, and in which order, `Pairs` says.
 
 use super::simd::{LANES, Portable};
 #[cfg(target_arch = "x86_64")]
@@ -9,12 +9,13 @@ use super::simd_x86::{Avx2, Avx512};
 #[cfg(target_arch = "x86_64")]
 use core::arch::x86_64::*;
 
-/// Codes of a row that one lane takes at once.
+/// Bytes of a row that one lane takes at once: four codes, or a pair of bf16.
 pub(super) const QUAD: usize = 4;
 
-/// Sixteen sums. A value of an implementing type is the proof that this CPU has the instructions.
+/// Sixteen sums of dot products: of quads of codes, or of pairs of bf16. A value of an implementing type is the proof that
+/// this CPU has the instructions.
 pub(super) trait Dot: Copy {
-    /// Sixteen i32.
+    /// Sixteen sums: i32 of codes, f32 of bf16.
     type I: Copy;
     /// A line of a tile, made ready for many rows.
     type W: Copy;
@@ -23,18 +24,31 @@ pub(super) trait Dot: Copy {
 
     /// What sums with this row of x begin with.
     /// # Safety
-    /// `quads` times four codes must be readable at `x`.
-    unsafe fn begin(self, x: *const u8, quads: usize) -> Self::I;
-    /// Four codes of each of sixteen rows of W.
+    /// `quads` times four bytes must be readable at `x`.
+    #[inline(always)]
+    unsafe fn offset(self, _x: *const u8, _quads: usize) -> i32 {
+        0
+    }
+    /// Sums that begin with that.
+    fn begin(self, offset: i32) -> Self::I;
+    /// Sums that were stored.
     /// # Safety
-    /// 64 codes must be readable at `w`.
-    unsafe fn line(self, w: *const u8) -> Self::W;
-    /// sum + the products of four codes of x with each row's.
-    fn dot(self, sum: Self::I, x: i32, w: Self::W) -> Self::I;
+    /// Sixteen words must be readable at `from`.
+    unsafe fn resume(self, from: *const f32) -> Self::I;
+    /// Their bits.
+    /// # Safety
+    /// Sixteen words must be writable at `to`.
+    unsafe fn keep(self, to: *mut f32, sum: Self::I);
     /// The sums as f32, rounded to nearest even.
     /// # Safety
     /// Sixteen f32 must be writable at `to`.
-    unsafe fn numbers(self, sum: Self::I, to: *mut f32);
+    unsafe fn numbers(self, to: *mut f32, sum: Self::I);
+    /// Four bytes of each of sixteen rows of W.
+    /// # Safety
+    /// 64 bytes must be readable at `w`.
+    unsafe fn line(self, w: *const u8) -> Self::W;
+    /// sum + the products of four bytes of x with each row's.
+    fn dot(self, sum: Self::I, x: i32, w: Self::W) -> Self::I;
 }
 
 impl Dot for Portable {
@@ -43,8 +57,18 @@ impl Dot for Portable {
     const HEIGHT: usize = 4;
 
     #[inline(always)]
-    unsafe fn begin(self, _: *const u8, _: usize) -> Self::I {
-        [0; LANES]
+    fn begin(self, offset: i32) -> Self::I {
+        [offset; LANES]
+    }
+    #[inline(always)]
+    unsafe fn resume(self, from: *const f32) -> Self::I {
+        // SAFETY: as the caller promises.
+        unsafe { from.cast::<Self::I>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn keep(self, to: *mut f32, sum: Self::I) {
+        // SAFETY: as the caller promises.
+        unsafe { to.cast::<Self::I>().write_unaligned(sum) }
     }
     #[inline(always)]
     unsafe fn line(self, w: *const u8) -> Self::W {
@@ -60,7 +84,7 @@ impl Dot for Portable {
         })
     }
     #[inline(always)]
-    unsafe fn numbers(self, sum: Self::I, to: *mut f32) {
+    unsafe fn numbers(self, to: *mut f32, sum: Self::I) {
         // SAFETY: as the caller promises.
         unsafe { to.cast::<[f32; LANES]>().write_unaligned(sum.map(|sum| sum as f32)) }
     }
@@ -74,9 +98,22 @@ impl Dot for Avx2 {
     const HEIGHT: usize = 2;
 
     #[inline(always)]
-    unsafe fn begin(self, _: *const u8, _: usize) -> Self::I {
+    fn begin(self, offset: i32) -> Self::I {
         // SAFETY: `self` proves the instructions.
-        unsafe { [_mm256_setzero_si256(); 2] }
+        unsafe { [_mm256_set1_epi32(offset); 2] }
+    }
+    #[inline(always)]
+    unsafe fn resume(self, from: *const f32) -> Self::I {
+        // SAFETY: `self` proves the instructions; the caller promises the memory.
+        unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(8).cast())] }
+    }
+    #[inline(always)]
+    unsafe fn keep(self, to: *mut f32, sum: Self::I) {
+        // SAFETY: `self` proves the instructions; the caller promises the memory.
+        unsafe {
+            _mm256_storeu_si256(to.cast(), sum[0]);
+            _mm256_storeu_si256(to.add(8).cast(), sum[1]);
+        }
     }
     #[inline(always)]
     unsafe fn line(self, w: *const u8) -> Self::W {
@@ -97,7 +134,7 @@ impl Dot for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn numbers(self, sum: Self::I, to: *mut f32) {
+    unsafe fn numbers(self, to: *mut f32, sum: Self::I) {
         // SAFETY: `self` proves the instructions; the caller promises the memory.
         unsafe {
             _mm256_storeu_ps(to, _mm256_cvtepi32_ps(sum[0]));
@@ -114,9 +151,19 @@ impl Dot for Avx512 {
     const HEIGHT: usize = 8;
 
     #[inline(always)]
-    unsafe fn begin(self, _: *const u8, _: usize) -> Self::I {
+    fn begin(self, offset: i32) -> Self::I {
         // SAFETY: `self` proves the instructions.
-        unsafe { _mm512_setzero_si512() }
+        unsafe { _mm512_set1_epi32(offset) }
+    }
+    #[inline(always)]
+    unsafe fn resume(self, from: *const f32) -> Self::I {
+        // SAFETY: `self` proves the instructions; the caller promises the memory.
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn keep(self, to: *mut f32, sum: Self::I) {
+        // SAFETY: `self` proves the instructions; the caller promises the memory.
+        unsafe { _mm512_storeu_si512(to.cast(), sum) }
     }
     #[inline(always)]
     unsafe fn line(self, w: *const u8) -> Self::W {
@@ -137,7 +184,7 @@ impl Dot for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn numbers(self, sum: Self::I, to: *mut f32) {
+    unsafe fn numbers(self, to: *mut f32, sum: Self::I) {
         // SAFETY: `self` proves the instructions; the caller promises the memory.
         unsafe { _mm512_storeu_ps(to, _mm512_cvtepi32_ps(sum)) }
     }
@@ -163,10 +210,10 @@ impl Vnni {
 impl Dot for Vnni {
     type I = __m512i;
     type W = __m512i;
-    const HEIGHT: usize = 12;
+    const HEIGHT: usize = 14;
 
     #[inline(always)]
-    unsafe fn begin(self, x: *const u8, quads: usize) -> Self::I {
+    unsafe fn offset(self, x: *const u8, quads: usize) -> i32 {
         // SAFETY: `self` proves the instructions; the caller promises the memory.
         unsafe {
             let ones = _mm512_set1_epi8(1);
@@ -177,8 +224,23 @@ impl Dot for Vnni {
                 sum =
                     _mm512_dpbusd_epi32(sum, ones, _mm512_maskz_loadu_epi32(there, x.add(quad * QUAD).cast()));
             }
-            _mm512_set1_epi32(-128 * _mm512_reduce_add_epi32(sum))
+            -128 * _mm512_reduce_add_epi32(sum)
         }
+    }
+    #[inline(always)]
+    fn begin(self, offset: i32) -> Self::I {
+        // SAFETY: `self` proves the instructions.
+        unsafe { _mm512_set1_epi32(offset) }
+    }
+    #[inline(always)]
+    unsafe fn resume(self, from: *const f32) -> Self::I {
+        // SAFETY: `self` proves the instructions; the caller promises the memory.
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn keep(self, to: *mut f32, sum: Self::I) {
+        // SAFETY: `self` proves the instructions; the caller promises the memory.
+        unsafe { _mm512_storeu_si512(to.cast(), sum) }
     }
     #[inline(always)]
     unsafe fn line(self, w: *const u8) -> Self::W {
@@ -191,8 +253,67 @@ impl Dot for Vnni {
         unsafe { _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(x)) }
     }
     #[inline(always)]
-    unsafe fn numbers(self, sum: Self::I, to: *mut f32) {
+    unsafe fn numbers(self, to: *mut f32, sum: Self::I) {
         // SAFETY: `self` proves the instructions; the caller promises the memory.
         unsafe { _mm512_storeu_ps(to, _mm512_cvtepi32_ps(sum)) }
+    }
+}
+
+/// AVX512-BF16, whose sums are of f32: such an instruction adds the product of a pair's second elements to the sum, then that
+/// of its first ones, each with one rounding to nearest (Intel 64 and IA-32 Software Developer's Manual, volume 2; the same
+/// on Zen 5, see `gemm_bf16`'s test). It takes denormals, in and out, as zero, where lanes keep them: of numbers below 2^-126
+/// the bits may differ.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+pub(super) struct Pairs(());
+
+#[cfg(target_arch = "x86_64")]
+impl Pairs {
+    /// # Safety
+    /// The CPU must have AVX-512 F and BF16.
+    #[inline(always)]
+    pub(super) unsafe fn assume() -> Pairs {
+        Pairs(())
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Dot for Pairs {
+    type I = __m512;
+    type W = __m512i;
+    const HEIGHT: usize = 14;
+
+    #[inline(always)]
+    fn begin(self, _: i32) -> Self::I {
+        // SAFETY: `self` proves the instructions.
+        unsafe { _mm512_setzero_ps() }
+    }
+    #[inline(always)]
+    unsafe fn resume(self, from: *const f32) -> Self::I {
+        // SAFETY: `self` proves the instructions; the caller promises the memory.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+    #[inline(always)]
+    unsafe fn keep(self, to: *mut f32, sum: Self::I) {
+        // SAFETY: `self` proves the instructions; the caller promises the memory.
+        unsafe { _mm512_storeu_ps(to, sum) }
+    }
+    #[inline(always)]
+    unsafe fn numbers(self, to: *mut f32, sum: Self::I) {
+        // SAFETY: as the caller promises.
+        unsafe { self.keep(to, sum) }
+    }
+    #[inline(always)]
+    unsafe fn line(self, w: *const u8) -> Self::W {
+        // SAFETY: `self` proves the instructions; the caller promises the memory.
+        unsafe { _mm512_loadu_si512(w.cast()) }
+    }
+    #[inline(always)]
+    fn dot(self, sum: Self::I, x: i32, w: Self::W) -> Self::I {
+        // SAFETY: `self` proves the instructions; 64 bytes, any of which are 32 bf16.
+        unsafe {
+            let bits = |v: __m512i| -> __m512bh { core::mem::transmute(v) };
+            _mm512_dpbf16_ps(sum, bits(w), bits(_mm512_set1_epi32(x)))
+        }
     }
 }

@@ -308,11 +308,28 @@ unsafe fn copy_rows<S: Simd>(x: Rows<'_>, row: usize, rows: usize, ks: &Range<us
 #[inline(always)]
 pub(super) unsafe fn finish<S: Simd, E: Element>(
     s: S,
-    (e, y): (&Epilogue<'_, E>, &RowsMut<'_, E>),
+    out: (&Epilogue<'_, E>, &RowsMut<'_, E>),
     row: usize,
     rows: usize,
     panel: usize,
     sum: *const f32,
+) {
+    // SAFETY: as the caller promises.
+    unsafe { finish_by(s, out, row, rows, panel, |r, column| s.load(sum.add(r * PANEL + column))) };
+}
+
+/// The same, from sixteen numbers of a row of the strip, from a column of the panel on.
+///
+/// # Safety
+/// Rows `row..row + rows` of y belong to this task.
+#[inline(always)]
+pub(super) unsafe fn finish_by<S: Simd, E: Element>(
+    s: S,
+    (e, y): (&Epilogue<'_, E>, &RowsMut<'_, E>),
+    row: usize,
+    rows: usize,
+    panel: usize,
+    number: impl Fn(usize, usize) -> S::V,
 ) {
     for column in [0, LANES] {
         let j = panel * PANEL + column;
@@ -327,7 +344,7 @@ pub(super) unsafe fn finish<S: Simd, E: Element>(
                 None => s.splat(0.0),
             };
             for r in 0..rows {
-                let v = s.add(s.load(sum.add(r * PANEL + column)), bias);
+                let v = s.add(number(r, column), bias);
                 let v = match e.act {
                     Act::None => v,
                     Act::Gelu => E::gelu(s, v),

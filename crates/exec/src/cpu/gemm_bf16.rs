@@ -3,7 +3,7 @@
 //!
 //! Invariant: here each element of `x W^T` is one chain of f32 fused multiply-adds, begun at zero, over k = 1, 0, 3, 2,
 //! .., which is the order of AVX512-BF16's dot products of pairs: the bits of a row depend on that row and the weights,
-//! and with FMA not on the instructions (but where a sum is below 2^-126, see `gemm_bf16_dots`). Where the tiles of AMX
+//! and with FMA not on the instructions (but where a sum is below 2^-126, see `dot::Pairs`). Where the tiles of AMX
 //! are used, `gemm_bf16_amx` takes over: with other bits, under the same rule.
 //!
 //! Weights lie as `graph::Layout::Tiles` says: panels of 32 columns of y, and in them steps of 32 k, two tiles each.
@@ -120,12 +120,12 @@ pub(super) fn block<S: Simd>(s: S, form: Form, job: Job<'_, Bf16>, scratch: *mut
 }
 
 /// One task, for `Isa::run`. `scratch` is `EACH` f32 of this worker's own.
-pub(super) struct Task<'a> {
+struct Task<'a> {
     form: Form,
-    pub(super) job: Job<'a, Bf16>,
-    pub(super) rows: Range<usize>,
-    pub(super) panels: Range<usize>,
-    pub(super) scratch: *mut f32,
+    job: Job<'a, Bf16>,
+    rows: Range<usize>,
+    panels: Range<usize>,
+    scratch: *mut f32,
 }
 
 impl Kernel for Task<'_> {
@@ -135,7 +135,7 @@ impl Kernel for Task<'_> {
             Form::Lanes => {}
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the form proves the instructions; the scratch is this worker's own.
-            Form::Dots => return unsafe { super::gemm_bf16_dots::run(&self) },
+            Form::Dots => return unsafe { self.dots() },
         }
         for ks in slices(self.job.x.cols()) {
             for row in (0..self.rows.len()).step_by(S::ROWS) {
@@ -157,6 +157,19 @@ pub(super) fn slices(k: usize) -> impl Iterator<Item = Range<usize>> {
 }
 
 impl Task<'_> {
+    /// # Safety
+    /// The CPU has AVX-512 with BF16; the task's scratch is this thread's own.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    unsafe fn dots(self) {
+        use super::{dot::Pairs, gemm_dots::Strips, simd_x86::Avx512};
+        let Task { job, rows, panels, scratch, .. } = self;
+        // SAFETY: as the caller promises.
+        unsafe {
+            Strips { job, scales: None, rows, panels, scratch }.run(Avx512::assume(), Pairs::assume());
+        }
+    }
+
     /// Adds the slice `ks` of one panel to the sums of all rows; the last slice goes on to y.
     ///
     /// # Safety

@@ -7,32 +7,27 @@
 //! Weights lie as `graph::Layout::ScaledTiles` says: panels of 32 columns of y, in them steps of 64 k of two tiles each, in
 //! those lines of four k.
 //!
-//! Order of work without tiles: a task passes each panel over its strips of rows, whose sums stay in registers.
+//! Order of work without tiles: that of `gemm_dots`.
 
 use super::codes::{CodeRows, CodeTiles};
-use super::dot::{Dot, QUAD};
-use super::element::{Bf16, Element};
-use super::gemm::{Act, Job, Split};
-use super::gemm_bf16::EpilogueBf16;
-use super::isa::Kernel;
-use super::math::gelu_bf16;
-use super::simd::{LANES, Simd};
+use super::element::Bf16;
+use super::gemm::{Job, Split};
+use super::gemm_bf16::{BLOCK, DEPTH, EACH, EpilogueBf16, GROUP};
+use super::gemm_dots::Strips;
+use super::isa::{Isa, Kernel};
+use super::simd::Simd;
 use super::tile::PANEL;
 use super::{Cpu, Rows, RowsMut};
-use crate::tiles::{STEP, codes_panel};
-use core::ops::Range;
+use crate::tiles::codes_panel;
 use plan::Workspace;
 
-/// Bytes of workspace per thread: as products of bf16 on tiles take them; others take none.
+/// Bytes of workspace per thread: as products of bf16 take them.
 pub const WORKSPACE: Workspace = super::gemm_bf16::WORKSPACE;
 
 /// The longest row: its sums fit 32 bits, with unsigned weights too.
 const LONGEST: usize = 1 << 16;
-/// Most rows of a task.
-const BLOCK: usize = 168;
-/// Bytes of a line of a tile, and lines of a tile.
-const LINE: usize = QUAD * LANES;
-const LINES: usize = LANES;
+/// Rows of the tallest register tile of all, by which tasks are cut.
+const HEIGHT: usize = 14;
 
 /// What makes numbers of sums of codes: a scale of each row of x, and of each of W, zeros past its last up to a whole panel.
 #[derive(Clone, Copy)]
@@ -67,7 +62,7 @@ pub fn linear(
             gemm_bf16_amx::linear::<Tiles<true>>(cpu, job, Some(scales), workspace.as_mut_ptr(), each)
         };
     }
-    in_lanes(cpu, job, scales);
+    linear_by(cpu, Form::of(cpu.isa()), job, scales, workspace);
 }
 
 /// The operands with two codes where bf16 has an element: steps and panels are then the same bytes.
@@ -82,33 +77,56 @@ pub(super) fn in_pairs<'a>(
     Job::new(x, bytemuck::cast_slice(w.tiles), epilogue, y)
 }
 
-fn in_lanes(cpu: &Cpu, job: Job<'_, Bf16>, scales: Scales<'_>) {
-    let (m, panels) = (job.x.rows(), job.y.cols().div_ceil(PANEL));
-    let split = Split::new(m, panels, cpu.threads(), 12, BLOCK, 1);
-    cpu.pool().run(split.tasks(), &|task, _| {
-        let (rows, panels) = split.task(task);
-        let task = Task { job, scales, rows, panels };
+/// What makes the sums. A value proves that this CPU has the instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// What the lanes have.
+    Lanes,
+    /// AVX-512 with VNNI.
+    #[cfg(target_arch = "x86_64")]
+    Vnni,
+}
+
+impl Form {
+    /// The faster one that `isa` has.
+    pub(super) fn of(isa: Isa) -> Form {
         #[cfg(target_arch = "x86_64")]
-        if cpu.isa().has_avx512() && is_x86_feature_detected!("avx512vnni") {
-            // SAFETY: this CPU was seen to have both.
-            return unsafe { task.run_vnni() };
+        if isa.has_vnni() {
+            return Form::Vnni;
         }
-        cpu.isa().run(task);
+        let _ = isa;
+        Form::Lanes
+    }
+}
+
+/// `linear` after its checks, without tiles.
+pub(super) fn linear_by(cpu: &Cpu, form: Form, job: Job<'_, Bf16>, scales: Scales<'_>, workspace: &mut [f32]) {
+    let (m, panels) = (job.x.rows(), job.y.cols().div_ceil(PANEL));
+    let fewest = if job.x.cols() > DEPTH { panels.div_ceil(GROUP) } else { 1 };
+    let split = Split::new(m, panels, cpu.threads(), HEIGHT, BLOCK, fewest);
+    let scratch = workspace.as_mut_ptr() as usize;
+    cpu.pool().run(split.tasks(), &|task, worker| {
+        let (rows, panels) = split.task(task);
+        // Worker indices of one run are distinct and below `threads()`.
+        let scratch = (scratch as *mut f32).wrapping_add(worker * EACH);
+        let task = Task(Strips { job, scales: Some(scales), rows, panels, scratch });
+        match form {
+            Form::Lanes => cpu.isa().run(task),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the form proves the instructions.
+            Form::Vnni => unsafe { task.run_vnni() },
+        }
     });
 }
 
-/// One task, for `Isa::run`.
-struct Task<'a> {
-    job: Job<'a, Bf16>,
-    scales: Scales<'a>,
-    rows: Range<usize>,
-    panels: Range<usize>,
-}
+/// One task, for `Isa::run`, whose scratch is this worker's own.
+struct Task<'a>(Strips<'a>);
 
 impl Kernel for Task<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        self.over(s, s);
+        // SAFETY: the scratch is this worker's own.
+        unsafe { self.0.run(s, s) };
     }
 }
 
@@ -118,106 +136,7 @@ impl Task<'_> {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     unsafe fn run_vnni(self) {
-        // SAFETY: as the caller promises.
-        let (s, d) = unsafe { (super::simd_x86::Avx512::assume(), super::dot::Vnni::assume()) };
-        self.over(s, d);
-    }
-
-    #[inline(always)]
-    fn over<S: Simd, D: Dot>(&self, s: S, d: D) {
-        for panel in self.panels.clone() {
-            let mut row = self.rows.start;
-            while row < self.rows.end {
-                let left = self.rows.end - row;
-                // SAFETY: rows and a panel of this task's.
-                row += unsafe {
-                    match D::HEIGHT {
-                        12 if left > 4 => self.strip::<S, D, 12>(s, d, row, left, panel),
-                        8 if left > 4 => self.strip::<S, D, 8>(s, d, row, left, panel),
-                        2 => self.strip::<S, D, 2>(s, d, row, left, panel),
-                        _ => self.strip::<S, D, 4>(s, d, row, left, panel),
-                    }
-                };
-            }
-        }
-    }
-
-    /// Up to `ROWS` rows, of `left`, from `row` on, of one panel; how many they were. Past the last, that one stands again.
-    ///
-    /// # Safety
-    /// The rows and the panel are this task's, and there is a row.
-    #[inline(always)]
-    unsafe fn strip<S: Simd, D: Dot, const ROWS: usize>(
-        &self,
-        s: S,
-        d: D,
-        row: usize,
-        left: usize,
-        panel: usize,
-    ) -> usize {
-        let (x, rows) = (self.job.x, left.min(ROWS));
-        let quads = x.cols() * size_of::<Bf16>() / QUAD;
-        let at: [*const u8; ROWS] = core::array::from_fn(|r| x.row(row + r.min(rows - 1)).cast());
-        let steps = x.cols().div_ceil(STEP);
-        let mut w = self.job.w.as_ptr().cast::<u8>().wrapping_add(panel * steps * 2 * LINES * LINE);
-        let mut numbers = [0.0_f32; PANEL];
-        // SAFETY: rows of `quads` times four codes, and the lines of the panel, which has as many or more.
-        unsafe {
-            let mut sums = [[d.begin(at[0], quads); 2]; ROWS];
-            for r in 1..ROWS {
-                sums[r] = [d.begin(at[r], quads); 2];
-            }
-            for quad in 0..quads {
-                let line = [d.line(w), d.line(w.add(LINES * LINE))];
-                for r in 0..ROWS {
-                    let x = at[r].add(quad * QUAD).cast::<i32>().read_unaligned();
-                    sums[r] = [d.dot(sums[r][0], x, line[0]), d.dot(sums[r][1], x, line[1])];
-                }
-                // A step's second tile was passed beside the first.
-                w = w.wrapping_add(if quad % LINES == LINES - 1 { (LINES + 1) * LINE } else { LINE });
-            }
-            for (r, sums) in sums.iter().enumerate().take(rows) {
-                d.numbers(sums[0], numbers.as_mut_ptr());
-                d.numbers(sums[1], numbers.as_mut_ptr().add(LANES));
-                self.finish(s, row + r, panel, &numbers);
-            }
-        }
-        rows
-    }
-
-    /// A row of one panel from its sums to y.
-    ///
-    /// # Safety
-    /// The row and the panel are this task's.
-    #[inline(always)]
-    unsafe fn finish<S: Simd>(&self, s: S, row: usize, panel: usize, sums: &[f32; PANEL]) {
-        let (e, y) = self.job.out();
-        let of = s.splat(self.scales.x[row]);
-        for column in [0, LANES] {
-            let j = panel * PANEL + column;
-            let width = y.cols().saturating_sub(j).min(LANES);
-            if width == 0 {
-                break;
-            }
-            // SAFETY: columns j..j + width are inside scales, bias, residual and y; the row as promised.
-            unsafe {
-                let scale = s.mul(of, s.load(self.scales.w.as_ptr().add(j)));
-                let v = s.mul(s.load(sums.as_ptr().add(column)), scale);
-                let v = match e.bias {
-                    Some(bias) => s.add(v, Bf16::load_n(s, bias.as_ptr().add(j), width)),
-                    None => s.add(v, s.splat(0.0)),
-                };
-                let v = match e.act {
-                    Act::None => v,
-                    Act::Gelu => gelu_bf16(s, v),
-                    Act::Relu => s.max(s.splat(0.0), v),
-                };
-                let v = match e.residual {
-                    Some(x) => s.add(Bf16::load_n(s, x.row(row).add(j), width), v),
-                    None => v,
-                };
-                Bf16::store_n(s, y.row(row).add(j), v, width);
-            }
-        }
+        // SAFETY: as the caller promises; the scratch is this worker's own.
+        unsafe { self.0.run(super::simd_x86::Avx512::assume(), super::dot::Vnni::assume()) };
     }
 }

@@ -100,6 +100,14 @@ impl Isa {
         false
     }
 
+    /// Whether sums of products of codes may be VNNI's: twice the multiplications of a dot product of bf16.
+    pub fn has_vnni(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self.has_avx512() && is_x86_feature_detected!("avx512vnni");
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
     /// Whether lanes are of AVX-512.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn has_avx512(self) -> bool {

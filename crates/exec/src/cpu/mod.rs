@@ -18,8 +18,7 @@ mod element;
 mod gemm_amx;
 #[cfg(target_arch = "x86_64")]
 mod gemm_bf16_amx;
-#[cfg(target_arch = "x86_64")]
-mod gemm_bf16_dots;
+mod gemm_dots;
 mod isa;
 mod kernels;
 mod launch;

@@ -22,13 +22,18 @@ pub fn fma_gflops(cpu: &Cpu, seconds: f64) -> f64 {
     })
 }
 
-/// GFLOP/s of dot products of pairs of bf16 (AVX512-BF16); `None` where this instruction set has none.
-pub fn dot_gflops(cpu: &Cpu, seconds: f64) -> Option<f64> {
-    // SAFETY: `has_dots` proves the instructions.
-    cpu.isa().has_dots().then(|| gflops(cpu, seconds, &|| unsafe { dot_burst() }))
+/// GFLOP/s of dot products, of pairs of bf16 (AVX512-BF16) or of quads of integers (VNNI); `None` where this instruction set
+/// has none.
+pub fn dot_gflops(cpu: &Cpu, of: Factors, seconds: f64) -> Option<f64> {
+    match of {
+        // SAFETY: `has_dots` proves the instructions.
+        Factors::Bf16 => cpu.isa().has_dots().then(|| gflops(cpu, seconds, &|| unsafe { pairs_burst() })),
+        // SAFETY: `has_vnni` proves the instructions.
+        Factors::Int8 => cpu.isa().has_vnni().then(|| gflops(cpu, seconds, &|| unsafe { quads_burst() })),
+    }
 }
 
-/// What tiles multiply.
+/// What tiles, or dot products, multiply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Factors {
     /// bf16.
@@ -105,15 +110,18 @@ fn burst<S: Simd, const N: usize>(s: S) -> u64 {
     2 * ROUNDS * (N * LANES) as u64
 }
 
-/// As `burst`, of dot products; returns the operations.
+/// Sums of dot products of a burst: as many as registers hold beside the factors.
+#[cfg(target_arch = "x86_64")]
+const SUMS: usize = 24;
+
+/// As `burst`, of dot products of bf16; returns the operations.
 ///
 /// # Safety
 /// The CPU has AVX-512 with BF16.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn dot_burst() -> u64 {
+unsafe fn pairs_burst() -> u64 {
     use core::arch::x86_64::*;
-    const SUMS: usize = 24;
     // Pairs of 1/2 and -1/2: sums stay at 1.
     let bits = |pair: u32| -> __m512bh {
         // SAFETY: both are 64 bytes, of which any are bf16.
@@ -128,6 +136,27 @@ unsafe fn dot_burst() -> u64 {
     }
     black_box(sums);
     4 * ROUNDS * (SUMS * LANES) as u64
+}
+
+/// The same of integers.
+///
+/// # Safety
+/// The CPU has AVX-512 with VNNI.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vnni")]
+unsafe fn quads_burst() -> u64 {
+    use core::arch::x86_64::*;
+    // 200, 100, 1, 0 by 50, -101, 7, 9: sums move a little.
+    let quad = |quad: [u8; 4]| _mm512_set1_epi32(black_box(i32::from_le_bytes(quad)));
+    let (x, y) = (quad([200, 100, 1, 0]), quad([50, 155, 7, 9]));
+    let mut sums = [_mm512_set1_epi32(1); SUMS];
+    for _ in 0..ROUNDS {
+        for sum in &mut sums {
+            *sum = _mm512_dpbusd_epi32(*sum, x, y);
+        }
+    }
+    black_box(sums);
+    8 * ROUNDS * (SUMS * LANES) as u64
 }
 
 /// Four sums of tile products, whose operands are loaded from L1 for each round as a kernel does; returns the
@@ -162,7 +191,14 @@ unsafe fn tile_burst<const INT8: bool>() -> u64 {
 /// # Safety
 /// None: there is nothing to run.
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn dot_burst() -> u64 {
+unsafe fn pairs_burst() -> u64 {
+    0
+}
+
+/// # Safety
+/// None: there is nothing to run.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn quads_burst() -> u64 {
     0
 }
 
@@ -185,9 +221,9 @@ mod tests {
             let (fma, amx) = (fma_gflops(&cpu, 1e-3), amx_gflops(&cpu, Factors::Bf16, 1e-3));
             let int8 = amx_gflops(&cpu, Factors::Int8, 1e-3);
             assert_eq!((amx.is_some(), int8.is_some()), (isa.has_tiles(), isa.has_tiles()));
-            let dots = dot_gflops(&cpu, 1e-3);
-            assert_eq!(dots.is_some(), isa.has_dots());
-            for rate in [Some(fma), amx, int8, dots].into_iter().flatten() {
+            let [dots, quads] = [Factors::Bf16, Factors::Int8].map(|of| dot_gflops(&cpu, of, 1e-3));
+            assert_eq!((dots.is_some(), quads.is_some()), (isa.has_dots(), isa.has_vnni()));
+            for rate in [Some(fma), amx, int8, dots, quads].into_iter().flatten() {
                 assert!(rate.is_finite() && rate > 0.0, "{}: {rate}", isa.name());
             }
         }

@@ -63,10 +63,12 @@ fn raw_loop(cpu: &Cpu, dtype: DType, seconds: f64) -> Option<(&'static str, f64)
         DType::Bf16 => Some(
             peak::amx_gflops(cpu, Factors::Bf16, seconds)
                 .map(|rate| ("amx", rate))
-                .or_else(|| peak::dot_gflops(cpu, seconds).map(|rate| ("dots", rate)))
+                .or_else(|| peak::dot_gflops(cpu, Factors::Bf16, seconds).map(|rate| ("dots", rate)))
                 .unwrap_or_else(|| ("fma", peak::fma_gflops(cpu, seconds))),
         ),
-        DType::I8 => peak::amx_gflops(cpu, Factors::Int8, seconds).map(|rate| ("amx/int8", rate)),
+        DType::I8 => peak::amx_gflops(cpu, Factors::Int8, seconds)
+            .map(|rate| ("amx/int8", rate))
+            .or_else(|| peak::dot_gflops(cpu, Factors::Int8, seconds).map(|rate| ("vnni", rate))),
         DType::F16 | DType::F8 | DType::I32 | DType::U8 => None,
     }
 }

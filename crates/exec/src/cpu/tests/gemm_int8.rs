@@ -22,12 +22,23 @@ fn ways() -> impl Iterator<Item = (String, bool, Cpu, Linear)> {
     let chosen = machines().map(|cpu| {
         (format!("{} x {}", cpu.isa().name(), cpu.threads()), cpu.isa().has_fma(), cpu, linear as Linear)
     });
+    // AVX-512 without VNNI, which the machine may have.
+    let lanes = machines().filter(|cpu| Form::of(cpu.isa()) != Form::Lanes).map(|cpu| {
+        let name = format!("{} in lanes x {}", cpu.isa().name(), cpu.threads());
+        (name, cpu.isa().has_fma(), cpu, IN_LANES)
+    });
+    let chosen = chosen.chain(lanes);
     #[cfg(target_arch = "x86_64")]
     let chosen = chosen.chain([1, 3].into_iter().filter(|_| has_bf16()).map(|threads| {
         (format!("tiles in plain code x {threads}"), true, Cpu::new(threads), on_double as Linear)
     }));
     chosen
 }
+
+const IN_LANES: Linear = |cpu, x, w, e, y, workspace| {
+    let scales = Scales { x: x.scales, w: w.scales };
+    linear_by(cpu, Form::Lanes, in_pairs(x, w, e, &y), scales, workspace);
+};
 
 #[cfg(target_arch = "x86_64")]
 fn on_double(

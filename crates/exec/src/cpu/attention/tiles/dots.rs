@@ -1,7 +1,7 @@
 //! Tile registers by AVX512-BF16's dot products, for a CPU that has these and no tiles.
 //!
 //! Invariant: an element of C takes its pairs in ascending order, of each the second product first, every one with a rounding
-//! of its own (as `gemm_bf16_dots`; tiles sum in another order). A register that was loaded is read where it lies, when it is
+//! of its own (as `dot::Pairs`; tiles sum in another order). A register that was loaded is read where it lies, when it is
 //! multiplied or stored; attention leaves it there until then.
 
 use super::registers::Registers;
