@@ -115,7 +115,7 @@ impl Arena {
         Ok(unsafe { block.start.add((at - first) as usize) })
     }
 
-    /// While it lives, nobody writes what is shared. Whoever reads holds it meanwhile.
+    /// While it lives, nobody writes what is shared. Whoever reads by `range` holds it meanwhile.
     pub fn reading(&self) -> Option<RwLockReadGuard<'_, ()>> {
         self.shared.as_ref().map(|(weights, _)| weights.access.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -126,11 +126,12 @@ impl Arena {
         shared.map(|(weights, _)| weights.access.write().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A range to read.
-    pub fn bytes(&self, at: u64, bytes: Bytes) -> Result<&[u8], DeviceError> {
+    /// Reads a range, which nobody writes meanwhile.
+    pub fn read<T>(&self, at: u64, bytes: Bytes, take: impl FnOnce(&[u8]) -> T) -> Result<T, DeviceError> {
         let start = self.range(at, bytes)?;
+        let _unchanged = self.reading();
         // SAFETY: the range is inside, was written by `new`; writers need `&mut self`, and of what is shared the lock.
-        Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes.0 as usize) })
+        Ok(take(unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes.0 as usize) }))
     }
 
     /// Writes a range.
@@ -187,11 +188,13 @@ mod tests {
         one.write(0, &[1; 192]).expect_err("of both");
         one.write(120, &[7; 8]).expect("shared");
         one.write(128, &[9; 64]).expect("own");
-        assert!(two.bytes(120, Bytes(8)).expect("shared").iter().all(|&x| x == 7));
-        assert!(two.bytes(128, Bytes(64)).expect("own").iter().all(|&x| x == 0));
+        let all = |arena: &Arena, at, bytes, byte| {
+            arena.read(at, Bytes(bytes), |read| read.iter().all(|&x| x == byte)).expect("inside")
+        };
+        assert!(all(&two, 120, 8, 7) && all(&two, 128, 64, 0));
         one.fill(124, Bytes(8), 5).expect("both");
         one.copy(124, 0, Bytes(4)).expect("shared");
-        let held = |arena: &Arena, at| arena.bytes(at, Bytes(4)).expect("inside").to_vec();
+        let held = |arena: &Arena, at| arena.read(at, Bytes(4), <[u8]>::to_vec).expect("inside");
         assert_eq!([0, 120, 124].map(|at| held(&two, at)), [[5; 4], [7; 4], [5; 4]]);
         assert_eq!(
             ([128, 132].map(|at| held(&one, at)), held(&two, 128)),

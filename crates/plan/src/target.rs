@@ -357,8 +357,12 @@ impl Target {
         }
     }
 
-    /// The same machine with this many workers.
+    /// The same machine with this many workers, of which each computes and moves as much as each did before.
     pub fn with_units(mut self, units: u64) -> Self {
+        let more = units as f64 / self.units.max(1) as f64;
+        let Rates { f32, bf16, tf32, fp8, int8, memory, launch: _, storage: _ } = &mut self.rates;
+        let rates = [f32, bf16, memory].into_iter().chain([tf32, fp8, int8].into_iter().flatten());
+        rates.for_each(|rate| *rate *= more);
         self.units = units;
         self
     }

@@ -6,11 +6,11 @@
 //!
 //! A library user asks the plan what the command line asks:
 //! ```
-//! use plan::{Stream, Target};
+//! use plan::Stream;
 //! use plimsoll_run::{machine, price};
 //!
 //! # fn main() -> Result<(), plimsoll_run::RunError> {
-//! let target = Target::named("cpu")?;
+//! let target = price::target("cpu")?;
 //! let request = price::Request { tokens: Some(4096), budget: None, stream: Stream::Auto, precision: None, target };
 //! let program = price::program("facebook/esm2_t6_8M_UR50D", &request)?;
 //! assert_eq!(program.ledger().total(), program.peak());

@@ -138,7 +138,7 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
             let policy = Policy { precision, weights, ..Policy::default() };
             let plan = compile_with(&graph, &policy, &target, &mut *dump)?;
             let program = Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]);
-            Ok(planned::with_outputs(program, lanes).with_ring(OPEN_STEPS).with_lanes(lanes))
+            Ok(planned::with_outputs(program, planned::copies(lanes)).with_ring(OPEN_STEPS).with_lanes(lanes))
         };
         Ok(plan::fit(request.tokens, search, stream, &mut build)?)
     })
@@ -194,8 +194,7 @@ pub fn to_text(model: &str, program: &Program) -> Result<String, RunError> {
     }
     text += &format!("peak at {}\n", program.peak_at().1);
     text += &format!("lower bound {bound}; packing wastes {:.2} %\n", 100.0 * waste);
-    // The target's rates are those of all its threads together.
-    let seconds = program.seconds() * program.lanes() as f64;
+    let seconds = program.seconds();
     let of_lanes = if program.lanes() > 1 { " in every lane" } else { "" };
     text += &format!("expected {seconds:.3} s a step{of_lanes}\ndigest {}", program.digest()?);
     Ok(text)

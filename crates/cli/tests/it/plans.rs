@@ -13,9 +13,10 @@ fn plan(folder: &Folder, words: &[&str]) -> Value {
 fn every_known_model_has_a_plan_on_every_target() {
     let folder = Folder::new("plans");
     for (model, _) in models::KNOWN {
-        for target in ["cpu", "h200", "4090"] {
-            let plan =
-                plan(&folder, &["--model", model, "--target", target, "--tokens", "1024", "--budget", "1TB"]);
+        for (target, threads) in [("cpu", Some("2")), ("cpu", Some("8")), ("h200", None), ("4090", None)] {
+            let words = ["--model", model, "--target", target, "--tokens", "1024", "--budget", "1TB"];
+            let threads = threads.map(|n| ["--threads", n]);
+            let plan = plan(&folder, &[&words[..], threads.as_ref().map_or(&[], |words| words)].concat());
             let keys: Vec<&String> = plan.as_object().expect("an object").keys().collect();
             let wanted = [
                 "bounds",

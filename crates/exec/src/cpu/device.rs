@@ -137,10 +137,7 @@ impl Device for CpuDevice {
     }
 
     fn download(&mut self, at: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        let arena = self.arena()?;
-        let _unchanged = arena.reading();
-        out.copy_from_slice(arena.bytes(at, Bytes(out.len() as u64))?);
-        Ok(())
+        self.arena()?.read(at, Bytes(out.len() as u64), |bytes| out.copy_from_slice(bytes))
     }
 
     fn fill(&mut self, at: u64, bytes: Bytes, byte: u8) -> Result<(), DeviceError> {
@@ -168,8 +165,7 @@ impl Device for CpuDevice {
     fn fetch(&mut self, at: u64, bytes: Bytes) -> Result<Ticket, DeviceError> {
         let start = self.clock.start();
         let arena = self.arena.as_ref().ok_or(DeviceError::OutsideArena { at, bytes })?;
-        let _unchanged = arena.reading();
-        let ticket = self.fetched.put(arena.bytes(at, bytes)?);
+        let ticket = arena.read(at, bytes, |bytes| self.fetched.put(bytes))?;
         self.clock.copied(start, "out", bytes);
         Ok(ticket)
     }

@@ -29,6 +29,14 @@ const VOCABULARY: u64 = 33;
 /// As often as the shortest work is repeated in a turn.
 const MOST_PASSES: f64 = 1000.0;
 
+/// Outputs that a lane holds: those that it fetched, and those that it handed out.
+const OUTPUTS: u64 = 2;
+
+/// What has one step is computed by all threads together.
+fn one_lane(settings: &Settings) -> Settings {
+    Settings { lanes: 1, ..settings.clone() }
+}
+
 /// Something that can be timed.
 pub(super) struct Subject {
     /// One, or several that share their weights and take steps by turns, each as soon as it is free.
@@ -90,6 +98,8 @@ impl Subject {
     /// In as many lanes as a run has whose input is many of such batches, as far as the batch has steps for them: a small one
     /// is asked for to see small steps, by all threads together.
     fn model(settings: &Settings, encoder: &Encoder, lengths: &[u64]) -> Result<Self, RunError> {
+        // One line for all that is tried.
+        let settings = &Settings { budget: Some(settings.line()?), ..settings.clone() };
         let tokens: u64 = lengths.iter().sum();
         let worth = settings.worth(Some(tokens / planned::LEAST_OF_LANE));
         settings.in_lanes(worth, |settings| Self::model_in(settings, encoder, lengths))
@@ -118,13 +128,14 @@ impl Subject {
         let (target, policy) = (settings.target()?, settings.policy()?);
         settings.fit(longest, &mut |tokens| {
             let program = one(&target, &policy, build(bounds(tokens, longest)))?;
-            Ok(planned::with_outputs(program, settings.lanes))
+            Ok(planned::with_outputs(program, OUTPUTS * settings.lanes as u64))
         })
     }
 
     /// Products in the precision of the settings, as the device computes them in models: the rate of the linears of
     /// this is what can be reached.
     pub(super) fn products(settings: &Settings, rows: u64, width: u64, count: u32) -> Result<Self, RunError> {
+        let settings = &one_lane(settings);
         let bounds = one_sequence(rows);
         let mut g = Builder::new(bounds);
         let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);
@@ -150,6 +161,7 @@ impl Subject {
         rows: u64,
         graph: Result<Graph, VerifyError>,
     ) -> Result<Self, RunError> {
+        let settings = &one_lane(settings);
         let program = one(&settings.target()?, policy, graph)?.within(settings.line()?)?;
         Self::new(settings, program, vec![Step::whole(one_sequence(rows).full())], vec![])
     }

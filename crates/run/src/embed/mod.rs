@@ -13,7 +13,7 @@ mod output;
 mod states;
 
 use crate::ladder::Planned;
-use crate::lanes::planned::{output_bytes, with_outputs};
+use crate::lanes::planned::{copies, output_bytes, with_outputs};
 use crate::lanes::{Stop, Usage, say_given_back};
 use crate::observer::stopped;
 use crate::session::{attach_all, bounds, computing_lines, lanes_worth, memory_lines};
@@ -325,7 +325,7 @@ fn plan_in(
         let graph = build(bounds).map_err(|source| PlanError::Verify { after: "build", source })?;
         let plan = compile(&graph, &Policy { weights, ..policy.clone() }, &target)?;
         let program = Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]);
-        Ok(with_outputs(program, settings.lanes))
+        Ok(with_outputs(program, copies(settings.lanes)))
     };
     let longest = longest.unwrap_or(SHORTEST).max(SHORTEST);
     let program = settings.fit_streaming(longest, build)?;

@@ -65,16 +65,17 @@ pub(crate) fn search(target: &Target, lanes: usize, longest: u64, asked: Option<
     Search { floor, ceiling, step: TOKEN_STEP, budget }
 }
 
-/// The program of an encoder's run with the outputs that it keeps beside its arena, where the line is about the host's memory.
-pub(crate) fn with_outputs(program: Program, lanes: usize) -> Program {
+/// The program of an encoder's run with so many outputs of a full step, which it keeps beside its arena, where the line is
+/// about the host's memory.
+pub(crate) fn with_outputs(program: Program, copies: u64) -> Program {
     if program.target().space != HOST {
         return program;
     }
-    let bytes = Bytes(output_bytes(&program).0 * copies(lanes));
+    let bytes = Bytes(output_bytes(&program).0 * copies);
     program.beside(vec![Staging { label: "outputs on their way".to_owned(), bytes }])
 }
 
-/// Full steps whose outputs are held at a time: those on their way, and what each lane has not handed out yet.
+/// Full steps whose outputs a run holds at a time: those on their way, and what each lane has not handed out yet.
 pub(crate) fn copies(lanes: usize) -> u64 {
     (enough(lanes) + lanes) as u64
 }
