@@ -32,7 +32,11 @@ fn main() {
     if std::env::args().nth(2).is_some_and(|a| a == "mlp") {
         return mlps(&Cpu::new(threads));
     }
-    let named = |name: String| Isa::available().find(|isa| isa.name() == name).expect("this machine has it");
+    // Portable code may have FMA, and then says so.
+    let named = |name: String| {
+        let like = |isa: &Isa| isa.name() == name || name == "portable" && isa.name().starts_with("portable");
+        Isa::available().find(like).expect("this machine has it")
+    };
     let isa = std::env::args().nth(2).map_or_else(Isa::detect, named);
     let cpu = Cpu::with_isa(threads, isa);
     println!("{} x {threads}; medians of {TURNS} turns; rates in GFLOP/s", cpu.isa().name());

@@ -443,6 +443,16 @@ mod tests {
         assert!(Target::named("tpu").is_err());
     }
 
+    #[test]
+    fn rates_follow_the_workers_but_for_what_none_of_them_does() {
+        let two = Target::named("cpu").expect("read");
+        let eight = two.clone().with_units(8);
+        let (a, b) = (two.rates, eight.rates);
+        assert_eq!([b.f32, b.bf16, b.memory], [a.f32, a.bf16, a.memory].map(|rate| 4.0 * rate));
+        assert_eq!((b.int8, b.launch, b.storage), (a.int8.map(|rate| 4.0 * rate), a.launch, a.storage));
+        assert_eq!(eight.with_units(2), two);
+    }
+
     /// Files of `bench --calibrate` from before weights could be streamed.
     #[test]
     fn a_file_without_storage_has_the_usual_disk() {

@@ -71,6 +71,7 @@ pub fn linear(
 
 /// `linear` after its checks, without tiles.
 pub(super) fn linear_by(cpu: &Cpu, form: Form, job: Job<'_, Bf16>, workspace: &mut [f32]) {
+    assert!(workspace.len() >= cpu.threads() * EACH, "workspace for {} threads", cpu.threads());
     let (m, k, panels) = (job.x.rows(), job.x.cols(), job.y.cols().div_ceil(PANEL));
     let fewest = if k > DEPTH { panels.div_ceil(GROUP) } else { 1 };
     let split = Split::new(m, panels, cpu.threads(), cpu.isa().tile_rows(), BLOCK, fewest);

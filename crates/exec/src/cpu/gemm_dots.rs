@@ -29,7 +29,8 @@ const AHEAD: usize = 8;
 
 const _: () = assert!(BLOCK * (STRIDE + GROUP * PANEL) <= EACH);
 
-/// One task: a block of rows and a group of panels, of codes with their scales. `scratch` is `EACH` words of this worker's own.
+/// One task: at most BLOCK rows and, where K has several slices, GROUP panels, of codes with the scales of all rows and panels.
+/// `scratch` is `EACH` words of this worker's own.
 pub(super) struct Strips<'a> {
     pub(super) job: Job<'a, Bf16>,
     pub(super) scales: Option<Scales<'a>>,
@@ -42,10 +43,12 @@ impl Strips<'_> {
     /// All of it, by the dot products of `d`, which are of codes where there are scales.
     ///
     /// # Safety
-    /// The scratch is this thread's own.
+    /// Rows, panels, scales and scratch are as said of a task.
     #[inline(always)]
     pub(super) unsafe fn run<S: Simd, D: Dot>(&self, s: S, d: D) {
         const { assert!(BLOCK.is_multiple_of(D::HEIGHT)) };
+        let most = if self.job.x.cols() > DEPTH { GROUP } else { usize::MAX };
+        assert!(self.rows.len() <= BLOCK && self.panels.len() <= most, "room for the rows and their sums");
         for ks in slices(self.job.x.cols()) {
             for panel in self.panels.clone() {
                 // SAFETY: as the caller promises: a panel of the task's, of which the first copies the rows.
@@ -150,7 +153,7 @@ struct Ends {
 /// step.
 ///
 /// # Safety
-/// `words` words of the rows and of the panel, and `ROWS` rows of 32 sums.
+/// `words` words of the rows and of the panel, what the rows' sums begin with, and `ROWS` rows of 32 sums.
 #[inline(always)]
 unsafe fn dots<S: Simd, D: Dot, const ROWS: usize>(
     s: S,

@@ -101,6 +101,7 @@ impl Form {
 
 /// `linear` after its checks, without tiles.
 pub(super) fn linear_by(cpu: &Cpu, form: Form, job: Job<'_, Bf16>, scales: Scales<'_>, workspace: &mut [f32]) {
+    assert!(workspace.len() >= cpu.threads() * EACH, "workspace for {} threads", cpu.threads());
     let (m, panels) = (job.x.rows(), job.y.cols().div_ceil(PANEL));
     let fewest = if job.x.cols() > DEPTH { panels.div_ceil(GROUP) } else { 1 };
     let split = Split::new(m, panels, cpu.threads(), HEIGHT, BLOCK, fewest);

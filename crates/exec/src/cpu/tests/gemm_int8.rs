@@ -69,6 +69,12 @@ fn matrix(seed: u64, rows: usize, columns: usize) -> (Vec<f64>, Vec<f32>) {
         *code = (*code * 127.0 * if i % 7 == 0 { 9.0 } else { 1.0 }).round().clamp(-127.0, 127.0)
     });
     codes.chunks_mut(columns).for_each(|row| row[0] = 127.0);
+    coded(&codes, columns)
+}
+
+/// The same of these codes, of which each row has one of magnitude 127.
+fn coded(codes: &[f32], columns: usize) -> (Vec<f64>, Vec<f32>) {
+    let rows = codes.len() / columns;
     let values: Vec<f64> = codes
         .chunks(columns)
         .enumerate()
@@ -187,6 +193,7 @@ fn linear_is_the_product_with_its_epilogue_and_the_same_bits_everywhere() {
         (15, 513, 64),
         (70, 2660, 40),
         (70, 700, 700),
+        (15, 1700, 600),
         (0, 4, 4),
     ];
     let ways: Vec<_> = ways().collect();
@@ -204,6 +211,23 @@ fn linear_is_the_product_with_its_epilogue_and_the_same_bits_everywhere() {
                     }
                 }
             }
+        }
+    }
+}
+
+/// The longest row of the largest codes: its sums, with unsigned weights too, just fit.
+#[test]
+fn sums_of_the_longest_row_are_exact() {
+    let size @ (m, k, n) = (3, 65_536, 33);
+    for of_w in [127.0, -127.0] {
+        let mut case = Case::new((m, 1, n), Act::None, false, false);
+        let (wide, w) = coded(&vec![of_w; n * k], k);
+        case.size = size;
+        case.x = coded(&vec![127.0; m * k], k);
+        case.w = (wide, packed(bytemuck::cast_slice(&w), n, k));
+        let exact = case.exact();
+        for (name, _, cpu, linear) in ways() {
+            case.check(&case.run(&cpu, linear, 0, m), &exact, &format!("{name}, weights {of_w}"));
         }
     }
 }
