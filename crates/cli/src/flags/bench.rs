@@ -60,8 +60,8 @@ Keys of --json:
   seconds                               of a pass, for each turn
   tokens_per_s, flops, tflops           of the median turn; of a linear, tokens are its rows
   raw_loop, raw_tflops, utilisation     what it is (fma; amx, of bf16; amx/6, six of bf16 for one of f32; amx/int8;
-                                        dots, of AVX512-BF16; vnni, of int8; on a GPU product, of 8192 x 8192 x 8192 in this precision), and the median
-                                        share of it; null without such a loop
+                                        dots, of AVX512-BF16; vnni, of int8; on a GPU product, of 8192 x 8192 x 8192
+                                        in this precision), and the median share of it; null without such a loop
   planned_peak_bytes, resident_bytes, resident_peak_bytes
   kernels                               slowest first: op, label, shape, launches, seconds (of lanes, their mean),
                                         share (they sum to 1), tflops, gb_per_s

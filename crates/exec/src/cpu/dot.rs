@@ -194,21 +194,22 @@ impl Dot for Avx512 {
 /// times the sum of its x less.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
-pub(super) struct Vnni(());
+pub(super) struct Vnni(Avx512);
 
 #[cfg(target_arch = "x86_64")]
 impl Vnni {
     /// # Safety
-    /// The CPU must have AVX-512 F, BW, DQ, VL and VNNI.
+    /// The CPU must have AVX-512 F, BW, DQ, VL and VNNI, AVX2 and FMA.
     #[inline(always)]
     pub(super) unsafe fn assume() -> Vnni {
-        Vnni(())
+        // SAFETY: as the caller promises.
+        Vnni(unsafe { Avx512::assume() })
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 impl Dot for Vnni {
-    type I = __m512i;
+    type I = <Avx512 as Dot>::I;
     type W = __m512i;
     const HEIGHT: usize = 14;
 
@@ -229,18 +230,17 @@ impl Dot for Vnni {
     }
     #[inline(always)]
     fn begin(self, offset: i32) -> Self::I {
-        // SAFETY: `self` proves the instructions.
-        unsafe { _mm512_set1_epi32(offset) }
+        self.0.begin(offset)
     }
     #[inline(always)]
     unsafe fn resume(self, from: *const f32) -> Self::I {
-        // SAFETY: `self` proves the instructions; the caller promises the memory.
-        unsafe { _mm512_loadu_si512(from.cast()) }
+        // SAFETY: as the caller promises.
+        unsafe { self.0.resume(from) }
     }
     #[inline(always)]
     unsafe fn keep(self, to: *mut f32, sum: Self::I) {
-        // SAFETY: `self` proves the instructions; the caller promises the memory.
-        unsafe { _mm512_storeu_si512(to.cast(), sum) }
+        // SAFETY: as the caller promises.
+        unsafe { self.0.keep(to, sum) }
     }
     #[inline(always)]
     unsafe fn line(self, w: *const u8) -> Self::W {
@@ -254,8 +254,8 @@ impl Dot for Vnni {
     }
     #[inline(always)]
     unsafe fn numbers(self, to: *mut f32, sum: Self::I) {
-        // SAFETY: `self` proves the instructions; the caller promises the memory.
-        unsafe { _mm512_storeu_ps(to, _mm512_cvtepi32_ps(sum)) }
+        // SAFETY: as the caller promises.
+        unsafe { self.0.numbers(to, sum) }
     }
 }
 
