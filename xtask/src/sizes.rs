@@ -9,9 +9,6 @@ use std::process::Command;
 use crate::source::File;
 use crate::tree;
 
-/// A file above this many non-test lines is listed: it should be two.
-const GOAL: usize = 500;
-
 /// Lines of a crate.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Lines {
@@ -42,11 +39,6 @@ pub fn print(root: &Path, base: Option<&str>) -> Result<(), String> {
     let files = tree::read(root)?;
     let before = base.map(|base| at_revision(root, base)).transpose()?;
     print!("{}", table(&count(&files), before.as_deref().map(count).as_ref()));
-    for (file, lines) in files.iter().zip(by_file(&files)) {
-        if file.is_code() && lines.code > GOAL {
-            println!("{}: {} non-test lines, the goal is {GOAL}", file.path, lines.code);
-        }
-    }
     Ok(())
 }
 

@@ -43,8 +43,6 @@ const FILE_RULES: &[(&str, FileRule)] = &[
     ("floors", floors::floors),
     ("reason", floors::reason),
     ("opening", lines::opening),
-    ("file-length", lines::file_length),
-    ("fn-length", lines::fn_length),
     ("unsafe-home", safety::home),
     ("unsafe-why", safety::why),
     ("unsafe-forbidden", safety::forbidden),
@@ -57,7 +55,7 @@ const FILE_RULES: &[(&str, FileRule)] = &[
 ];
 
 /// Rules that need the whole tree.
-const TREE_RULES: &[(&str, TreeRule)] = &[("lock", whole::lock), ("workspace-size", whole::workspace_size)];
+const TREE_RULES: &[(&str, TreeRule)] = &[("lock", whole::lock)];
 
 /// Everything that breaks a rule, by path and line.
 pub fn check(files: &[File]) -> Vec<Finding> {

@@ -1,13 +1,7 @@
-//! Rules over the whole tree: the lock file and the workspace's size.
+//! Rules over the whole tree: the lock file.
 
 use super::{Hit, hit};
-use crate::sizes;
 use crate::source::File;
-
-/// Non-test lines of the whole workspace: a reader should be able to know it all. 45 000 for inference; training
-/// brought 34 ops with their gradients and kernels, data, a trainer and a search of its own; GPUs a backend of 7 000 lines,
-/// kernels included, fp8, and work shared among devices (75 000); CPUs without AMX products of bf16, and all of them lanes.
-const WORKSPACE_LINES: usize = 77_000;
 
 /// The only source a locked package may come from.
 const SOURCE: &str = "registry+https://github.com/rust-lang/crates.io-index";
@@ -28,16 +22,6 @@ pub fn lock(files: &[File]) -> Vec<(String, Hit)> {
     hits
 }
 
-/// The workspace stays under [`WORKSPACE_LINES`].
-pub fn workspace_size(files: &[File]) -> Vec<(String, Hit)> {
-    let lines: usize = sizes::count(files).values().map(|lines| lines.code).sum();
-    if lines < WORKSPACE_LINES {
-        return Vec::new();
-    }
-    let what = format!("{lines} non-test lines in the workspace, under {WORKSPACE_LINES} allowed");
-    vec![("Cargo.toml".to_owned(), hit(1, what))]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,17 +35,5 @@ mod tests {
         };
         check(&format!("name = \"gemm\"\nsource = \"{SOURCE}\"\n"), &[]);
         check("name = \"gemm\"\nsource = \"git+https://example.org/gemm\"\n", &[2]);
-    }
-
-    #[test]
-    fn sizes_are_bounded() {
-        let files = |lines: usize| {
-            let file = |i| File::new(format!("crates/run/src/f{i}.rs"), "\n".repeat(lines / 100));
-            (0..100).map(file).collect::<Vec<_>>()
-        };
-        assert!(workspace_size(&files(WORKSPACE_LINES - 100)).is_empty());
-        assert_eq!(workspace_size(&files(WORKSPACE_LINES)).len(), 1);
-        let tests = File::new("crates/run/tests/it/main.rs", "\n".repeat(WORKSPACE_LINES));
-        assert!(workspace_size(&[tests]).is_empty());
     }
 }
