@@ -8,7 +8,7 @@ use data::weights::{
     is_hub_id, resolve_model, shard_files,
 };
 use graph::Bytes;
-use models::Encoder;
+use models::{ConfigError, DecoderConfig, Encoder};
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -25,10 +25,73 @@ pub(crate) enum Need {
     Model,
 }
 
+/// A model that can be trained.
+pub(crate) enum Trainable {
+    /// A language model.
+    Decoder(DecoderConfig),
+    /// An encoder of sequences.
+    Encoder(Encoder),
+}
+
+impl Trainable {
+    /// Reads a config.json; one of no known family is refused with the error of the decoders, which names theirs, where
+    /// it does not say that it is an encoder.
+    pub(crate) fn from_json(text: &str) -> Result<Self, ConfigError> {
+        match Encoder::from_json(text) {
+            Err(ConfigError::Kind(_)) => DecoderConfig::from_json(text).map(Self::Decoder),
+            encoder => encoder.map(Self::Encoder),
+        }
+    }
+
+    /// The tokenizer's file: whether the model needs it, or may have it.
+    fn tokenizer(&self) -> Asked {
+        match self {
+            Self::Encoder(encoder) => tokenizer(encoder).map_or(Asked::Nothing, Asked::Required),
+            // A language model over bytes has none.
+            Self::Decoder(_) => Asked::Optional(TOKENIZER),
+        }
+    }
+}
+
+/// A file beside the weights.
+#[derive(Clone, Copy)]
+enum Asked {
+    Nothing,
+    Required(&'static str),
+    Optional(&'static str),
+}
+
+/// What may be fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Family {
+    Encoders,
+    Trainable,
+}
+
 /// What a `--model` word means, with its files on this machine.
 pub(crate) fn local(
     model: &str,
     need: Need,
+    env: &HubEnv,
+    observer: &mut dyn Observer,
+) -> Result<ModelPath, RunError> {
+    local_of(model, need, Family::Encoders, env, observer)
+}
+
+/// What the key `model.from` means, with its files on this machine: an encoder or a language model.
+pub(crate) fn trainable(
+    model: &str,
+    need: Need,
+    env: &HubEnv,
+    observer: &mut dyn Observer,
+) -> Result<ModelPath, RunError> {
+    local_of(model, need, Family::Trainable, env, observer)
+}
+
+fn local_of(
+    model: &str,
+    need: Need,
+    family: Family,
     env: &HubEnv,
     observer: &mut dyn Observer,
 ) -> Result<ModelPath, RunError> {
@@ -40,7 +103,7 @@ pub(crate) fn local(
     if env.offline || complete {
         return Ok(ModelPath::Folder(found?));
     }
-    let mut fetch = Fetch { repository: Repository::open(model, env)?, observer };
+    let mut fetch = Fetch { repository: Repository::open(model, env)?, family, observer };
     let into = env.cache_dir().unwrap_or_default();
     fetch.observer.say(Level::Info, &format!("{model} is not complete in {}: fetching it", Place(&into)));
     fetch.all(need)?;
@@ -83,6 +146,7 @@ fn name_of(path: &Path) -> String {
 /// One model on its way.
 struct Fetch<'a> {
     repository: Repository,
+    family: Family,
     observer: &'a mut dyn Observer,
 }
 
@@ -91,10 +155,17 @@ impl Fetch<'_> {
         let path = self.required(CONFIG)?;
         let text = fs::read_to_string(&path).map_err(RunError::io(&path))?;
         // A model that cannot be run is refused before its weights are fetched.
-        let encoder = Encoder::from_json(&text).map_err(|source| RunError::Config { path, source })?;
+        let model = match self.family {
+            Family::Encoders => Encoder::from_json(&text).map(Trainable::Encoder),
+            Family::Trainable => Trainable::from_json(&text),
+        };
+        let model = model.map_err(|source| RunError::Config { path, source })?;
         if need == Need::Model {
-            if let Some(name) = tokenizer(&encoder) {
-                self.required(name)?;
+            // Before the weights: a model whose weights are there is taken for complete.
+            match model.tokenizer() {
+                Asked::Nothing => {}
+                Asked::Required(name) => drop(self.required(name)?),
+                Asked::Optional(name) => drop(self.file(name)?),
             }
             self.weights()?;
         }

@@ -159,7 +159,7 @@ impl Plan {
     fn training(&self, path: &Path) -> Result<String, RunError> {
         let budget = self.budget.as_ref().map(|size| format!("memory.budget=\"{}\"", size.escape_default()));
         let flags: Vec<String> = self.set.iter().cloned().chain(budget).collect();
-        let config = TrainConfig::read(path, &flags)?;
+        let config = TrainConfig::read(path, &flags, &mut Silent)?;
         let target = self.target(|word| priced::target(&config, word))?;
         let Some(size) = self.largest.map(Largest::size) else {
             let found = priced::found(&config, &target, &mut Silent)?;

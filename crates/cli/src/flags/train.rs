@@ -7,7 +7,7 @@ use clap::Args;
 use run::train::config::TrainConfig;
 use run::train::config::schema::schema;
 use run::train::{self, Report, Request, Resume};
-use run::{Place, RunError};
+use run::{Observer, Place, RunError};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -57,13 +57,14 @@ impl Train {
             print(&format!("{:#}", schema()))?;
             return Ok(ExitCode::SUCCESS);
         };
-        let config = self.configuration(path)?;
+        let mut terminal = self.voice.terminal()?;
+        terminal.listen()?;
+        let config = self.configuration(path, &mut terminal)?;
         if self.print_config {
+            terminal.finish();
             print(config.to_yaml()?.trim_end())?;
             return Ok(ExitCode::SUCCESS);
         }
-        let mut terminal = self.voice.terminal()?;
-        terminal.listen()?;
         let output = self.output.clone().unwrap_or_else(|| config.folder(path));
         let request = Request { output, resume: self.resume(), config };
         let done =
@@ -87,10 +88,10 @@ impl Train {
     }
 
     /// The file, with the flags over it.
-    fn configuration(&self, path: &Path) -> Result<TrainConfig, RunError> {
+    fn configuration(&self, path: &Path, observer: &mut dyn Observer) -> Result<TrainConfig, RunError> {
         let budget = self.budget.as_ref().map(|size| format!("memory.budget=\"{}\"", size.escape_default()));
         let flags: Vec<String> = self.set.iter().cloned().chain(budget).collect();
-        TrainConfig::read(path, &flags)
+        TrainConfig::read(path, &flags, observer)
     }
 }
 

@@ -66,6 +66,38 @@ fn what_is_missing_is_fetched_and_nothing_else() {
     assert_eq!(state("org/dnabert_s"), Some(json!("complete")));
 }
 
+/// `model.from` takes a language model of the hub, and config.yaml has its sizes.
+#[test]
+fn a_language_model_of_the_hub_is_trained() {
+    let folder = Folder::new("hub_decoder");
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/training/llama");
+    for name in ["config.json", "model.safetensors"] {
+        folder.write(&format!("models/llama/{name}"), fs::read(fixture.join(name)).expect("fixture"));
+    }
+    let ids: Vec<u8> = (0..4000u16).flat_map(|i| (i * i % 39).to_le_bytes()).collect();
+    folder.write("ids.bin", ids);
+    let run = "model: {from: org/llama}\ndata: {train: [ids.bin], longest: 16, workers: 1}\n\
+               batch: {tokens: 64, micro_tokens: 64}\nrun: {steps: 2, threads: 1, output: out}\n";
+    folder.write("run.yaml", run);
+    let hub = hub_of(folder.path("models"));
+    let gets = |from: usize| {
+        let gets = hub.asked().into_iter().skip(from).filter(|r| r.method == "GET");
+        gets.map(|r| r.path.rsplit('/').next().expect("a name").to_owned()).collect::<Vec<_>>()
+    };
+    folder.run_online(&["train", "run.yaml", "--print-config"], &hub.address()).ended(0);
+    assert_eq!(gets(0), ["config.json"]);
+    let from = hub.asked().len();
+    folder.run_online(&["train", "run.yaml"], &hub.address()).ended(0);
+    assert!(gets(from).contains(&"model.safetensors".to_owned()), "{:?}", gets(from));
+    let ran = String::from_utf8(folder.read("out/config.yaml")).expect("text");
+    for line in ["kind: dense_lm", "from: org/llama", "hidden: 16", "kv_heads: 2", "intermediate: 24"] {
+        assert!(ran.contains(line), "{line}: {ran}");
+    }
+    let refused = folder.run_online(&["train", "run.yaml", "--set", "model.hidden=64"], &hub.address());
+    let wanted = "--set: `model.hidden` is 64, and 16 in org/llama, which model.from names";
+    assert!(refused.ended(1).stderr().contains(wanted), "{}", refused.stderr());
+}
+
 /// The golden ESM-2 in two shards.
 fn sharded(folder: &Folder, model: &str) {
     folder.write(&format!("{model}/config.json"), fs::read(golden("esm2/config.json")).expect("golden"));

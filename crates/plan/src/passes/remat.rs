@@ -21,6 +21,15 @@ pub enum Remat {
     Selective(Vec<String>),
     /// What these forward nodes give.
     Nodes(BTreeSet<NodeId>),
+    /// Another policy, in the layers from the first to the last alone.
+    Layers {
+        /// The first layer, from 0.
+        first: u32,
+        /// The last layer.
+        last: u32,
+        /// What is computed twice there.
+        of: Box<Remat>,
+    },
 }
 
 /// The graph in which the backward pass recomputes as `policy` says.
@@ -61,6 +70,11 @@ fn dropped(graph: &Graph, policy: &Remat) -> Result<Vec<bool>, PlanError> {
             graph.nodes.iter().map(|n| forward(n) && names.iter().any(|name| name == n.op.name())).collect()
         }
         Remat::Nodes(nodes) => graph.nodes().map(|(id, n)| forward(n) && nodes.contains(&id)).collect(),
+        Remat::Layers { first, last, of } => {
+            let inside = |node: &Node| node.layer.is_some_and(|layer| (*first..=*last).contains(&layer));
+            let of = dropped(graph, of)?;
+            graph.nodes.iter().zip(of).map(|(node, dropped)| dropped && inside(node)).collect()
+        }
     })
 }
 

@@ -135,7 +135,8 @@ fn precision(kind: PrecisionKind) -> &'static str {
     }
 }
 
-fn parameters(graph: &Graph) -> u64 {
+/// The number of parameters of a graph.
+pub(super) fn parameters(graph: &Graph) -> u64 {
     let elements = |shape: &[graph::Dim]| shape.iter().filter_map(|d| d.fixed()).product::<u64>();
     graph.param_values().map(|(v, ..)| elements(&graph.spec(v).shape)).sum()
 }

@@ -2,8 +2,8 @@
 //! and a run that is there is never begun anew over.
 
 use super::checkpoint::{Checkpoint, Checkpoints, Named};
-use super::config::TrainConfig;
 use super::config::schema::{leaves, schema};
+use super::config::{TrainConfig, Warmup};
 use crate::{Level, Observer, RunError};
 use data::printable::Place;
 use serde_json::Value;
@@ -116,7 +116,8 @@ fn difference(old: &Value, config: &TrainConfig) -> Result<Option<String>, RunEr
     let old: TrainConfig = serde_json::from_value(old.clone()).map_err(broken)?;
     let (was, is) = (old.horizon(), config.horizon());
     let text = |end: Option<u64>| end.map_or("never".to_owned(), |step| format!("at step {step}"));
-    Ok((config.schedule.kind.ends() && was != is)
+    let bends = config.schedule.kind.ends() || matches!(config.schedule.warmup, Warmup::Share(_));
+    Ok((bends && was != is)
         .then(|| format!("the schedule ended {}, ends {}; schedule.steps says where", text(was), text(is))))
 }
 

@@ -10,6 +10,8 @@ pub struct Rate {
     schedule: Schedule,
     /// The highest, with the batch's size in it.
     peak: f64,
+    /// Steps of the warm-up.
+    warmup: u64,
     /// Where a falling one ends.
     end: u64,
 }
@@ -25,18 +27,19 @@ impl Rate {
             Scaling::Linear => times,
             Scaling::Sqrt => times.sqrt(),
         };
-        Self { schedule, peak: config.optimizer.lr * factor, end: config.horizon().unwrap_or(u64::MAX) }
+        let (warmup, end) = (config.warmup(), config.horizon().unwrap_or(u64::MAX));
+        Self { schedule, peak: config.optimizer.lr * factor, warmup, end }
     }
 
     /// In `step`, from 0, which lies in `epoch`, from 0.
     pub fn at(&self, step: u64, epoch: u64) -> f64 {
         let s = &self.schedule;
-        if step < s.warmup {
+        if step < self.warmup {
             // The first step already moves, and the last one of the warm-up has the highest rate.
-            return self.peak * (step + 1) as f64 / s.warmup as f64;
+            return self.peak * (step + 1) as f64 / self.warmup as f64;
         }
-        let step = step - s.warmup;
-        let span = self.end.saturating_sub(s.warmup).max(1);
+        let step = step - self.warmup;
+        let span = self.end.saturating_sub(self.warmup).max(1);
         let done = (step as f64 / span as f64).min(1.0);
         let left = match s.kind {
             ScheduleKind::Constant => return self.peak,

@@ -41,6 +41,11 @@ pub trait Trainable {
     /// What the planner decided where the configuration said `auto`: keys of the configuration, with points, and values.
     fn choices(&self) -> Vec<(String, Value)>;
 
+    /// The number of parameters, where it is known.
+    fn parameters(&self) -> Option<u64> {
+        None
+    }
+
     /// The plan, for the run record.
     fn plan(&self) -> Result<Value, RunError>;
 

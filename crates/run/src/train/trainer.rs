@@ -1,7 +1,7 @@
 //! The loop: micro-steps, the update, evaluation, checkpoints, the end. Invariant: what happens in a step depends on the
 //! configuration, the state and the data alone; clocks and signals decide only when a checkpoint is written.
 
-use super::checkpoint::{Checkpoints, Record};
+use super::checkpoint::{Checkpoint, Checkpoints, Record};
 use super::config::schema::{leaves, schema};
 use super::config::{PrecisionKind, TrainConfig};
 use super::metrics::{EvaluationLine, Metrics, StepLine, number};
@@ -85,7 +85,7 @@ pub struct Report {
 
 /// Trains, with the model that `open` makes.
 pub fn train_with(request: &Request, open: Open<'_>, observer: &mut dyn Observer) -> Result<Report, RunError> {
-    let mut tracker = Tracker::new();
+    let tracker = Tracker::new();
     let output = &request.output;
     // Held to the end: two runs in one folder would take each other's files.
     let lock = folder::take(output)?;
@@ -98,6 +98,49 @@ pub fn train_with(request: &Request, open: Open<'_>, observer: &mut dyn Observer
     }
     let checkpoints = Checkpoints::open(output)?;
     let found = resume::choose(&request.resume, &checkpoints, &request.config, observer)?;
+    // From here on the folder is this run's, whatever becomes of it.
+    let asked = serde_json::to_value(&request.config).map_err(|e| RunError::Refused(e.to_string()))?;
+    let started = Status { output, asked: &asked };
+    started.write("running", None)?;
+    train_from(request, checkpoints, found, &asked, open, tracker, observer).inspect_err(|error| {
+        let status = if matches!(error, RunError::Interrupted { .. }) { "interrupted" } else { "failed" };
+        if let Err(why) = started.write(status, Some(error)) {
+            observer.say(Level::Warning, &format!("run.json still says that the run is running: {why}"));
+        }
+    })
+}
+
+/// run.json of a run that has not finished.
+struct Status<'a> {
+    output: &'a Path,
+    asked: &'a Value,
+}
+
+impl Status<'_> {
+    fn write(&self, status: &str, error: Option<&RunError>) -> Result<(), RunError> {
+        let mut record = json!({
+            "plimsoll": env!("CARGO_PKG_VERSION"),
+            "status": status,
+            "config": self.asked,
+        });
+        if let Some(error) = error {
+            record["error"] = json!(error.to_string());
+        }
+        write_text(&self.output.join("run.json"), &format!("{record:#}\n"))
+    }
+}
+
+/// Trains from a checkpoint, or from the start.
+fn train_from(
+    request: &Request,
+    checkpoints: Checkpoints,
+    found: Option<Checkpoint>,
+    asked: &Value,
+    open: Open<'_>,
+    mut tracker: Tracker,
+    observer: &mut dyn Observer,
+) -> Result<Report, RunError> {
+    let output = &request.output;
     let kept = found.as_ref().map(|c| decisive(&c.record.choices)).unwrap_or_default();
     // Of what is free before anything is taken of it.
     let line = parse_budget(&request.config.memory.budget, machine::available().free)?;
@@ -119,7 +162,7 @@ pub fn train_with(request: &Request, open: Open<'_>, observer: &mut dyn Observer
     let metrics = Metrics::open(output, state.step)?;
     let newest = found.map(|checkpoint| (checkpoint.record.state.step, checkpoint.path));
     let mut trainer = Trainer {
-        asked: serde_json::to_value(&request.config).map_err(|e| RunError::Refused(e.to_string()))?,
+        asked: asked.clone(),
         rate: Rate::new(&config),
         config,
         choices,
@@ -128,10 +171,14 @@ pub fn train_with(request: &Request, open: Open<'_>, observer: &mut dyn Observer
         metrics,
         newest,
         clock: Clock::start(state.step, state.tokens),
+        saved: Instant::now(),
         state,
         line,
         loss: None,
     };
+    for line in trainer.introduction(output) {
+        observer.say(Level::Info, &line);
+    }
     let ended = trainer.run(observer)?;
     tracker.track("trained");
     trainer.report(output, ended, &tracker)
@@ -149,6 +196,11 @@ fn write_text(path: &Path, text: &str) -> Result<(), RunError> {
     Ok(file.commit()?)
 }
 
+/// The word of a configuration for a value of one of its enums.
+fn word(value: &impl serde::Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|value| Some(value.as_str()?.to_owned())).unwrap_or_default()
+}
+
 struct Trainer {
     /// What was asked for: a run that goes on is compared with it.
     asked: Value,
@@ -162,6 +214,8 @@ struct Trainer {
     state: State,
     /// The newest checkpoint that is whole.
     newest: Option<(u64, PathBuf)>,
+    /// When the newest checkpoint was written, or the run began.
+    saved: Instant,
     clock: Clock,
     line: Bytes,
     /// Of the last step.
@@ -224,6 +278,51 @@ impl Clock {
 }
 
 impl Trainer {
+    /// What is trained, on what, in how much memory, and where it is written.
+    fn introduction(&self, output: &Path) -> [String; 4] {
+        let TrainConfig { model, data, batch, memory, run, precision, .. } = &self.config;
+        let parameters = self.model.parameters().map_or_else(String::new, |n| format!(" of {n} parameters"));
+        let from = model.from.as_ref().map_or("random weights".to_owned(), |from| from.clone());
+        let end = [
+            run.steps.map(|n| format!("{n} steps")),
+            run.epochs.map(|n| format!("{n} epochs")),
+            run.max_tokens.map(|n| format!("{n} targets")),
+        ];
+        let end = end.into_iter().flatten().collect::<Vec<_>>().join(" or ");
+        let files = match data.train.as_slice() {
+            [only] => Place(Path::new(only)).to_string(),
+            [first, rest @ ..] => format!("{} and {} more", Place(Path::new(first)), rest.len()),
+            [] => "nothing".to_owned(),
+        };
+        let device = match run.threads.0 {
+            Some(n) => format!("the CPU, {n} threads"),
+            None => "the CPU".to_owned(),
+        };
+        let (peak, line) = (self.model.peak(), self.line);
+        let saves = match &run.save_every {
+            Some(every) => format!("every {every} and at the end"),
+            None => "at the end".to_owned(),
+        };
+        let micro = batch.micro_tokens.0.unwrap_or(batch.tokens);
+        [
+            format!(
+                "trains a {}{parameters} from {from}, in {}, with {}, for {end}",
+                model.kind.name(),
+                word(&precision.kind),
+                word(&self.model.optimizer()),
+            ),
+            format!(
+                "on {files}, {} tokens a step in micro-steps of {micro}; computed by {device}",
+                batch.tokens
+            ),
+            format!("plan: {peak} of the budget of {line} ({})", memory.budget),
+            format!(
+                "writes to {}: metrics.jsonl, config.yaml, run.json, and a checkpoint {saves}",
+                Place(output)
+            ),
+        ]
+    }
+
     fn run(&mut self, observer: &mut dyn Observer) -> Result<Ended, RunError> {
         loop {
             if let Some(ended) = self.ended() {
@@ -238,8 +337,9 @@ impl Trainer {
                 continue;
             }
             let run = &self.config.run;
-            let due = |every: Option<u64>| every.is_some_and(|n| self.state.step.is_multiple_of(n));
-            let (evaluates, saves) = (due(run.evaluate_every), due(run.save_every));
+            let step = self.state.step;
+            let evaluates = run.evaluate_every.is_some_and(|n| step.is_multiple_of(n));
+            let saves = run.save_every.as_ref().is_some_and(|every| every.is_due(step, self.saved.elapsed()));
             let is_best = evaluates && self.evaluate(observer)? && self.config.run.keep_best;
             if saves || is_best {
                 self.save()?;
@@ -405,6 +505,7 @@ impl Trainer {
             };
             let path = self.checkpoints.save(&record, self.model.as_mut())?;
             self.newest = Some((step, path));
+            self.saved = Instant::now();
             let best = self.state.best.filter(|_| self.config.run.keep_best).map(|best| best.step);
             self.checkpoints.rotate(self.config.run.keep_last, best)?;
         }
@@ -432,6 +533,7 @@ impl Trainer {
             .collect();
         let run_record = json!({
             "plimsoll": env!("CARGO_PKG_VERSION"),
+            "status": "finished",
             "config": self.asked,
             "choices": self.choices,
             "ended": ended.key(),

@@ -494,3 +494,60 @@ fn the_folder_says_what_was_run() {
     let model = data::weights::Weights::open(&report.checkpoint).expect("as others read it");
     assert_eq!(model.tensors().count(), 2);
 }
+
+fn record(folder: &Folder) -> Value {
+    serde_json::from_str(&fs::read_to_string(folder.path("run.json")).expect("run.json")).expect("JSON")
+}
+
+/// run.json is there from the first step on, and says how the run goes.
+#[test]
+fn the_record_says_how_a_run_goes() {
+    let folder = Folder::new("train-status");
+    let seen = std::rc::Rc::new(std::cell::RefCell::new(vec![]));
+    let look = |toy: &mut Toy| {
+        let status = record(&folder)["status"].clone();
+        seen.borrow_mut().push(status);
+        toy.weights[0] = f32::NAN;
+    };
+    let error = go(&folder.0, "run.steps=8", &mut Ear::default(), look).expect_err("no number");
+    assert_eq!(*seen.borrow(), ["running"]);
+    assert_eq!(
+        (&record(&folder)["status"], &record(&folder)["error"]),
+        (&json!("failed"), &json!(error.to_string()))
+    );
+    let folder = Folder::new("train-status-stopped");
+    let mut ear = Ear { stop_after: Some(2), ..Ear::default() };
+    go(&folder.0, "run.steps=8", &mut ear, |_| {}).expect_err("stopped");
+    assert_eq!(record(&folder)["status"], "interrupted");
+    train(&folder.0, "run.steps=8").expect("trained");
+    assert_eq!(record(&folder)["status"], "finished");
+}
+
+/// A time after which a step is saved; without one only the end is.
+#[test]
+fn checkpoints_by_time() {
+    let at = |every: &str| {
+        let folder = Folder::new("train-by-time");
+        train(&folder.0, &format!("run.steps=6 run.keep_last=9 run.save_every={every}")).expect("trained");
+        names(&folder).into_iter().filter(|name| name.contains("step-")).count()
+    };
+    assert_eq!((at("0.000000001s"), at("10min"), at("1h"), at("null"), at("3")), (6, 1, 1, 1, 2));
+}
+
+/// What is trained, on what, in how much memory and where to is said before the first step.
+#[test]
+fn a_run_introduces_itself() {
+    let folder = Folder::new("train-introduced");
+    let mut ear = Ear::default();
+    go(&folder.0, "run.steps=2 data.workers=1", &mut ear, |_| {}).expect("trained");
+    let said = ear.heard.into_iter().map(|(_, text)| text).collect::<Vec<_>>().join("\n");
+    for wanted in [
+        "trains a moe_lm from random weights, in f32, with sgd, for 2 steps",
+        "on x, 24 tokens a step in micro-steps of 8; computed by the CPU",
+        "of the budget of ",
+        "a checkpoint every 10min and at the end",
+    ] {
+        assert!(said.contains(wanted), "{wanted}: {said}");
+    }
+    assert!(said.contains(&format!("writes to {}", folder.0.display())), "{said}");
+}

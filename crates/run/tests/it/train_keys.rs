@@ -34,9 +34,12 @@ const HEAD: &str = "model.kind=head data.proteins=[b] data.labels=c ";
 const LABELLED: &str = "data.format=jsonl model.kind=esm2 model.classes=2";
 const IDS: &str = "data.format=bin model.vocabulary=9";
 const SPARSE: &str = "model.attention.mask=block_sparse";
-const CLASSIFIER: &str =
-    "model.kind=esm2 model.from=FIXTURES/goldens/esm2 data.format=fasta model.classes=2 data.labels=c";
-const LORA: &str = "model.kind=esm2 model.from=FIXTURES/goldens/esm2 data.format=fasta model.lora={}";
+const CLASSIFIER: &str = "model.kind=esm2 model.hidden=40 model.heads=5 model.intermediate=160 model.experts.count=8 \
+     model.from=FIXTURES/goldens/esm2 data.format=fasta model.classes=2 data.labels=c";
+const LORA: &str = "model.kind=esm2 model.hidden=40 model.heads=5 model.intermediate=160 \
+     model.experts.count=8 model.from=FIXTURES/goldens/esm2 data.format=fasta model.lora={}";
+/// All of the Llama of the fixtures but its two key heads.
+const LLAMA: &str = "model.kind=dense_lm model.vocabulary=40 model.intermediate=24 model.experts.count=8";
 const ADAMW: &str = "optimizer.kind=adamw";
 const ADAFACTOR: &str = "optimizer.kind=adafactor";
 const STEPS: &str = "schedule.kind=step schedule.every=2";
@@ -84,6 +87,7 @@ const ROWS: &[(&str, &str, &str, Changes)] = &[
     ("memory.loss_chunk", "", "7", Plan),
     ("memory.remat", "", "full", Plan),
     ("memory.remat_every", "memory.remat=every_n", "1", Plan),
+    ("memory.remat_layers", "memory.remat=full", "[1,1]", Plan),
     ("model.activation", "", "swiglu", Plan),
     ("model.attention.block", SPARSE, "32", Plan),
     ("model.attention.global", SPARSE, "2", Plan),
@@ -99,7 +103,7 @@ const ROWS: &[(&str, &str, &str, Changes)] = &[
     ("model.experts.shared", "", "1", Plan),
     ("model.experts.top_k", "", "1", Plan),
     ("model.freeze_encoder", CLASSIFIER, "true", Plan),
-    ("model.from", "model.kind=dense_lm model.vocabulary=40", "FIXTURES/training/llama", Plan),
+    ("model.from", LLAMA, "FIXTURES/training/llama", Plan),
     ("model.heads", "", "2", Plan),
     ("model.hidden", "", "32", Plan),
     ("model.intermediate", "", "64", Plan),
@@ -193,6 +197,27 @@ fn look(changes: Changes, key: &str, c: &TrainConfig) -> Result<String, RunError
             format!("{:?} {}", lines(&folder), report.run_record["choices"])
         }
     })
+}
+
+/// A list of ops and a range of layers give plans of their own, and what would change nothing is refused.
+#[test]
+fn recomputation_by_op_and_layer() {
+    let plan = |flags: &str| {
+        let flags: Vec<String> = flags.split_whitespace().map(str::to_owned).collect();
+        let c = config(&flags);
+        let found = priced::found(&c, &priced::target(&c, "cpu").expect("a target"), &mut Silent)?;
+        Ok::<_, RunError>(priced::to_json(&c, &found)?["recomputed"].clone())
+    };
+    let recomputed = |flags: &str| plan(flags).unwrap_or_else(|e| panic!("{flags}: {e}")).to_string();
+    assert_eq!(recomputed("memory.remat=none"), "[]");
+    let norms = recomputed("memory.remat=[layer_norm]");
+    assert!(norms.contains("layers 0 to 1 2 layer_norm") && !norms.contains("linear"), "{norms}");
+    let one = recomputed("memory.remat=[layer_norm] memory.remat_layers=[1,1]");
+    assert_eq!(one, "[\"layer 1 2 layer_norm\"]");
+    let full = recomputed("memory.remat=full memory.remat_layers=[0,0]");
+    assert!(full.starts_with("[\"layer 0 ") && full.contains("linear") && !full.contains("layers"), "{full}");
+    let error = plan("memory.remat=[glu]").expect_err("a model with GELU").to_string();
+    assert!(error.contains("memory.remat") && error.contains("the model has no op `glu`"), "{error}");
 }
 
 #[test]

@@ -220,6 +220,21 @@ fn a_checkpoint_opens_again() {
     assert!(bits(&again).0 == bits(&report).0, "the weights moved");
 }
 
+/// A configuration that says nothing about the model but where its weights are.
+#[test]
+fn a_decoder_comes_from_its_checkpoint() {
+    let (_text, data) = corpus("training-from");
+    let (first, second) = (Folder::new("training-from-first"), Folder::new("training-from-second"));
+    let report = train(&first.0, TINY, &data);
+    let bare = TINY.replace(&TINY[..TINY.find("data:").expect("a section")], "\n");
+    let from = format!("{data} optimizer.lr=1e-30 run.steps=1 model.from={}", report.checkpoint.display());
+    let again = train(&second.0, &bare, &from);
+    assert!(bits(&again).0 == bits(&report).0, "the weights moved");
+    let text = std::fs::read_to_string(second.path("config.yaml")).expect("config.yaml");
+    let ran = TrainConfig::parse(&text, "config.yaml", &[]).expect("a configuration").model;
+    assert_eq!((ran.hidden, ran.layers, ran.heads, ran.intermediate, ran.experts.count), (32, 2, 2, 32, 4));
+}
+
 /// A step over the golden ESM-2, on proteins of the goldens.
 pub const ESM: &str = "
 model: {kind: esm2}

@@ -4,6 +4,7 @@
 mod auto;
 mod data;
 pub mod foreign;
+mod initial;
 mod model;
 mod optimizer;
 mod rules;
@@ -14,14 +15,15 @@ pub mod yaml;
 pub use auto::Auto;
 pub use data::{BinType, Data, Document, Format, Masking};
 pub use foreign::{Answer, counterpart};
+pub use initial::Initial;
 pub use model::{Activation, Attention, Experts, Lora, MaskKind, Model, ModelKind, Norm, Position, Preset};
 pub use optimizer::{
     Decay, DecayShape, Loss, Optimizer, OptimizerKind, Precision, PrecisionKind, Scaling, Schedule,
-    ScheduleKind, Unit,
+    ScheduleKind, Unit, Warmup,
 };
-pub use run::{Batch, Device, Memory, Remat, Run};
+pub use run::{Batch, Device, Interval, Memory, Remat, RematPolicy, Run};
 
-use crate::RunError;
+use crate::{Observer, RunError, Silent};
 use ::data::bounded;
 use ::data::printable::Place;
 use schemars::JsonSchema;
@@ -57,14 +59,24 @@ pub struct TrainConfig {
 const LARGEST: u64 = 1 << 20;
 
 impl TrainConfig {
-    /// The configuration in a file, with `a.b=c` of the flags over it.
-    pub fn read(path: &Path, flags: &[String]) -> Result<Self, RunError> {
+    /// The configuration in a file, with `a.b=c` of the flags over it. The configuration of a model that `model.from` names
+    /// and that is not on this machine is fetched from the hub, which `observer` sees.
+    pub fn read(path: &Path, flags: &[String], observer: &mut dyn Observer) -> Result<Self, RunError> {
         let text = bounded::read_text(path, LARGEST).map_err(RunError::io(path))?;
-        Self::parse(&text, &Place(path).to_string(), flags)
+        Self::parse_with(&text, &Place(path).to_string(), flags, observer)
     }
 
     /// The configuration in a text that is called `name`, with `a.b=c` of the flags over it.
     pub fn parse(text: &str, name: &str, flags: &[String]) -> Result<Self, RunError> {
+        Self::parse_with(text, name, flags, &mut Silent)
+    }
+
+    fn parse_with(
+        text: &str,
+        name: &str,
+        flags: &[String],
+        observer: &mut dyn Observer,
+    ) -> Result<Self, RunError> {
         let mut tree = yaml::parse(text).map_err(|why| RunError::Refused(format!("{name}, {why}")))?;
         for flag in flags {
             let (path, value) = override_of(flag)?;
@@ -74,12 +86,23 @@ impl TrainConfig {
         if !faults.is_empty() {
             return Err(RunError::Refused(foreign::complaint(name, &faults)));
         }
-        let config = resolve(&tree).map_err(|e| RunError::Refused(format!("{name}: {e}")))?;
+        let config = resolve(&tree, name, observer)?;
         match rules::broken(&config).as_slice() {
             [] => Ok(config),
             [only] => Err(RunError::Refused(format!("{name}: {only}"))),
             many => Err(RunError::Refused(format!("{name}:\n  {}", many.join("\n  ")))),
         }
+    }
+
+    /// Why the section `model` is not that of the model which `model.from` names; `None` where it is, or where nothing is
+    /// named.
+    pub fn contradiction(&self, observer: &mut dyn Observer) -> Result<Option<String>, RunError> {
+        let Some(from) = &self.model.from else { return Ok(None) };
+        let initial = Initial::open(from, Some(self.model.kind), observer)?;
+        let usual = usual(initial.kind(), None).model;
+        initial
+            .difference(&self.model, &usual)
+            .map_err(|e| RunError::Refused(format!("the configuration: {e}")))
     }
 
     /// With values at keys, which replace what is there.
@@ -136,14 +159,50 @@ fn unplaced(node: Node) -> Node {
     Node { kind, line: 0 }
 }
 
-/// What is written over what its model takes where nothing is written.
-fn resolve(tree: &Node) -> Result<TrainConfig, serde_json::Error> {
+/// The stated keys over the keys of the model that `model.from` names, over the defaults of the kind of model.
+fn resolve(tree: &Node, name: &str, observer: &mut dyn Observer) -> Result<TrainConfig, RunError> {
+    let bad = |e: serde_json::Error| RunError::Refused(format!("{name}: {e}"));
     let written = |path: &str| tree.at(path).map(Node::to_json).unwrap_or_default();
-    let kind: Option<ModelKind> = serde_json::from_value(written("model.kind"))?;
-    let preset: Option<Preset> = serde_json::from_value(written("model.preset"))?;
-    let mut resolved = serde_json::to_value(usual(kind.unwrap_or(ModelKind::MoeLm), preset))?;
-    overlay(&mut resolved, tree.to_json());
-    serde_json::from_value(resolved)
+    let kind: Option<ModelKind> = serde_json::from_value(written("model.kind")).map_err(bad)?;
+    let preset: Option<Preset> = serde_json::from_value(written("model.preset")).map_err(bad)?;
+    let from: Option<String> = serde_json::from_value(written("model.from")).map_err(bad)?;
+    let mut stated = tree.to_json();
+    let Some(from) = from else {
+        let mut resolved =
+            serde_json::to_value(usual(kind.unwrap_or(ModelKind::MoeLm), preset)).map_err(bad)?;
+        overlay(&mut resolved, stated);
+        return serde_json::from_value(resolved).map_err(bad);
+    };
+    if preset.is_some() {
+        let text = "model.preset gives sizes, and so does the model that model.from names; remove one of them";
+        return Err(RunError::Refused(format!("{name}: {text}")));
+    }
+    let initial = Initial::open(&from, kind, observer)?;
+    let usual = usual(initial.kind(), None);
+    let own = initial.keys(&usual.model).map_err(bad)?;
+    let mut refused = vec![];
+    for (key, value) in &own {
+        let Some(node) = tree.at(&format!("model.{key}")) else { continue };
+        let place = if node.line == 0 { "--set".to_owned() } else { format!("{name}, line {}", node.line) };
+        let why = initial.contradiction(key, &node.to_json(), value);
+        refused.extend(why.map(|why| format!("{place}: {why}")));
+    }
+    if !refused.is_empty() {
+        return Err(RunError::Refused(refused.join("\n")));
+    }
+    let mut resolved = serde_json::to_value(usual).map_err(bad)?;
+    for (key, value) in own {
+        // Stated as null, a key is left to the initial model.
+        place(&mut stated["model"], key, value.clone());
+        place(&mut resolved["model"], key, value);
+    }
+    overlay(&mut resolved, stated);
+    serde_json::from_value(resolved).map_err(bad)
+}
+
+/// Sets the value at a key with points.
+fn place(section: &mut serde_json::Value, key: &str, value: serde_json::Value) {
+    *key.split('.').fold(section, |section, key| &mut section[key]) = value;
 }
 
 fn overlay(under: &mut serde_json::Value, over: serde_json::Value) {

@@ -12,9 +12,9 @@ pub struct Model {
     pub kind: ModelKind,
     /// Sizes of a moe_lm: each size that is given beside it wins.
     pub preset: Option<Preset>,
-    /// Weights to start from: a folder, a file or a hub id; null starts from random ones. Encoders take their sizes from it.
+    /// The initial model: a folder, a weight file or a hub id; null starts from random weights. It fixes the keys of the architecture (kind, sizes, norm, attention, experts): one that is absent has its value, and another value is refused.
     pub from: Option<String>,
-    /// Entries of the embedding table; null takes the tokenizer's.
+    /// Entries of the embedding table; null takes those of model.from, or the tokenizer's.
     #[schemars(range(min = 2))]
     pub vocabulary: Option<u64>,
     /// Width of the residual stream.
@@ -26,7 +26,7 @@ pub struct Model {
     /// Query heads.
     #[schemars(range(min = 1))]
     pub heads: u64,
-    /// Key and value heads, a divisor of the heads; null is one for each query head.
+    /// Key and value heads, a divisor of the heads; null takes those of model.from, or one for each query head.
     #[schemars(range(min = 1))]
     pub kv_heads: Option<u64>,
     /// Inner width of the feed-forward network, or of each expert.
@@ -55,7 +55,7 @@ pub struct Model {
     pub dropout: f64,
     /// The experts of a moe_lm.
     pub experts: Experts,
-    /// Classes of a classifier over the mean of an encoder's states; null trains the family's language model.
+    /// Classes of a classifier over the mean of an encoder's states; null takes those of a classifier that model.from names, and else trains the family's language model.
     #[schemars(range(min = 2))]
     pub classes: Option<u64>,
     /// Low-rank adapters, which are trained instead of the weights that they adapt.

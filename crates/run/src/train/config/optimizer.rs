@@ -3,6 +3,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// The update.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -74,8 +75,9 @@ pub enum Decay {
 pub struct Schedule {
     /// The shape after the warm-up.
     pub kind: ScheduleKind,
-    /// Steps in which it rises linearly to its highest.
-    pub warmup: u64,
+    /// The warm-up, in which it rises linearly to its highest: a number of steps, or a share of the steps of the schedule (above 0, below 1), such as 0.1.
+    #[schemars(extend("minimum" = 0))]
+    pub warmup: Warmup,
     /// Where a falling one ends, as a share of its highest.
     #[schemars(range(min = 0, max = 1))]
     pub min_ratio: f64,
@@ -109,6 +111,25 @@ pub struct Schedule {
     /// The tokens of a step for which optimizer.lr is meant; null with scaling none.
     #[schemars(range(min = 1))]
     pub reference_tokens: Option<u64>,
+}
+
+/// The length of the warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Warmup {
+    /// Steps.
+    Steps(u64),
+    /// A share of the steps of the schedule.
+    Share(f64),
+}
+
+impl fmt::Display for Warmup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Steps(n) => write!(f, "{n}"),
+            Self::Share(x) => write!(f, "{x}"),
+        }
+    }
 }
 
 /// Shapes of the learning rate.
@@ -229,7 +250,7 @@ impl Default for Schedule {
     fn default() -> Self {
         Self {
             kind: ScheduleKind::Cosine,
-            warmup: 0,
+            warmup: Warmup::Steps(0),
             min_ratio: 0.1,
             steps: None,
             power: 1.0,

@@ -2,11 +2,11 @@
 //! ranges of single keys are the schema's.
 
 use super::{
-    Document, Format, MaskKind, ModelKind, OptimizerKind, PrecisionKind, Remat, Scaling, ScheduleKind,
-    TrainConfig,
+    Document, Format, Interval, MaskKind, ModelKind, OptimizerKind, PrecisionKind, Remat, RematPolicy, Scaling,
+    ScheduleKind, TrainConfig, Warmup,
 };
 use crate::machine::parse_budget;
-use graph::Bytes;
+use graph::{Bytes, Op};
 
 /// What contradicts itself, a sentence each.
 pub fn broken(c: &TrainConfig) -> Vec<String> {
@@ -28,7 +28,8 @@ fn model(c: &TrainConfig) -> Vec<Rule> {
     vec![
         (m.preset.is_none() || moe, "model.preset: the presets are sizes of model.kind moe_lm".to_owned()),
         (
-            head || m.hidden.is_multiple_of(m.heads),
+            // The heads of a model that is there may be wider or narrower.
+            head || m.from.is_some() || m.hidden.is_multiple_of(m.heads),
             format!("model.hidden {} is no multiple of model.heads {}", m.hidden, m.heads),
         ),
         (m.heads.is_multiple_of(kv), format!("model.kv_heads {kv} is no divisor of model.heads {}", m.heads)),
@@ -101,11 +102,24 @@ fn optimizer(c: &TrainConfig) -> Vec<Rule> {
             ),
         ),
         (
-            !falls || horizon.is_none_or(|end| s.warmup < end),
+            !falls || horizon.is_none_or(|end| c.warmup() < end),
             format!(
-                "schedule.warmup {} leaves nothing of the {} steps of the schedule",
+                "schedule.warmup {} leaves nothing of the {} steps of the schedule; give fewer, or a share of them such as \
+                 0.1",
                 s.warmup,
                 horizon.unwrap_or(0)
+            ),
+        ),
+        (
+            !matches!(s.warmup, Warmup::Share(x) if !(x > 0.0 && x < 1.0)),
+            format!("schedule.warmup {} is neither a whole number of steps nor a share above 0 and below 1", s.warmup),
+        ),
+        (
+            horizon.is_some() || matches!(s.warmup, Warmup::Steps(_)),
+            format!(
+                "schedule.warmup {} is a share of the steps of the schedule: give run.steps, run.max_tokens or \
+                 schedule.steps, or a number of steps",
+                s.warmup
             ),
         ),
         (
@@ -127,6 +141,12 @@ fn batch(c: &TrainConfig) -> Vec<Rule> {
     let micro = b.micro_tokens.0.unwrap_or(b.tokens);
     let longest = c.data.longest;
     let rows = c.model.kind == ModelKind::Head;
+    let (remat, ops): (_, &[String]) = match &c.memory.remat {
+        Remat::Policy(policy) => (Some(*policy), &[]),
+        Remat::Ops(ops) => (None, ops),
+    };
+    let unknown = ops.iter().find(|op| !Op::NAMES.contains(&op.as_str()));
+    let layers = if rows { 0 } else { c.model.layers };
     vec![
         (
             b.tokens.is_multiple_of(micro),
@@ -147,8 +167,29 @@ fn batch(c: &TrainConfig) -> Vec<Rule> {
             ),
         ),
         (
-            c.memory.remat == Remat::EveryN || c.memory.remat_every == super::Memory::default().remat_every,
+            remat == Some(RematPolicy::EveryN) || c.memory.remat_every == super::Memory::default().remat_every,
             "memory.remat_every goes with memory.remat every_n".to_owned(),
+        ),
+        (
+            c.memory.remat_layers.is_none() || !matches!(remat, Some(RematPolicy::Auto | RematPolicy::None)),
+            "memory.remat_layers goes with memory.remat full, every_n, selective or a list of ops; auto chooses layers \
+             itself"
+                .to_owned(),
+        ),
+        (
+            c.memory.remat_layers.is_none_or(|[first, last]| first <= last && last < layers),
+            format!(
+                "memory.remat_layers {:?}: the first and the last of {layers} layers, counted from 0",
+                c.memory.remat_layers.unwrap_or_default()
+            ),
+        ),
+        (
+            unknown.is_none(),
+            format!(
+                "memory.remat: there is no op `{}`; ops are {}",
+                unknown.map_or("", String::as_str),
+                Op::NAMES.join(", ")
+            ),
         ),
     ]
 }
@@ -166,6 +207,16 @@ fn run(c: &TrainConfig) -> Vec<Rule> {
             "run.evaluate_every: there is nothing to evaluate on; give data.validation or \
              data.validation_fraction"
                 .to_owned(),
+        ),
+        (
+            !matches!(&r.save_every, Some(Interval::Time(text)) if Interval::time(text).is_none()),
+            format!(
+                "run.save_every `{}` is neither a number of steps nor a time such as 10min; its units are s, min and h",
+                match &r.save_every {
+                    Some(Interval::Time(text)) => text,
+                    Some(Interval::Steps(_)) | None => "",
+                }
+            ),
         ),
         (
             r.patience.is_none() || r.evaluate_every.is_some(),
@@ -203,5 +254,13 @@ impl TrainConfig {
         let by_tokens = self.run.max_tokens.map(|most| most.div_ceil(self.batch.tokens));
         let by_run = [self.run.steps, by_tokens].into_iter().flatten().min();
         self.schedule.steps.or(by_run)
+    }
+
+    /// Steps of the warm-up. A share is rounded to whole steps.
+    pub fn warmup(&self) -> u64 {
+        match self.schedule.warmup {
+            Warmup::Steps(steps) => steps,
+            Warmup::Share(share) => (self.horizon().unwrap_or(0) as f64 * share).round() as u64,
+        }
     }
 }

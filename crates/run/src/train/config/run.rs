@@ -7,6 +7,8 @@ use graph::Bytes;
 use plan::{Reserved, Target};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::time::Duration;
 
 /// The line, and what is given up to stay under it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -15,9 +17,12 @@ pub struct Memory {
     /// The most memory the run may take, like 24GiB, 500MB or 80% of what is free.
     #[schemars(extend("changes" = "machine"))]
     pub budget: String,
-    /// What is computed again in the backward pass instead of being kept; the bits are the same.
+    /// What is computed again in the backward pass instead of being kept: a policy, or a list of ops such as [layer_norm, gelu] (plimsoll plan --train names those of a plan); the bits are the same.
     #[schemars(extend("changes" = "machine"))]
     pub remat: Remat,
+    /// The first and the last layer, from 0, in which remat holds; null is all of them. With remat full, every_n, selective or a list of ops.
+    #[schemars(extend("changes" = "machine"))]
+    pub remat_layers: Option<[u64; 2]>,
     /// Layers between two kept ones with remat every_n.
     #[schemars(range(min = 1), extend("changes" = "machine"))]
     pub remat_every: u64,
@@ -27,9 +32,19 @@ pub struct Memory {
 }
 
 /// What is computed again in the backward pass.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Remat {
+    /// A policy by its name.
+    Policy(RematPolicy),
+    /// The outputs of these ops.
+    Ops(#[schemars(length(min = 1))] Vec<String>),
+}
+
+/// Policies of recomputation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Remat {
+pub enum RematPolicy {
     /// What brings the most speed under the line, value by value.
     Auto,
     /// Nothing.
@@ -81,9 +96,9 @@ pub struct Run {
     /// The run ends after this many evaluations without a better one; null goes on.
     #[schemars(range(min = 1), extend("changes" = "end"))]
     pub patience: Option<u64>,
-    /// Steps between two checkpoints; null saves at the end and on a signal.
-    #[schemars(range(min = 1), extend("changes" = "log"))]
-    pub save_every: Option<u64>,
+    /// Between two checkpoints: a number of steps, or a time such as 10min (s, min or h), after which the step that is running is saved; null saves at the end and on a signal alone.
+    #[schemars(extend("minimum" = 1, "changes" = "log"))]
+    pub save_every: Option<Interval>,
     /// Checkpoints that are kept, the newest.
     #[schemars(range(min = 1), extend("changes" = "log"))]
     pub keep_last: u64,
@@ -104,6 +119,50 @@ pub struct Run {
     pub device: Device,
 }
 
+/// A distance between two events of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Interval {
+    /// Optimizer steps.
+    Steps(u64),
+    /// A time, such as 10min.
+    Time(String),
+}
+
+impl Interval {
+    /// The time that a text such as 10min states; `None` where it states none.
+    pub fn time(text: &str) -> Option<Duration> {
+        let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let (number, unit) = text.split_at(digits);
+        let seconds = match unit.trim() {
+            "s" => 1.0,
+            "min" => 60.0,
+            "h" => 3600.0,
+            _ => return None,
+        };
+        let time = Duration::try_from_secs_f64(number.parse::<f64>().ok()? * seconds).ok()?;
+        (!time.is_zero()).then_some(time)
+    }
+
+    /// Whether an event is due after `step`, where the last one was `since` ago.
+    pub fn is_due(&self, step: u64, since: Duration) -> bool {
+        match self {
+            Self::Steps(n) => step.is_multiple_of(*n),
+            Self::Time(text) => Self::time(text).is_some_and(|time| since >= time),
+        }
+    }
+}
+
+impl fmt::Display for Interval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Steps(1) => f.write_str("1 step"),
+            Self::Steps(n) => write!(f, "{n} steps"),
+            Self::Time(text) => f.write_str(text),
+        }
+    }
+}
+
 /// Where to train.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -117,7 +176,13 @@ pub enum Device {
 
 impl Default for Memory {
     fn default() -> Self {
-        Self { budget: "80%".to_owned(), remat: Remat::Auto, remat_every: 2, loss_chunk: Auto(None) }
+        Self {
+            budget: "80%".to_owned(),
+            remat: Remat::Policy(RematPolicy::Auto),
+            remat_layers: None,
+            remat_every: 2,
+            loss_chunk: Auto(None),
+        }
     }
 }
 
@@ -137,7 +202,8 @@ impl Default for Run {
             evaluate_every: None,
             evaluate_tokens: None,
             patience: None,
-            save_every: None,
+            // What a kill costs at most.
+            save_every: Some(Interval::Time("10min".to_owned())),
             keep_last: 2,
             keep_best: true,
             log_every: 1,

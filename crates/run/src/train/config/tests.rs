@@ -16,6 +16,87 @@ fn good(text: &str, flags: &[&str]) -> TrainConfig {
     parse(&format!("{LEAST}{text}"), flags).unwrap_or_else(|e| panic!("{text} {flags:?}: {e}"))
 }
 
+fn fixture(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name).display().to_string()
+}
+
+/// What the initial model fixes is taken from it, and a key that says otherwise is refused by its name.
+#[test]
+fn the_initial_model_fixes_the_architecture() {
+    let llama = fixture("training/llama");
+    let c = good(&format!("model: {{from: {llama}}}\n"), &[]);
+    let m = &c.model;
+    assert_eq!((m.kind, m.hidden, m.layers, m.heads, m.kv_heads), (ModelKind::DenseLm, 16, 2, 4, Some(2)));
+    assert_eq!((m.intermediate, m.vocabulary, m.activation), (24, Some(40), Activation::Swiglu));
+    assert_eq!((m.norm, m.norm_eps, m.bias, m.attention.mask), (Norm::RmsNorm, 1e-5, false, MaskKind::Causal));
+    // What ran can be run again, and a key that says the same is no contradiction.
+    assert_eq!(parse(&c.to_yaml().expect("YAML"), &[]).expect("read back"), c);
+    good(&format!("model: {{from: {llama}, hidden: 16, vocabulary: null}}\n"), &["model.kind=dense_lm"]);
+    for (key, value, own) in [
+        ("kind", "moe_lm", "dense_lm"),
+        ("hidden", "64", "16"),
+        ("layers", "7", "2"),
+        ("activation", "gelu", "swiglu"),
+        ("attention.mask", "window", "causal"),
+        ("norm_eps", "1e-6", "1e-5"),
+        ("vocabulary", "256", "40"),
+    ] {
+        let flags = [format!("model.from={llama}"), format!("model.{key}={value}")];
+        let error = parse(LEAST, &flags.each_ref().map(String::as_str)).expect_err(key);
+        assert!(
+            error.starts_with(&format!("--set: `model.{key}` is {value}, and {own} in {llama}, ")),
+            "{error}"
+        );
+        assert!(error.ends_with("remove the key, or train from other weights"), "{error}");
+    }
+    let text = format!("{LEAST}model:\n  from: {llama}\n  experts: {{count: 4}}\n  hidden: 64\n");
+    let error = parse(&text, &[]).expect_err("experts");
+    let lines: Vec<&str> = error.lines().collect();
+    assert!(lines[0].starts_with("run.yaml, line 6: `model.hidden` is 64, and 16 in "), "{error}");
+    assert!(lines[1].starts_with("run.yaml, line 5: `model.experts.count` is 4, and "), "{error}");
+    assert!(lines[1].ends_with("is a dense_lm without such a setting; remove the key"), "{error}");
+
+    let esm = format!("model.from={}", fixture("goldens/esm2"));
+    let c = good("", &[&esm]);
+    assert_eq!((c.model.kind, c.model.hidden, c.model.layers, c.model.heads), (ModelKind::Esm2, 40, 2, 5));
+    assert_eq!((c.optimizer.betas, c.model.attention.mask), ([0.9, 0.98], MaskKind::Full));
+    let error = parse(LEAST, &[&esm, "model.hidden=64"]).expect_err("another width");
+    assert!(error.starts_with("--set: `model.hidden` is 64, and 40 in "), "{error}");
+    let error = parse(LEAST, &[&esm, "model.kind=dnabert_s"]).expect_err("another kind");
+    assert!(error.starts_with("--set: `model.kind` is dnabert_s, and esm2 in "), "{error}");
+
+    let head = format!("model.from={}", fixture("goldens/head.pth"));
+    let c = good("", &[&HEAD[..], &[&head]].concat());
+    let (hidden, classes) = (c.model.hidden, c.model.classes);
+    assert_eq!(classes, Some(2));
+    let other = format!("model.hidden={}", hidden + 1);
+    let error = parse(LEAST, &[&HEAD[..], &[&head, &other]].concat()).expect_err("another width");
+    assert!(
+        error.starts_with(&format!("--set: `model.hidden` is {}, and {hidden} in ", hidden + 1)),
+        "{error}"
+    );
+    let error = parse(LEAST, &[&HEAD[..], &[&head, "model.classes=3"]].concat()).expect_err("other classes");
+    assert!(error.starts_with("--set: `model.classes` is 3, and 2 in "), "{error}");
+}
+
+/// The warm-up of a share shrinks with the run.
+#[test]
+fn a_warm_up_is_a_share_or_steps() {
+    for (flags, wanted) in [
+        (&["schedule.warmup=0.1", "run.steps=200"][..], 20),
+        (&["schedule.warmup=0.1", "run.steps=6"], 1),
+        (&["schedule.warmup=0.1", "run.steps=4"], 0),
+        (&["schedule.warmup=0.5", "schedule.steps=50"], 25),
+        (&["schedule.warmup=3"], 3),
+    ] {
+        assert_eq!(good("", flags).warmup(), wanted, "{flags:?}");
+    }
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+    for name in ["moe-mini.yaml", "moe-base.yaml", "dense-7b.yaml"] {
+        TrainConfig::read(&examples.join(name), &["run.steps=6".to_owned()], &mut Silent).expect(name);
+    }
+}
+
 #[test]
 fn files_flags_and_presets_lie_over_each_other() {
     let c = good("model: {preset: small, layers: 3}\n", &["optimizer.lr=1e-5", "model.heads=16"]);
@@ -31,8 +112,11 @@ fn files_flags_and_presets_lie_over_each_other() {
 
 #[test]
 fn what_is_printed_is_read_as_the_same() {
-    let lora = ["model.kind=esm2", "model.from=facebook/esm2_t6_8M_UR50D", "model.lora={rank: 4}"];
-    for flags in [&[][..], &["model.preset=large"], &lora, &HEAD] {
+    let from = format!("model.from={}", fixture("goldens/esm2"));
+    let lora = ["model.kind=esm2", &from, "model.lora={rank: 4}"];
+    let times =
+        ["schedule.warmup=0.1", "run.save_every=90s", "memory.remat=[gelu]", "memory.remat_layers=[0, 1]"];
+    for flags in [&[][..], &["model.preset=large"], &lora, &HEAD, &times] {
         let config = good("", flags);
         let text = config.to_yaml().expect("YAML");
         assert_eq!(parse(&text, &[]).expect("read back"), config, "{text}");
@@ -89,7 +173,7 @@ fn impossible_values_are_named() {
             "schedule: {warmup: 20}\nbatch: {micro_tokens: 3000}\n",
             &["model.experts.top_k=9"],
             "run.yaml:\n  model.experts.top_k 9 is more than model.experts.count 8\n  schedule.warmup 20 leaves \
-             nothing of the 10 steps of the schedule\n  batch.micro_tokens 3000 is no divisor of batch.tokens 16384"
+             nothing of the 10 steps of the schedule; give fewer, or a share of them such as 0.1\n  batch.micro_tokens 3000 is no divisor of batch.tokens 16384"
                 .to_owned(),
         ),
     ] {
@@ -100,6 +184,7 @@ fn impossible_values_are_named() {
 
 #[test]
 fn every_rule_can_be_broken() {
+    let llama = format!("model.from={}", fixture("training/llama"));
     for (flags, wanted) in [
         (&["model.kind=esm2", "model.preset=tiny"][..], "model.preset: the presets are sizes"),
         (&["model.kv_heads=3"], "model.kv_heads 3 is no divisor of model.heads 4"),
@@ -110,7 +195,22 @@ fn every_rule_can_be_broken() {
         (&["model.freeze_encoder=true"], "give model.classes"),
         (&["data.format=embeddings"], "go with model.kind head"),
         (&["model.kind=head"], "data.labels: a head needs"),
-        (&["model.lora={}", "model.from=x"], "adapters are for esm2 and dnabert_s"),
+        (&["model.lora={}", &llama], "adapters are for esm2 and dnabert_s"),
+        (&["model.preset=tiny", &llama], "model.preset gives sizes, and so does the model"),
+        (&["schedule.warmup=2.5"], "schedule.warmup 2.5 is neither a whole number of steps nor a share"),
+        (
+            &["run.steps=null", "run.epochs=2", "schedule.kind=constant", "schedule.warmup=0.1"],
+            "schedule.warmup 0.1 is a share of the steps of the schedule: give run.steps",
+        ),
+        (&["run.save_every=10m"], "run.save_every `10m` is neither a number of steps nor a time such as 10min"),
+        (&["run.save_every=0s"], "run.save_every `0s` is neither"),
+        (&["memory.remat=[gelu, gleu]"], "memory.remat: there is no op `gleu`; ops are"),
+        (&["memory.remat_layers=[0, 1]"], "memory.remat_layers goes with memory.remat full"),
+        (&["memory.remat=full", "memory.remat_layers=[0, 4]"], "the first and the last of 4 layers"),
+        (
+            &["memory.remat=full", "memory.remat_layers=[2, 1]"],
+            "memory.remat_layers [2, 1]: the first and the last",
+        ),
         (&["model.lora={}", "model.kind=esm2"], "name them with model.from"),
         (&["data.train=[]"], "name the files to train on"),
         (&["data.masking.mask=0.95"], "more than 1 together"),

@@ -60,6 +60,10 @@ pub fn largest(
             format!("--largest {}: the shape of a {kind} is not chosen by its configuration", size.name());
         return Err(RunError::Refused(why));
     }
+    if size != Size::Tokens && config.model.from.is_some() {
+        let why = format!("--largest {}: model.from fixes the shape of the model; remove it", size.name());
+        return Err(RunError::Refused(why));
+    }
     let step = size.step(config);
     let mut fits = |n: u64| -> Result<bool, RunError> {
         let config = size.of(config, n * step);

@@ -11,9 +11,10 @@ pub use largest::{Largest, Size, largest};
 
 use super::config::{Device, ModelKind, OptimizerKind, TrainConfig};
 use super::feed::{self, Feed};
+use super::priced;
 use super::tokenizer::TOKENIZER;
 use super::trainable::{Applied, Evaluated, Found, Part, Stored, Taken, Trainable};
-use crate::hub::{CONFIG, Need, local};
+use crate::hub::{Need, trainable};
 use crate::machine::{available, parse_budget};
 use crate::{Observer, RunError, price};
 use data::train::Held;
@@ -23,7 +24,7 @@ use graph::{Bounds, Bytes, Counts, StateKind};
 use plan::training::plans;
 use plan::{PlanError, Program, Target};
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use store::Store;
 use subject::Subject;
 
@@ -126,12 +127,10 @@ fn subject(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Subject,
 /// The tokenizer that came with the weights to start from, if one did.
 fn tokenizer(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Option<PathBuf>, RunError> {
     let Some(from) = &config.model.from else { return Ok(None) };
-    let encoder = matches!(config.model.kind, ModelKind::Esm2 | ModelKind::DnabertS);
-    let folder = match encoder && !Path::new(from).exists() {
-        // Of the hub.
-        true => local(from, Need::Model, &HubEnv::from_process(), observer)?.config(),
-        false => Path::new(from).join(CONFIG),
-    };
+    if config.model.kind == ModelKind::Head {
+        return Ok(None);
+    }
+    let folder = trainable(from, Need::Model, &HubEnv::from_process(), observer)?.config();
     Ok(Some(folder.with_file_name(TOKENIZER)).filter(|path| path.is_file()))
 }
 
@@ -330,6 +329,10 @@ impl Trainable for Engine {
 
     fn choices(&self) -> Vec<(String, Value)> {
         self.choices.clone()
+    }
+
+    fn parameters(&self) -> Option<u64> {
+        Some(priced::parameters(&self.program().plans()[self.indices.micro].1.graph))
     }
 
     fn plan(&self) -> Result<Value, RunError> {

@@ -4,11 +4,11 @@
 use super::remedies::with_remedies;
 use super::subject::Subject;
 use crate::RunError;
-use crate::train::config::{OptimizerKind, PrecisionKind, Remat, TrainConfig};
+use crate::train::config::{OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig};
 use graph::ops::{Adafactor, AdamW, Sgd};
 use graph::{Bounds, Bytes, Graph};
 use plan::{Found, Group, Optimizer, PlanError, Precision, RematChoice, Target, Training, TrainingSearch};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Sequences that a micro-batch can hold: one for each so many tokens.
 const TOKENS_PER_SEQUENCE: u64 = 8;
@@ -33,6 +33,7 @@ pub(super) fn search(
         let subject = subject.like(&config.model);
         let build = |tokens: u64, chunk: u32| subject.graphs(bounds(config, tokens), chunk);
         let (sample, _) = build(sizes(config)[0], CHUNKS[0])?;
+        has_ops(config, &sample)?;
         look(config, &subject.groups(config, &sample), target, budget, &build)
     };
     match plan(config) {
@@ -170,13 +171,31 @@ fn precision(kind: PrecisionKind) -> Precision {
 }
 
 fn remat(config: &TrainConfig) -> RematChoice {
-    match config.memory.remat {
-        Remat::Auto => RematChoice::Auto,
-        Remat::None => RematChoice::Given(plan::Remat::None),
-        Remat::Full => RematChoice::Given(plan::Remat::Full),
-        Remat::EveryN => RematChoice::Given(plan::Remat::EveryN(config.memory.remat_every as u32)),
-        Remat::Selective => {
-            RematChoice::Given(plan::Remat::Selective(CHEAP.iter().map(|op| (*op).to_owned()).collect()))
+    let ops = |ops: &[&str]| plan::Remat::Selective(ops.iter().map(|op| (*op).to_owned()).collect());
+    let of = match &config.memory.remat {
+        Remat::Policy(RematPolicy::Auto) => return RematChoice::Auto,
+        Remat::Policy(RematPolicy::None) => plan::Remat::None,
+        Remat::Policy(RematPolicy::Full) => plan::Remat::Full,
+        Remat::Policy(RematPolicy::EveryN) => plan::Remat::EveryN(config.memory.remat_every as u32),
+        Remat::Policy(RematPolicy::Selective) => ops(&CHEAP),
+        Remat::Ops(names) => plan::Remat::Selective(names.clone()),
+    };
+    RematChoice::Given(match config.memory.remat_layers {
+        None => of,
+        Some([first, last]) => plan::Remat::Layers { first: first as u32, last: last as u32, of: Box::new(of) },
+    })
+}
+
+/// Refuses a list of ops to compute twice of which one is not in the model: it would change nothing.
+fn has_ops(config: &TrainConfig, graph: &Graph) -> Result<(), PlanError> {
+    let Remat::Ops(names) = &config.memory.remat else { return Ok(()) };
+    let there: BTreeSet<&str> = graph.nodes.iter().map(|node| node.op.name()).collect();
+    match names.iter().find(|name| !there.contains(name.as_str())) {
+        None => Ok(()),
+        Some(name) => {
+            let there = there.into_iter().collect::<Vec<_>>().join(", ");
+            let why = format!("the model has no op `{name}`; it has {there}");
+            Err(PlanError::BadPolicy { field: "memory.remat", why })
         }
     }
 }

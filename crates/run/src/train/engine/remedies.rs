@@ -1,7 +1,7 @@
 //! What would fit where a configuration does not: other values of its keys, each priced by a plan of its own. Invariant:
 //! what is offered was planned inside the line, and costs expected time per token against the plan of the bill.
 
-use crate::train::config::{Memory, ModelKind, OptimizerKind, PrecisionKind, Remat, TrainConfig};
+use crate::train::config::{Memory, ModelKind, OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig};
 use plan::{Bill, Found, PlanError};
 use serde_json::{Value, json};
 
@@ -56,11 +56,15 @@ fn settings(config: &TrainConfig) -> Vec<Settings> {
     let sequences = c.model.kind != ModelKind::Head && c.data.longest >= 4;
     add(sequences, "data.longest", json!(c.data.longest / 2));
     add(c.optimizer.clip_norm.is_some(), "optimizer.clip_norm", Value::Null);
-    if c.memory.remat != Remat::Auto {
-        let mut remat = vec![("memory.remat".to_owned(), json!(Remat::Auto))];
+    let auto = Remat::Policy(RematPolicy::Auto);
+    if c.memory.remat != auto {
+        let mut remat = vec![("memory.remat".to_owned(), json!(auto))];
         let usual = Memory::default().remat_every;
         if c.memory.remat_every != usual {
             remat.push(("memory.remat_every".to_owned(), json!(usual)));
+        }
+        if c.memory.remat_layers.is_some() {
+            remat.push(("memory.remat_layers".to_owned(), Value::Null));
         }
         all.insert(0, remat);
     }

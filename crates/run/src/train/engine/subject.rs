@@ -2,13 +2,12 @@
 //! the vocabulary decide it; no data is read here.
 
 use crate::adapter::{self, Adapter};
-use crate::hub::CONFIG;
+use crate::hub::{CONFIG, Need, trainable};
 use crate::model::read_config;
 use crate::train::config::{self, Activation, Decay, MaskKind, Model, ModelKind, Norm, Position, TrainConfig};
 use crate::train::tokenizer;
 use crate::train::{Part, Stored};
 use crate::{EncoderModel, Observer, RunError};
-use data::bounded;
 use data::weights::{HubEnv, Weights};
 use exec::ParamSource;
 use graph::ops::Mask;
@@ -47,7 +46,8 @@ enum Kind {
 /// Weights to start from.
 enum From {
     Encoder(EncoderModel),
-    File(Weights),
+    Decoder { folder: PathBuf, weights: Weights },
+    Head(Weights),
 }
 
 impl Subject {
@@ -59,15 +59,20 @@ impl Subject {
         observer: &mut dyn Observer,
     ) -> Result<Self, RunError> {
         let model = &config.model;
+        // `TrainConfig::parse` settles this; a configuration that was changed since would be trained as another.
+        if let Some(why) = config.contradiction(observer)? {
+            return Err(RunError::Refused(why));
+        }
         let loss = Training { chunk: 1, z_loss: config.loss.z as f32, dropout: model.dropout as f32 };
         let (kind, from) = match model.kind {
-            ModelKind::MoeLm | ModelKind::DenseLm => decoder(config, vocabulary)?,
+            ModelKind::MoeLm | ModelKind::DenseLm => decoder(config, vocabulary, observer)?,
             ModelKind::Esm2 | ModelKind::DnabertS => encoder(model, observer)?,
             ModelKind::Head => (Kind::Head(head(model, widths)?), file(model)?),
         };
         let folder = match (&from, &model.from) {
             (Some(From::Encoder(model)), _) => model.folder.clone(),
-            (Some(From::File(_)), Some(from)) => Some(PathBuf::from(from)),
+            (Some(From::Decoder { folder, .. }), _) => Some(folder.clone()),
+            (Some(From::Head(_)), Some(from)) => Some(PathBuf::from(from)),
             (_, _) => None,
         };
         let config_of = |folder: &PathBuf| read_config(&folder.join("config.json"));
@@ -247,7 +252,7 @@ impl From {
     fn weights(&self) -> &Weights {
         match self {
             Self::Encoder(model) => &model.weights,
-            Self::File(weights) => weights,
+            Self::Decoder { weights, .. } | Self::Head(weights) => weights,
         }
     }
 }
@@ -265,7 +270,9 @@ impl Kind {
     fn found(&self, from: &From, piece: &Piece) -> Option<String> {
         match from {
             From::Encoder(model) => model.find(&piece.tensor),
-            From::File(weights) => weights.get(&piece.tensor).is_some().then(|| piece.tensor.clone()),
+            From::Decoder { weights, .. } | From::Head(weights) => {
+                weights.get(&piece.tensor).is_some().then(|| piece.tensor.clone())
+            }
         }
     }
 }
@@ -280,7 +287,11 @@ fn is_like(name: &str, pattern: &str) -> bool {
     }
 }
 
-fn decoder(config: &TrainConfig, vocabulary: u64) -> Result<(Kind, Option<From>), RunError> {
+fn decoder(
+    config: &TrainConfig,
+    vocabulary: u64,
+    observer: &mut dyn Observer,
+) -> Result<(Kind, Option<From>), RunError> {
     let m = &config.model;
     let experts = (m.kind == ModelKind::MoeLm).then(|| Experts {
         experts: m.experts.count,
@@ -292,16 +303,22 @@ fn decoder(config: &TrainConfig, vocabulary: u64) -> Result<(Kind, Option<From>)
         z: config.loss.router_z as f32,
     });
     if let Some(from) = &m.from {
-        let folder = Path::new(from);
-        let path = folder.join("config.json");
-        let text = bounded::read_text(&path, 1 << 20).map_err(RunError::io(&path))?;
+        let place = trainable(from, Need::Model, &HubEnv::from_process(), observer)?;
+        let path = place.config();
+        let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
+        let text = read_config(&path)?;
         let c = DecoderConfig::from_json(&text).map_err(|source| RunError::Config { path, source })?;
+        let weights = place.weights().ok_or_else(|| {
+            RunError::Refused(format!("model.from {from} is a configuration without weights; name its folder"))
+        })?;
+        let weights = Weights::open(weights)?;
         // What is minimised is the run's to say, not the file's.
         let experts = c
             .experts
             .clone()
             .map(|own| experts.map_or(own.clone(), |e| Experts { balance: e.balance, z: e.z, ..own }));
-        return Ok((Kind::Decoder(DecoderConfig { experts, ..c }), Some(From::File(Weights::open(folder)?))));
+        let kind = Kind::Decoder(DecoderConfig { experts, ..c });
+        return Ok((kind, Some(From::Decoder { folder, weights })));
     }
     let mlp = match m.activation {
         Activation::Gelu => Mlp::Gelu,
@@ -417,7 +434,7 @@ fn head(m: &Model, widths: &[u64]) -> Result<HeadConfig, RunError> {
 
 fn file(m: &Model) -> Result<Option<From>, RunError> {
     let Some(from) = &m.from else { return Ok(None) };
-    Ok(Some(From::File(Weights::open(Path::new(from))?)))
+    Ok(Some(From::Head(Weights::open(Path::new(from))?)))
 }
 
 #[cfg(test)]
