@@ -147,7 +147,7 @@ impl fmt::Display for DataErrorKind {
                 write!(f, "{tokens} tokens, at most {bound} fit; raise --tokens or cut the sequence")
             }
             Self::Tokenizer(_) => {
-                write!(f, "not a tokenizer.json that can be used; fetch the model's files again")
+                write!(f, "not a tokenizer.json that can be used")
             }
             Self::RowWidth { found, expected } => {
                 write!(f, "a row of {found} values in a file of {expected} columns")

@@ -41,7 +41,7 @@ pub fn formats() -> Vec<Format> {
         row("train.txt", "t.txt", owned(&texts), &[b"\n\n", b"\r", b"\r\n", b" ", b"\0", b"\xff"], check_text),
         row("train.jsonl", "t.jsonl", owned(&lines), json, check_json),
         row("train.bin", "t.bin", ids.to_vec(), &[b"\x09\0", b"\xe7\x03", b"\xe8\x03"], check_ids),
-        row("byte pairs", "tokenizer.json", vec![byte_pairs()], TOKENIZER, check_byte_pairs),
+        row("byte pairs", "tokenizer.json", vec![byte_pairs(), sentence_pieces()], TOKENIZER, check_byte_pairs),
         rows,
     ]
 }
@@ -82,6 +82,16 @@ fn byte_pairs() -> Vec<u8> {
         vocab.join(",")
     )
     .into_bytes()
+}
+
+/// Pieces with scores, behind normalizers.
+fn sentence_pieces() -> Vec<u8> {
+    br#"{"added_tokens":[{"id":0,"content":"<unk>","single_word":false,"lstrip":false,"rstrip":false,
+        "normalized":false,"special":true}],"normalizer":{"type":"Sequence","normalizers":[{"type":"NFKC"},
+        {"type":"Replace","pattern":{"String":"  "},"content":" "}]},"pre_tokenizer":{"type":"Metaspace",
+        "replacement":"_","prepend_scheme":"always","split":true},"model":{"type":"Unigram","unk_id":0,
+        "byte_fallback":false,"vocab":[["<unk>",0.0],["_",-2.0],["t",-3.5],["he",-2.5],["_the",-1.5]]}}"#
+        .to_vec()
 }
 
 fn npys() -> Vec<Vec<u8>> {
@@ -175,8 +185,8 @@ fn check_byte_pairs(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
         // A text may be refused; the tokens of another may not be out of range.
         let encoded = pairs.encode(text.as_bytes(), &mut tokens);
         let known = |&id: &i32| usize::try_from(id).is_ok_and(|id| id < pairs.size());
-        let sound = tokens.iter().all(known) && tokens.len() <= text.len() + 2;
-        let special = tokens.iter().any(|id| pairs.specials().contains(id));
+        let sound = tokens.iter().all(known) && tokens.len() <= 3 * text.len() + 18;
+        let special = tokens.iter().any(|id| pairs.specials().contains(id) && pairs.unknown() != Some(*id));
         Ok::<_, DataError>((encoded.is_ok(), sound && !special, tokens.len()))
     });
     let accepted = match read {

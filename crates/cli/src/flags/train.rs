@@ -4,10 +4,11 @@
 use super::print;
 use super::voice::Voice;
 use clap::Args;
-use run::train::config::TrainConfig;
+use clap::builder::PossibleValuesParser;
 use run::train::config::schema::schema;
+use run::train::config::{Source, TrainConfig, translate};
 use run::train::{self, Report, Request, Resume};
-use run::{Observer, Place, RunError};
+use run::{Level, Observer, Place, RunError};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -19,7 +20,7 @@ use std::process::ExitCode;
 #[derive(Debug, Args)]
 pub struct Train {
     /// The configuration, a YAML file
-    #[arg(value_name = "CONFIG.yaml", required_unless_present = "schema")]
+    #[arg(value_name = "CONFIG.yaml", required_unless_present_any = ["schema", "from_config"])]
     config: Option<PathBuf>,
 
     /// Another value of a key, such as optimizer.lr=1e-4; can be given many times, and the last one wins
@@ -42,6 +43,14 @@ pub struct Train {
     #[arg(long)]
     print_config: bool,
 
+    /// Translate the configuration of another trainer: Ava YAML, DeepSpeed JSON, Hugging Face TrainingArguments JSON, torchtitan TOML. What each key became, and which cannot be honoured, is said on stderr
+    #[arg(long, value_name = "FILE", requires = "print_config", conflicts_with_all = ["config", "schema"])]
+    from_config: Option<PathBuf>,
+
+    /// The trainer of --from-config, where its keys do not tell
+    #[arg(long, value_name = "TRAINER", requires = "from_config", value_parser = source_parser())]
+    from_format: Option<String>,
+
     /// Print the JSON schema of configurations, for editors
     #[arg(long)]
     schema: bool,
@@ -53,6 +62,9 @@ pub struct Train {
 impl Train {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, RunError> {
+        if let Some(path) = &self.from_config {
+            return self.translate(path);
+        }
         let Some(path) = self.config.as_ref().filter(|_| !self.schema) else {
             print(&format!("{:#}", schema()))?;
             return Ok(ExitCode::SUCCESS);
@@ -89,10 +101,32 @@ impl Train {
 
     /// The file, with the flags over it.
     fn configuration(&self, path: &Path, observer: &mut dyn Observer) -> Result<TrainConfig, RunError> {
-        let budget = self.budget.as_ref().map(|size| format!("memory.budget=\"{}\"", size.escape_default()));
-        let flags: Vec<String> = self.set.iter().cloned().chain(budget).collect();
-        TrainConfig::read(path, &flags, observer)
+        TrainConfig::read(path, &self.flags(), observer)
     }
+
+    /// The keys that flags state.
+    fn flags(&self) -> Vec<String> {
+        let budget = self.budget.as_ref().map(|size| format!("memory.budget=\"{}\"", size.escape_default()));
+        self.set.iter().cloned().chain(budget).collect()
+    }
+
+    /// Prints the configuration of another trainer as one of ours.
+    fn translate(&self, path: &Path) -> Result<ExitCode, RunError> {
+        let source = Source::ALL.into_iter().find(|source| Some(source.word()) == self.from_format.as_deref());
+        let translated = translate(path, source, &self.flags())?;
+        let mut terminal = self.voice.terminal()?;
+        terminal.say(Level::Info, &format!("{}: a file of {}", Place(path), translated.source.word()));
+        translated.became.iter().for_each(|line| terminal.say(Level::Info, line));
+        translated.missing.iter().for_each(|line| terminal.say(Level::Warning, line));
+        terminal.finish();
+        print(translated.config.to_yaml()?.trim_end())?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// The trainers whose files are translated.
+fn source_parser() -> PossibleValuesParser {
+    PossibleValuesParser::new(Source::ALL.map(Source::word))
 }
 
 fn summary(report: &Report) -> String {

@@ -1,17 +1,20 @@
-//! Byte pairs over bytes, GPT-2's kind, from a `tokenizer.json`. Invariant: the ids are those of the
-//! `tokenizers` crate for the whole text, special tokens in it read as plain text; a file that asks for anything
-//! that is not understood here is refused by name.
+//! The tokenizer of a language model, from a `tokenizer.json`: byte pairs over bytes, GPT-2's kind, or a
+//! SentencePiece model (`sentence_piece`). Invariant: the ids are those of the `tokenizers` crate for the whole text,
+//! special tokens in it read as plain text; a file that asks for anything that is not understood here is refused by
+//! name.
 //!
 //! The crate does the work. A text goes to it in parts, since what it holds of one is a hundred times the
 //! text: a part ends before a blank that follows something that is none, where no word of GPT-2's pattern goes
-//! across.
+//! across. Words of SentencePiece depend on what stands before them, so such a text goes to it whole.
 
 use std::path::Path;
 
 use serde_json::Value;
 use tokenizers::models::bpe::BPE;
+use tokenizers::models::unigram::Unigram;
 use tokenizers::{ModelWrapper, Tokenizer};
 
+use super::sentence_piece;
 use crate::bounded;
 use crate::printable::Name;
 use crate::tokenize::bpe::{LARGEST, makes_token};
@@ -24,21 +27,27 @@ const PART: usize = 16 << 10;
 const LONGEST_PART: usize = 64 << 10;
 /// What the crate holds for a byte of a part, measured with room to spare (`tests/it/train/memory.rs`).
 const SCRATCH: u64 = 384;
+/// Tokens of a byte of a text, where a blank becomes the three bytes of a mark that has no token of its own.
+const MOST_TOKENS: usize = 3;
+/// Tokens of what is put before a text.
+const MARKS: usize = 16;
 /// Words whose tokens the crate keeps for each thread, the first ones that it meets; each has less than 256 bytes, and
 /// takes 32 for each of them, its text, and its place in a table.
 const CACHED: u64 = 2048;
 const CACHED_BYTES: u64 = 256 * 33 + 256;
 /// Ids are less: the crate counts up to the largest.
-const MOST_IDS: u64 = 1 << 20;
+pub(super) const MOST_IDS: u64 = 1 << 20;
 
-type Refusal = Box<dyn std::error::Error + Send + Sync>;
+pub(super) type Refusal = Box<dyn std::error::Error + Send + Sync>;
 
-/// A byte-level tokenizer. It can be shared between threads; encoding starts none of its own.
+/// A tokenizer over bytes, or a SentencePiece model. It can be shared between threads; encoding starts none of its own.
 pub struct BytePairs {
     tokenizer: Tokenizer,
     size: usize,
     /// The ids of special tokens, ascending.
     specials: Vec<i32>,
+    /// The id of what the vocabulary does not know; none where it knows every text.
+    unknown: Option<i32>,
     /// Whether a text may be encoded in parts.
     parts: bool,
 }
@@ -59,18 +68,29 @@ impl BytePairs {
 
     fn parse(bytes: &[u8]) -> Result<Self, Refusal> {
         let mut file: Value = serde_json::from_slice(bytes)?;
-        check(&file)?;
+        let over_bytes = file["pre_tokenizer"]["type"] == "ByteLevel" && file["model"]["type"] != "Unigram";
+        let unknown = match over_bytes {
+            true => check(&file).map(|()| None)?,
+            false => sentence_piece::check(&file)?,
+        };
         // How its authors cut texts, framed them, and the way back to text: none of it makes tokens of a text.
         for unused in ["truncation", "padding", "decoder", "post_processor"] {
             file[unused] = Value::Null;
         }
         let mut tokenizer = Tokenizer::from_bytes(serde_json::to_vec(&file)?)?;
-        let ModelWrapper::BPE(model) = tokenizer.get_model() else {
-            return Err("its model is not of the type BPE".into());
-        };
-        let mut model: BPE = model.clone();
-        model.resize_cache(CACHED as usize);
-        tokenizer.with_model(model);
+        match tokenizer.get_model() {
+            ModelWrapper::BPE(model) => {
+                let mut model: BPE = model.clone();
+                model.resize_cache(CACHED as usize);
+                tokenizer.with_model(model);
+            }
+            ModelWrapper::Unigram(model) => {
+                let mut model: Unigram = model.clone();
+                model.resize_cache(CACHED as usize);
+                tokenizer.with_model(model);
+            }
+            _ => return Err("its model is neither BPE nor Unigram".into()),
+        }
         tokenizer.set_encode_special_tokens(true);
         let added = tokenizer.get_added_tokens_decoder();
         let mut specials: Vec<i32> =
@@ -79,8 +99,9 @@ impl BytePairs {
         let size = tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
         // A token of several words is found in the text before it is parted into words, and a text is
         // prefixed once.
-        let parts = specials.len() == added.len() && file["pre_tokenizer"]["add_prefix_space"] == false;
-        Ok(BytePairs { tokenizer, size, specials, parts })
+        let parts =
+            over_bytes && specials.len() == added.len() && file["pre_tokenizer"]["add_prefix_space"] == false;
+        Ok(BytePairs { tokenizer, size, specials, unknown, parts })
     }
 
     /// The ids that occur are less than this.
@@ -88,7 +109,12 @@ impl BytePairs {
         self.size
     }
 
-    /// The ids of special tokens, ascending. No text has them.
+    /// The id of what the vocabulary does not know; none where it knows every text.
+    pub fn unknown(&self) -> Option<i32> {
+        self.unknown
+    }
+
+    /// The ids of special tokens, ascending. No text has them but the unknown one.
     pub fn specials(&self) -> &[i32] {
         &self.specials
     }
@@ -102,8 +128,10 @@ impl BytePairs {
         })
     }
 
-    /// Appends the tokens of `text`, without special ones. Text that is not UTF-8 is an error.
-    pub fn encode(&self, text: &[u8], tokens: &mut Vec<i32>) -> Result<(), DataError> {
+    /// Appends the tokens of `text`, without special ones; how many of them the vocabulary does not know. Text that is not
+    /// UTF-8 is an error, and so is one that normalizers make more than [`MOST_TOKENS`] tokens a byte of.
+    pub fn encode(&self, text: &[u8], tokens: &mut Vec<i32>) -> Result<usize, DataError> {
+        let start = tokens.len();
         let mut rest = self::text(text)?;
         while !rest.is_empty() {
             let (part, after) = rest.split_at(if self.parts { part(rest) } else { rest.len() });
@@ -114,7 +142,24 @@ impl BytePairs {
             tokens.extend(encoding.get_ids().iter().map(|&id| id.cast_signed()));
             rest = after;
         }
-        Ok(())
+        let new = &tokens[start..];
+        if new.len() > self.most_tokens(text.len()) {
+            let what = format!(
+                "{} tokens of {} bytes: the normalizer of the tokenizer expands the text too far",
+                new.len(),
+                text.len()
+            );
+            return Err(DataError::new(DataErrorKind::Malformed(what)));
+        }
+        Ok(self.unknown.map_or(0, |unknown| new.iter().filter(|id| **id == unknown).count()))
+    }
+
+    /// The tokens that a text of so many bytes has at most.
+    pub(super) fn most_tokens(&self, bytes: usize) -> usize {
+        match self.parts {
+            true => bytes,
+            false => MOST_TOKENS * bytes + MARKS,
+        }
     }
 
     /// Bytes that the crate may hold for a document of `longest` bytes.
@@ -158,9 +203,6 @@ fn check(file: &Value) -> Result<(), Refusal> {
     }
     if !file["normalizer"].is_null() {
         return Err(format!("its normalizer {} is not supported", kind(&file["normalizer"])).into());
-    }
-    if words["type"] != "ByteLevel" {
-        return Err(format!("its pre-tokenizer {} is not ByteLevel", kind(words)).into());
     }
     if words["use_regex"] == false {
         return Err("its pre-tokenizer does not part words (use_regex is false)".into());
@@ -270,11 +312,13 @@ mod tests {
     #[test]
     fn what_is_not_understood_is_refused_by_name() {
         for (pointer, value, why) in [
-            ("/model/type", json!("Unigram"), "its model Unigram is not BPE"),
+            ("/model/type", json!("WordPiece"), "its model WordPiece is not BPE"),
+            ("/model/type", json!("Unigram"), "its pre-tokenizer ByteLevel is not supported"),
             ("/model/dropout", json!(0.1), "its model sets dropout"),
             ("/normalizer", json!({"type": "NFC"}), "its normalizer NFC is not supported"),
-            ("/pre_tokenizer", json!({"type": "Metaspace"}), "its pre-tokenizer Metaspace is not ByteLevel"),
-            ("/pre_tokenizer", json!(null), "its pre-tokenizer of no type is not ByteLevel"),
+            ("/pre_tokenizer", json!({"type": "Metaspace"}), "neither an unknown token nor one for each byte"),
+            ("/pre_tokenizer", json!(null), "neither an unknown token nor one for each byte"),
+            ("/pre_tokenizer", json!({"type": "Split"}), "its pre-tokenizer Split is not supported"),
             ("/pre_tokenizer", json!({"type": "ByteLevel", "use_regex": false}), "use_regex is false"),
             ("/model/vocab/!", json!(1 << 20), "no whole number below 2^20"),
             ("/model/vocab", json!({"a": 0}), "255 of the 256 bytes have no token"),

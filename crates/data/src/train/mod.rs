@@ -20,6 +20,7 @@ mod position;
 mod random;
 pub mod rows;
 
+mod sentence_piece;
 mod settings;
 mod source;
 mod split;

@@ -115,7 +115,7 @@ pub enum Tokens {
     Esm,
     /// DNABERT-S's byte pairs, from its `tokenizer.json`: `[CLS] pieces [SEP]`.
     Dna(PathBuf),
-    /// Byte pairs over bytes (GPT-2's kind), from a `tokenizer.json`.
+    /// Byte pairs over bytes (GPT-2's kind) or a SentencePiece model, from a `tokenizer.json`.
     BytePairs {
         /// The file.
         file: PathBuf,

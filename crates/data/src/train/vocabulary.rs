@@ -113,9 +113,9 @@ impl Vocabulary {
             Kind::Esm => Ok(esm::encode(document, tokens)),
             Kind::Dna(bpe) => bpe.encode(document, tokens),
             Kind::BytePairs(pairs) => {
-                pairs.encode(document, tokens)?;
+                let unknown = pairs.encode(document, tokens)?;
                 tokens.extend(self.frame[1]);
-                Ok(0)
+                Ok(unknown)
             }
             Kind::Ids(width) => {
                 self.check(document)?;
@@ -128,7 +128,8 @@ impl Vocabulary {
     /// The tokens that a document of so many bytes has at most.
     pub(super) fn most_tokens(&self, bytes: usize) -> usize {
         match &self.kind {
-            Kind::Bytes | Kind::Esm | Kind::BytePairs(_) => bytes + 2,
+            Kind::Bytes | Kind::Esm => bytes + 2,
+            Kind::BytePairs(pairs) => pairs.most_tokens(bytes) + 2,
             // `tokenize::bpe` refuses files that give more.
             Kind::Dna(_) => 3 * bytes + 2,
             Kind::Ids(width) => bytes / width.bytes(),

@@ -80,11 +80,62 @@ fn the_library_holds_less_of_a_text_than_the_ledger_says() {
     for text in ["the word ", "a b c d ", "ab", "\u{e9}\u{4e2d} ", "1.", "\u{e9} "] {
         let text = text.repeat((64 << 10) / text.len());
         let mut tokens = Vec::with_capacity(text.len());
-        let counted = allocation_counter::measure(|| pairs.encode(text.as_bytes(), &mut tokens).unwrap());
+        let counted = allocation_counter::measure(|| {
+            pairs.encode(text.as_bytes(), &mut tokens).unwrap();
+        });
         let each = counted.bytes_max / text.len() as u64;
         println!("{each} bytes for one of the text");
         assert!(each < 384, "{each} bytes for one of {:?}", &text[..8]);
         assert!(tokens.len() * 4 >= text.len());
+    }
+}
+
+/// Pieces of words behind a normalizer, and pieces over characters without words.
+fn sentence_pieces(model: &str) -> String {
+    let mut names: Vec<String> = ["<unk>", "\u{2581}", "\u{2581}the", "th", "the"].map(str::to_owned).into();
+    names.extend(('a'..='z').map(String::from));
+    let vocab: Map<String, Value> = names.iter().cloned().zip((0..).map(Value::from)).collect();
+    let pieces: Vec<Value> = names.iter().map(|name| json!([name, -1.0 / name.len() as f64])).collect();
+    let mark = json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always"});
+    let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"});
+    match model {
+        "Unigram" => json!({"normalizer": {"type": "NFKC"}, "pre_tokenizer": mark,
+            "model": {"type": "Unigram", "unk_id": 0, "vocab": pieces}}),
+        "whole" => json!({"normalizer": replace, "model": {"type": "Unigram", "unk_id": 0, "vocab": pieces}}),
+        _ => json!({"normalizer": replace, "model": {"type": "BPE", "unk_token": "<unk>", "vocab": vocab,
+            "merges": ["t h"]}}),
+    }
+    .to_string()
+}
+
+#[test]
+fn sentence_pieces_hold_less_than_the_ledger_says() {
+    let folder = folder("train_memory_pieces");
+    let text = file(&folder, "a.txt", "a");
+    for model in ["Unigram", "whole", "BPE"] {
+        let tokenizer = file(&folder, &format!("{model}.json"), sentence_pieces(model));
+        let settings = Settings {
+            tokens: Tokens::BytePairs { file: tokenizer, end: None },
+            longest_document: 1 << 16,
+            workers: 1,
+            ..settings(&[&text])
+        };
+        let vocabulary = Vocabulary::open(&settings).unwrap();
+        let ledger = settings.host_bytes(&vocabulary);
+        let ledger = ledger.iter().find(|held| held.what == "tokenizers").unwrap().bytes;
+        for text in ["the word ", "a b c d ", "ab", "\u{e9}\u{4e2d} ", "1.", "\u{e9} ", "\u{fdfa}"] {
+            let text = text.repeat((1 << 16) / text.len());
+            let mut tokens = Vec::with_capacity(4 * text.len());
+            let counted = allocation_counter::measure(|| {
+                let _ = vocabulary.encode(text.as_bytes(), &mut tokens);
+            });
+            println!(
+                "{model}, {:?}: {} bytes for one of the text",
+                &text[..6],
+                counted.bytes_max / text.len() as u64
+            );
+            assert!(counted.bytes_max <= ledger, "{model}: {} held, {ledger} in the ledger", counted.bytes_max);
+        }
     }
 }
 

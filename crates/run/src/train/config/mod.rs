@@ -10,6 +10,7 @@ mod optimizer;
 mod rules;
 mod run;
 pub mod schema;
+mod translate;
 pub mod yaml;
 
 pub use auto::Auto;
@@ -22,10 +23,12 @@ pub use optimizer::{
     ScheduleKind, Unit, Warmup,
 };
 pub use run::{Batch, Device, Interval, Memory, Remat, RematPolicy, Run};
+pub use translate::{Source, Translated, translate};
 
 use crate::{Observer, RunError, Silent};
 use ::data::bounded;
 use ::data::printable::Place;
+use schema::Wrong;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};

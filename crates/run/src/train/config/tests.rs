@@ -248,11 +248,11 @@ fn all_unknown_keys_are_named_with_their_counterparts() {
          no pool)\n\
          run.yaml, line 7: `memory.clear_cache_frequency`: not needed: every byte has its address before the first \
          step, so there is nothing to free or to pool\n\
-         run.yaml, line 9: `deepspeed.zero_stage`: not there yet: several devices come with their own release\n\
+         run.yaml, line 9: `deepspeed.zero_stage`: cannot be honoured: several devices come with their own release\n\
          run.yaml, line 10: `torch_compile.mode`: not needed: the whole step is planned and fused before it starts\n\
          run.yaml, line 11: `run.lr`: there is no such key; did you mean `optimizer.lr`?\n\
          run.yaml, line 12: `qwertyuiop`: there is no such key; plimsoll train --schema lists all\n\
-         --set: `optimizer.weight-decay`: there is no such key; did you mean `optimizer.weight_decay`?"
+         --set: `optimizer.weight-decay`: here it is `optimizer.weight_decay`"
     );
 }
 
@@ -260,14 +260,40 @@ fn all_unknown_keys_are_named_with_their_counterparts() {
 fn keys_of_others_lead_to_ours() {
     let schema = schema();
     let known: Vec<String> = leaves(&schema).into_iter().map(|leaf| leaf.path).collect();
-    let mut seen: Vec<&str> =
-        foreign::TABLE.into_iter().flat_map(|(_, rows)| rows).map(|row| row.key).collect();
-    for row in foreign::TABLE.into_iter().flat_map(|(_, rows)| rows) {
-        if let Answer::Key(ours, _) = row.answer {
-            assert!(known.iter().any(|key| key == ours), "{}: there is no {ours}", row.key);
+    let rows: Vec<&foreign::Row> = foreign::table().iter().flat_map(|trainer| &trainer.keys).collect();
+    assert!(rows.len() > 200, "foreign.toml is not read");
+    let mut seen: Vec<&str> = rows.iter().map(|row| row.key.as_str()).collect();
+    for row in rows {
+        match row.answer() {
+            Answer::Key(ours, _) => {
+                assert!(known.iter().any(|key| key == ours), "{}: there is no {ours}", row.key);
+                // Words for words are values of ours.
+                for word in row.words.iter().flat_map(|words| words.values()).chain(&row.true_is) {
+                    let flags = [format!("{ours}={word}")];
+                    let error =
+                        TrainConfig::parse(LEAST, "t", &flags).err().map(|e| e.to_string()).unwrap_or_default();
+                    assert!(!error.contains(&format!("`{ours}` is ")), "{}: {error}", row.key);
+                }
+            }
+            Answer::Needless(why) | Answer::No(why) => assert!(!why.is_empty(), "{}: no reason", row.key),
         }
         let path = row.key.replace('*', "anything");
-        assert_eq!(counterpart(&format!("x.{path}")), Some(row.answer), "{}", row.key);
+        assert_eq!(counterpart(&format!("x.{path}")), Some(row.answer()), "{}", row.key);
+    }
+    // Keys of the guide that had no answer, or another one than their own.
+    for (key, wanted) in [
+        ("model.deepspeed_activation_checkpointing", "here it is `memory.remat` (full"),
+        ("deepspeed.activation_checkpointing", "here it is `memory.remat` (full"),
+        ("model.num_layers", "here it is `model.layers`"),
+        ("training.mixed_precision", "here it is `precision.kind` (f32, bf16 or fp16)"),
+        ("training.optimizer", "here it is `optimizer.kind` (auto, adamw"),
+        ("memory.enable_cpu_offload", "cannot be honoured: offload of states"),
+        ("dynamic_batching.enabled", "cannot be honoured: the micro-batch is planned to fit"),
+        ("data.max_length", "here it is `data.longest`"),
+        ("gpu.float32_matmul_precision", "cannot be honoured: f32 products are computed in f32"),
+    ] {
+        let sentence = counterpart(key).expect(key).sentence();
+        assert!(sentence.starts_with(wanted), "{key}: {sentence}");
     }
     let count = seen.len();
     seen.sort_unstable();
@@ -317,7 +343,10 @@ fn page() -> String {
     let mut text = String::from(
         "# Keys of a training run\n\nThe file of `plimsoll train` is YAML; `--print-config` shows it with every key, and \
          `--schema` prints its JSON schema for editors. An unknown key is an error that names its counterpart from the \
-         second table. This page is made from the schema and that table: `PLIMSOLL_BLESS=1 cargo test -p plimsoll-run \
+         tables of other trainers below (`crates/run/src/train/config/foreign.toml`), and `plimsoll train --from-config FILE \
+         --print-config` translates a whole file of Ava (YAML), DeepSpeed (JSON), Hugging Face (TrainingArguments as JSON or \
+         YAML) or torchtitan (TOML): what each key became, and which cannot be honoured, is said on stderr; keys and `--set` \
+         of ours go over it. This page is made from the schema and these tables: `PLIMSOLL_BLESS=1 cargo test -p plimsoll-run \
          keys` writes it anew.\n\n## Ours\n`changes` says what a key can change: *results* (a checkpoint goes on only \
          with the same value), *end* (when the run ends), *machine* (memory and speed, never a bit of the result) or \
          *log* (what is written).\n\n| key | what it is | changes |\n|---|---|---|\n",
@@ -326,10 +355,10 @@ fn page() -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "| `{}` | {} | {} |", leaf.path, leaf.about.replace('|', "\\|"), leaf.changes);
     }
-    for (trainer, rows) in foreign::TABLE {
-        let _ = write!(text, "\n## {trainer}\n| key | here |\n|---|---|\n");
-        for row in rows {
-            let _ = writeln!(text, "| `{}` | {} |", row.key, row.answer.sentence());
+    for trainer in foreign::table() {
+        let _ = write!(text, "\n## {}\n| key | here |\n|---|---|\n", trainer.name);
+        for row in &trainer.keys {
+            let _ = writeln!(text, "| `{}` | {} |", row.key, row.answer().sentence());
         }
     }
     text
