@@ -168,6 +168,10 @@ impl Node {
     pub fn of<T: serde::Serialize>(value: &T) -> Result<Self, RunError> {
         // JSON is YAML; this keeps the order, which a `Value` does not.
         let text = serde_json::to_string(value).map_err(|e| RunError::Refused(e.to_string()))?;
+        // As a whole file it would be an empty mapping.
+        if text == "null" {
+            return Ok(Self { kind: Kind::Null, line: 0 });
+        }
         parse(&text).map_err(RunError::Refused)
     }
 
