@@ -101,3 +101,39 @@ fn the_examples_are_configurations() {
         folder.run(&["train", &path, "--print-config"]).ended(0);
     }
 }
+
+/// A file of another trainer becomes a configuration that is read; what became of its keys is said on stderr.
+#[test]
+fn a_file_of_another_trainer_is_translated() {
+    let folder = Folder::new("train_translated");
+    folder.write(
+        "ds.json",
+        "{\"train_micro_batch_size_per_gpu\": 2, \"bf16\": {\"enabled\": true}, \"zero_optimization\": {\"stage\": 3},\n\
+         \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 3e-5}}}",
+    );
+    let words = ["train", "--from-config", "ds.json", "--print-config", "--set", "data.train=[a.txt]"];
+    let ran = folder.run(&[&words[..], &["--set", "run.steps=10"]].concat());
+    let said = ran.ended(0).stderr();
+    for line in [
+        "ds.json: a file of deepspeed",
+        "`optimizer.params.lr` 3e-5: `optimizer.lr` 3e-5",
+        "`train_micro_batch_size_per_gpu` 2: `batch.micro_tokens` 2048",
+        "`bf16.enabled` true: `precision.kind` bf16",
+        "warning: `zero_optimization.stage` 3: cannot be honoured: several devices come with their own release",
+        "warning: `model.from`: the file does not say which model is trained",
+    ] {
+        assert!(said.contains(line), "{line}: {said}");
+    }
+    let printed = ran.stdout();
+    assert!(printed.contains("  lr: 3e-5\n") && printed.contains("  kind: bf16\n"), "{printed}");
+    folder.write("run.yaml", &printed);
+    assert_eq!(folder.run(&["train", "run.yaml", "--print-config"]).ended(0).stdout(), printed);
+    // Named, and not recognised.
+    folder.write("other.json", "{\"max_steps\": 5}");
+    let words = ["train", "--from-config", "other.json", "--print-config"];
+    assert!(
+        folder.run(&words).ended(1).stderr().contains("--from-format: ava, deepspeed, huggingface, torchtitan")
+    );
+    folder.run(&[&words[..], &["--from-format", "huggingface"]].concat()).ended(0);
+    folder.run(&["train", "--from-config", "other.json"]).ended(1);
+}

@@ -351,3 +351,54 @@ fn the_head_of_the_example_learns() {
     let (first, last) = (mean(&losses[..4]), mean(&losses[losses.len() - 4..]));
     assert!(report.ended == Ended::Epochs && last < 0.8 * first, "{first} to {last}");
 }
+
+/// A SentencePiece model of a language model: pieces with scores behind a mark of blanks.
+fn pieces() -> Value {
+    let special = |id: u32, name: &str| {
+        json!({"id": id, "content": name, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true})
+    };
+    let mut vocab = vec![("<unk>".to_owned(), 0.0), ("</s>".to_owned(), 0.0), ("\u{2581}".to_owned(), -3.0)];
+    vocab.extend(('a'..='z').chain('0'..='9').map(|c| (c.to_string(), -5.0)));
+    vocab.extend([("th".to_owned(), -3.0), ("\u{2581}the".to_owned(), -2.0), ("he".to_owned(), -3.5)]);
+    json!({"version": "1.0", "added_tokens": [special(0, "<unk>"), special(1, "</s>")],
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]},
+        "pre_tokenizer": {"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always"},
+        "model": {"type": "Unigram", "unk_id": 0, "vocab": vocab}})
+}
+
+/// Text is tokenized by a Unigram model, which stands in the checkpoint; another file is other data.
+#[test]
+fn a_language_model_reads_sentence_pieces() {
+    let (_text, data) = corpus("training-pieces");
+    let folder = Folder::new("training-pieces-run");
+    folder.write("tokenizer.json", pieces().to_string());
+    let tokenizer = folder.path("tokenizer.json");
+    let read = data::train::BytePairs::from_file(&tokenizer).expect("a tokenizer");
+    let mut tokens = vec![];
+    // By hand: of _the the one piece is likeliest (-2), of th+a the two (-8) for three letters (-15), NFKC makes a
+    // letter of a wide one, and a dot is unknown.
+    let unknown = read.encode("The tha\u{ff42}.".as_bytes(), &mut tokens).expect("tokens");
+    assert_eq!((tokens, unknown), (vec![40, 2, 39, 3, 4, 0], 1));
+    assert_eq!((read.size(), read.unknown()), (42, Some(0)));
+    let flags = format!("{data} data.tokenizer={} data.end_token=</s>", tokenizer.display());
+    let report = train(&folder.path("run"), TINY, &flags);
+    assert!(report.loss.is_some_and(f64::is_finite));
+    let kept = std::fs::read(report.checkpoint.join("tokenizer.json")).expect("in the checkpoint");
+    assert_eq!(kept, pieces().to_string().into_bytes());
+    let config = std::fs::read_to_string(report.checkpoint.join("config.json")).expect("config.json");
+    assert!(config.contains("\"vocab_size\": 42"), "{config}");
+    // From the checkpoint, with its tokenizer.
+    let from = format!("{data} model.from={} data.end_token=</s> run.steps=1", report.checkpoint.display());
+    train(&folder.path("again"), &TINY.replace("tokenizer: bytes, ", ""), &from);
+    // The same run with other pieces does not go on.
+    let mut other = pieces();
+    other["model"]["vocab"][4][1] = json!(-4.0);
+    folder.write("tokenizer.json", other.to_string());
+    let config: Vec<String> = format!("{flags} run.steps=13").split_whitespace().map(str::to_owned).collect();
+    let config = TrainConfig::parse(TINY, "test", &config).expect("a configuration");
+    let request = Request { config, output: folder.path("run"), resume: Resume::Auto };
+    let error = train_with(&request, &mut |config, observer| open(config, observer), &mut Ear::default())
+        .expect_err("other data");
+    assert!(error.to_string().contains("the position is one in other data"), "{error}");
+}
