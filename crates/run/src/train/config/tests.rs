@@ -345,8 +345,8 @@ fn page() -> String {
          `--schema` prints its JSON schema for editors. An unknown key is an error that names its counterpart from the \
          tables of other trainers below (`crates/run/src/train/config/foreign.toml`), and `plimsoll train --from-config FILE \
          --print-config` translates a whole file of Ava (YAML), DeepSpeed (JSON), Hugging Face (TrainingArguments as JSON or \
-         YAML) or torchtitan (TOML): what each key became, and which cannot be honoured, is said on stderr; keys and `--set` \
-         of ours go over it. This page is made from the schema and these tables: `PLIMSOLL_BLESS=1 cargo test -p plimsoll-run \
+         YAML) or torchtitan (TOML): what each key became, and which cannot be honoured, is said on stderr; `--set` with \
+         keys of ours goes over it. This page is made from the schema and these tables: `PLIMSOLL_BLESS=1 cargo test -p plimsoll-run \
          keys` writes it anew.\n\n## Ours\n`changes` says what a key can change: *results* (a checkpoint goes on only \
          with the same value), *end* (when the run ends), *machine* (memory and speed, never a bit of the result) or \
          *log* (what is written).\n\n| key | what it is | changes |\n|---|---|---|\n",
