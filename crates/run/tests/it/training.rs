@@ -3,10 +3,10 @@
 
 use crate::rig::{Folder, fixture};
 use crate::train::{Ear, bits, lines};
-use data::weights::Weights;
-use plimsoll_run::RunError;
+use data::weights::{StoredAs, TensorData, Weights, write_safetensors};
 use plimsoll_run::train::config::TrainConfig;
-use plimsoll_run::train::{Ended, Report, Request, Resume, open, train_with};
+use plimsoll_run::train::{Ended, Report, Request, Resume, open, priced, train_with};
+use plimsoll_run::{RunError, Silent};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -350,6 +350,33 @@ fn the_head_of_the_example_learns() {
     let losses = losses(&folder);
     let (first, last) = (mean(&losses[..4]), mean(&losses[losses.len() - 4..]));
     assert!(report.ended == Ended::Epochs && last < 0.8 * first, "{first} to {last}");
+}
+
+/// A tensor that the file of an initial model lacks would start from random values.
+#[test]
+fn an_initial_decoder_has_every_tensor() {
+    let folder = Folder::new("training-lacks");
+    let llama = fixture("training/llama");
+    let whole = Weights::open(&llama).expect("the fixture");
+    let missing = whole.tensors().last().expect("a tensor").name().to_owned();
+    let kept: Vec<(String, Vec<u64>, Vec<f32>)> = (whole.tensors().filter(|tensor| tensor.name() != missing))
+        .map(|tensor| {
+            let mut values = vec![0.0; tensor.elements() as usize];
+            whole.read_f32(tensor.name(), 0..tensor.elements(), &mut values).expect("read");
+            (tensor.name().to_owned(), tensor.shape().to_vec(), values)
+        })
+        .collect();
+    let tensors: Vec<TensorData<'_>> =
+        kept.iter().map(|(name, shape, data)| TensorData { name, shape, data }).collect();
+    let path = folder.path("model.safetensors");
+    write_safetensors(&path, &tensors, &Default::default(), StoredAs::F32).expect("written");
+    fs::copy(llama.join("config.json"), folder.path("config.json")).expect("copied");
+    let flags = [format!("model.from={}", folder.0.display())];
+    let text = "data: {train: [x.bin], longest: 8}\nbatch: {tokens: 64}\nrun: {steps: 1}\n";
+    let config = TrainConfig::parse(text, "test", &flags).expect("a configuration");
+    let target = priced::target(&config, "cpu").expect("a target");
+    let error = priced::found(&config, &target, &mut Silent).expect_err("a tensor is missing").to_string();
+    assert!(error.contains(&missing), "{error}");
 }
 
 /// A SentencePiece model of a language model: pieces with scores behind a mark of blanks.

@@ -312,6 +312,7 @@ fn decoder(
             RunError::Refused(format!("model.from {from} is a configuration without weights; name its folder"))
         })?;
         let weights = Weights::open(weights)?;
+        has_all(&c, &weights)?;
         // What is minimised is the run's to say, not the file's.
         let experts = c
             .experts
@@ -358,6 +359,18 @@ fn decoder(
         return Err(RunError::Refused(text));
     }
     Ok((Kind::Decoder(decoder), None))
+}
+
+/// Every tensor of a decoder is in its file, in its shape: one that is not there would start from random values.
+fn has_all(decoder: &DecoderConfig, weights: &Weights) -> Result<(), RunError> {
+    let bounds = Bounds { tokens: 4, sequences: 1, longest: 4 };
+    let graph = decoder.train_graph(bounds, &Training::default())?;
+    for piece in graph.params.iter().flat_map(|param| &param.pieces) {
+        if weights.get(&piece.tensor).is_some() || decoder.derived(&piece.tensor).is_none() {
+            weights.expect(&piece.tensor, &piece.shape)?;
+        }
+    }
+    Ok(())
 }
 
 fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(Kind, Option<From>), RunError> {
