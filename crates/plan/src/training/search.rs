@@ -200,6 +200,7 @@ impl TrainingSearch<'_> {
                     Some(step) => step,
                     None => {
                         let graph = training.micro_step(&forward)?;
+                        self.supported(&training, &graph, &evaluation, target)?;
                         Rc::new(self.micro_step(graph, &evaluation, target, &mut solver)?)
                     }
                 };
@@ -213,6 +214,19 @@ impl TrainingSearch<'_> {
         }
         open.sort_by_key(|(rank, _)| *rank);
         Ok(open.into_iter().map(|(_, open)| open).collect())
+    }
+
+    /// Whether the target has kernels for the whole step, so that nothing is priced that cannot run.
+    fn supported(
+        &self,
+        training: &Training<'_>,
+        micro: &Graph,
+        evaluation: &Graph,
+        target: &Target,
+    ) -> Result<(), PlanError> {
+        let apply = training.apply(micro)?;
+        let evaluation = passes::precision(evaluation, training.precision)?;
+        target.supports([micro, &evaluation].into_iter().chain(&apply))
     }
 
     fn micro_step(

@@ -47,8 +47,8 @@ fn recipes() -> impl Strategy<Value = Recipe> {
     )
 }
 
-fn everything_decays(_: &str) -> Group {
-    Group::Decay
+fn everything_decays(_: &str) -> Option<Group> {
+    Some(Group::Decay)
 }
 
 impl Recipe {

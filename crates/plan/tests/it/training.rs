@@ -58,8 +58,8 @@ fn block(g: &mut Builder, x: ValueId, spans: ValueId, hidden: u64) -> ValueId {
     g.add(x, h)
 }
 
-fn decay(name: &str) -> Group {
-    if name.contains("norm") { Group::NoDecay } else { Group::Decay }
+fn decay(name: &str) -> Option<Group> {
+    Some(if name.contains("norm") { Group::NoDecay } else { Group::Decay })
 }
 
 pub fn training(optimizer: Optimizer) -> Training<'static> {
@@ -197,7 +197,7 @@ fn a_step_at_once_keeps_no_gradients() {
 #[test]
 fn what_is_frozen_has_no_gradient_and_no_state() {
     let graph = small();
-    let group = |name: &str| if name.starts_with("layers.1.") { Group::Decay } else { Group::Frozen };
+    let group = |name: &str| Some(if name.starts_with("layers.1.") { Group::Decay } else { Group::Frozen });
     let t = Training { group: &group, ..training(Optimizer::AdamW(ADAM)) };
     let program = program(&t, &graph).expect("planned");
     let micro = &program.plans()[0].1.graph;
@@ -206,9 +206,14 @@ fn what_is_frozen_has_no_gradient_and_no_state() {
     // The first layer has no backward nodes at all.
     let backward = micro.nodes.iter().filter(|n| n.phase == Phase::Backward);
     assert!(backward.clone().all(|n| n.layer != Some(0)) && backward.count() > 0);
-    let all = Training { group: &|_| Group::Frozen, ..training(Optimizer::AdamW(ADAM)) };
+    let all = Training { group: &|_| Some(Group::Frozen), ..training(Optimizer::AdamW(ADAM)) };
     let error = all.program(&graph, &graph, &target("null")).expect_err("nothing to train");
     assert_eq!(error.to_string(), "policy `group`: no parameter is trained: all are frozen");
+    let unknown = |name: &str| (name != "norm.weight").then_some(Group::Decay);
+    let some = Training { group: &unknown, ..training(Optimizer::AdamW(ADAM)) };
+    let error = some.program(&graph, &graph, &target("null")).expect_err("an unknown parameter");
+    let wanted = "policy `group`: the parameter `norm.weight` is not known: it is neither trained nor frozen";
+    assert_eq!(error.to_string(), wanted);
 }
 
 #[test]
@@ -279,10 +284,42 @@ pub fn search(budget: Bytes, remat: RematChoice) -> TrainingSearch<'static> {
     }
 }
 
+/// A card with the reference's kernels, as if it had those of training.
+fn trainable(name: &str) -> Target {
+    Target { kernels: target("null").kernels, ..target(name) }
+}
+
+/// What has no kernels has no price: every op that is missing is named, of the whole step.
+#[test]
+fn a_target_without_kernels_of_training_is_refused() {
+    let build = |tokens, _| {
+        let graph = language_model(2, 64, 512, tokens);
+        Ok((graph.clone(), graph))
+    };
+    let asked = search(Bytes(20 << 30), RematChoice::Auto);
+    for name in Target::names().filter(|name| !matches!(*name, "cpu" | "null")) {
+        let error = asked.run(&target(name), &build).expect_err("no kernels");
+        let PlanError::Unsupported { ops, target: found } = &error else { panic!("{name}: {error}") };
+        assert_eq!(found, name);
+        let named: Vec<&str> = ops.iter().map(|(op, _)| *op).collect();
+        for op in [
+            "adamw",
+            "attention_grad",
+            "linear_cross_entropy",
+            "linear_cross_entropy_grad",
+            "linear_weight_grad",
+        ] {
+            assert!(named.contains(&op), "{error}");
+        }
+        assert!(matches!(asked.fits(&target(name), &build), Err(PlanError::Unsupported { .. })));
+    }
+    asked.run(&target("cpu"), &build).expect("the CPU trains");
+}
+
 /// More budget never gives a slower plan, every plan is inside its line, and less than the least is refused.
 #[test]
 fn the_search_is_monotone_in_the_budget() {
-    let target = target("4090");
+    let target = trainable("4090");
     let build = |tokens, _| {
         let graph = language_model(4, 64, 512, tokens);
         Ok((graph.clone(), graph))
@@ -316,7 +353,7 @@ fn the_search_is_monotone_in_the_budget() {
 #[test]
 fn what_is_kept_bounds_every_plan() {
     // Kernels without scratch: the products' would hide how near the bound is to so small a model.
-    let target = Target { kernels: target("null").kernels, ..target("4090") };
+    let target = trainable("4090");
     for (accumulation, precision) in [(1, Precision::F32), (4, Precision::Bf16)] {
         let t = Training { accumulation, precision, ..training(Optimizer::AdamW(ADAM)) };
         let graph = language_model(5, 64, 512, 1024);
@@ -337,7 +374,7 @@ fn what_is_kept_bounds_every_plan() {
 
 #[test]
 fn forty_layers_are_searched_within_a_second() {
-    let target = target("4090");
+    let target = trainable("4090");
     let build = |tokens, chunk: u32| {
         let graph = language_model(40, 1024, 32_000, tokens);
         let _ = chunk;

@@ -97,6 +97,51 @@ fn a_broken_run_has_the_bits_of_a_whole_one() {
     }
 }
 
+/// Auxiliary losses change what is minimized, not what `loss` and `validation_loss` report.
+#[test]
+fn losses_are_cross_entropy_alone() {
+    let (_text, data) = corpus("training-auxiliary");
+    let still = "run.steps=1 schedule.warmup=0 optimizer.lr=1e-30 run.evaluate_every=1";
+    let run = |name: &str, flags: &str| {
+        let folder = Folder::new(name);
+        train(&folder.0, TINY, &format!("{data} {still} {flags}"));
+        let lines = lines(&folder);
+        let of = |key: &str| lines.iter().find_map(|line| line.get(key)?.as_f64());
+        ["loss", "validation_loss", "z_loss", "balance_loss", "router_z_loss"].map(of)
+    };
+    let [loss, validation, ..] = run("training-no-z", "loss.balance=0");
+    let weights = "loss.z=0.1 loss.balance=0.5 loss.router_z=0.25";
+    let found = run("training-z", weights);
+    assert_eq!([loss, validation], found[..2], "cross-entropy alone");
+    // Of a model at its start: logits near 0 over 259 classes, four experts used about alike.
+    let (z, balance, router_z) = (0.1 * 259f64.ln().powi(2), 0.5, 0.25 * 4f64.ln().powi(2));
+    for (found, wanted) in found[2..].iter().zip([z, balance, router_z]) {
+        let found = found.expect("a column");
+        assert!((found / wanted - 1.0).abs() < 0.1, "{found} is not about {wanted}");
+    }
+    let none = run("training-none", "loss.balance=0");
+    assert_eq!(none[2..], [None; 3], "no column for a loss that is not there");
+    let alone = run("training-z-alone", "loss.z=0.1 loss.balance=0");
+    assert_eq!([alone[3], alone[4]], [None; 2]);
+}
+
+/// The loss scale is that of a mean: overflows do not grow with the tokens of a micro-batch.
+#[test]
+fn as_many_steps_of_fp16_overflow_at_any_size_of_a_micro_batch() {
+    let (_text, data) = corpus("training-fp16");
+    let skipped = |tokens: u64| {
+        let folder = Folder::new("training-fp16-run");
+        let flags = format!(
+            "{data} precision.kind=fp16 model.layers=1 model.hidden=16 model.heads=1 model.intermediate=16 \
+             run.steps=4 schedule.warmup=1 data.longest=32 batch.tokens={tokens} batch.micro_tokens={tokens}"
+        );
+        train(&folder.0, TINY, &flags).state.skipped
+    };
+    let few = skipped(64);
+    assert_eq!(few, skipped(4096), "of 4 steps");
+    assert!(few <= 1, "{few} of 4 steps were skipped");
+}
+
 #[test]
 fn what_is_recomputed_and_by_how_many_threads_shows_in_no_bit() {
     let (_text, data) = corpus("training-remat");

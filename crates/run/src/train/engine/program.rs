@@ -79,7 +79,7 @@ fn with_search<T>(
     budget: Bytes,
     ask: impl FnOnce(&TrainingSearch<'_>) -> Result<T, PlanError>,
 ) -> Result<T, PlanError> {
-    let group = |name: &str| groups.get(name).copied().unwrap_or(Group::Frozen);
+    let group = |name: &str| groups.get(name).copied();
     let tokens = sizes(config);
     let optimizers = optimizers(config);
     let largest = tokens.iter().copied().max().unwrap_or(1);
