@@ -38,6 +38,8 @@ pub enum PlanError {
         /// What is wrong with it.
         why: String,
     },
+    /// The caller ended a search.
+    Stopped,
     /// A pass broke the graph: our bug.
     Verify {
         /// The pass after which it was seen.
@@ -63,6 +65,7 @@ impl fmt::Display for PlanError {
             }
             Self::BadPolicy { field, why } => write!(f, "policy `{field}`: {why}"),
             Self::BadTarget { target, why } => write!(f, "target `{target}`: {why}"),
+            Self::Stopped => f.write_str("the search for a plan was stopped"),
             Self::Verify { after, .. } => write!(f, "the graph is broken after `{after}`"),
             Self::Check(_) => write!(f, "the plan does not hold"),
         }
@@ -78,7 +81,8 @@ impl std::error::Error for PlanError {
             | Self::NotDifferentiable { .. }
             | Self::Unsupported { .. }
             | Self::BadPolicy { .. }
-            | Self::BadTarget { .. } => None,
+            | Self::BadTarget { .. }
+            | Self::Stopped => None,
         }
     }
 }

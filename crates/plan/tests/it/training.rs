@@ -281,6 +281,27 @@ pub fn search(budget: Bytes, remat: RematChoice) -> TrainingSearch<'static> {
         chunks: vec![64, 256],
         optimizers: vec![Optimizer::AdamW(ADAM), Optimizer::AdamW8bit(ADAM)],
         remat,
+        stopped: &|| false,
+    }
+}
+
+/// Whether the search fell back on the second optimizer.
+pub fn is_8bit(optimizer: &Optimizer) -> bool {
+    matches!(optimizer, Optimizer::AdamW8bit(_))
+}
+
+#[test]
+fn a_search_that_is_stopped_ends() {
+    let build = |tokens, _| Ok((language_model(2, 64, 512, tokens), language_model(2, 64, 512, tokens)));
+    let target = target("cpu");
+    for after in [0, 1, 5, 20] {
+        let asked = std::cell::Cell::new(0);
+        let stopped = || asked.replace(asked.get() + 1) >= after;
+        // Of a budget that needs many plans to find the border.
+        let search = TrainingSearch { stopped: &stopped, ..search(Bytes(19_000_000), RematChoice::Auto) };
+        let error = search.run(&target, &build).expect_err("stopped");
+        assert!(matches!(error, PlanError::Stopped), "{after}: {error}");
+        assert_eq!(asked.get(), after + 1, "nothing goes on behind it");
     }
 }
 
@@ -316,7 +337,8 @@ fn a_target_without_kernels_of_training_is_refused() {
     asked.run(&target("cpu"), &build).expect("the CPU trains");
 }
 
-/// More budget never gives a slower plan, every plan is inside its line, and less than the least is refused.
+/// More budget never gives a slower plan of one optimizer, the first that fits is taken, every plan is inside its line, and
+/// less than the least is refused.
 #[test]
 fn the_search_is_monotone_in_the_budget() {
     let target = trainable("4090");
@@ -330,20 +352,32 @@ fn the_search_is_monotone_in_the_budget() {
     let PlanError::OverBudget(bill) = error else { panic!("{error}") };
     let (least, most) = (bill.ledger.total().0, whole.program.peak().0);
     let mut before = 0.0;
-    let mut recomputing = 0;
+    let (mut recomputing, mut eight_bits) = (0, 0);
     for k in 0..=12 {
         let budget = Bytes(least + (most - least) * k / 12);
         let found = search(budget, RematChoice::Auto).run(&target, &build).unwrap_or_else(|e| panic!("{e}"));
         assert!(found.program.peak() <= budget, "{budget}");
+        let is_8bit = is_8bit(&found.candidate.optimizer);
+        let first =
+            TrainingSearch { optimizers: vec![Optimizer::AdamW(ADAM)], ..search(budget, RematChoice::Auto) };
+        assert_eq!(is_8bit, first.run(&target, &build).is_err(), "{budget}: adamw where it fits");
+        if !is_8bit && eight_bits == k {
+            before = 0.0;
+        }
+        eight_bits += u64::from(is_8bit);
         assert!(found.tokens_per_second >= before, "{budget}: {} after {before}", found.tokens_per_second);
         before = found.tokens_per_second;
         recomputing += usize::from(found.remat != Remat::None);
         // What the caller asks for is no faster than what the search takes where both fit.
-        if let Ok(full) = search(budget, RematChoice::Given(Remat::Full)).run(&target, &build) {
+        let full = search(budget, RematChoice::Given(Remat::Full)).run(&target, &build);
+        if let Ok(full) = full
+            && full.candidate.optimizer == found.candidate.optimizer
+        {
             assert!(found.tokens_per_second >= full.tokens_per_second, "{budget}");
         }
     }
     assert!((2..13).contains(&recomputing), "{recomputing} of 13 budgets recompute");
+    assert!((1..13).contains(&eight_bits), "{eight_bits} of 13 budgets hold adamw8bit alone");
     assert!((before - whole.tokens_per_second).abs() < 1e-9 * before);
     let below = search(Bytes(least - 1), RematChoice::Auto).run(&target, &build);
     assert!(matches!(below, Err(PlanError::OverBudget(_))));

@@ -4,9 +4,9 @@
 use crate::rig::{Folder, fixture};
 use crate::train::{Ear, bits, lines};
 use data::weights::Weights;
-use plimsoll_run::RunError;
 use plimsoll_run::train::config::TrainConfig;
 use plimsoll_run::train::{Ended, Report, Request, Resume, open, train_with};
+use plimsoll_run::{Level, Observer, Progress, RunError, Silent};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -140,6 +140,36 @@ fn as_many_steps_of_fp16_overflow_at_any_size_of_a_micro_batch() {
     let few = skipped(64);
     assert_eq!(few, skipped(4096), "of 4 steps");
     assert!(few <= 1, "{few} of 4 steps were skipped");
+}
+
+/// A search answers a signal between its plans, and a size that no plan is made for is refused before its graph is built.
+#[test]
+fn planning_ends_when_it_is_asked_to_and_is_bounded() {
+    struct Ended;
+    impl Observer for Ended {
+        fn say(&mut self, _: Level, _: &str) {}
+        fn progress(&mut self, _: &Progress) {}
+        fn stop(&self) -> Option<u8> {
+            Some(15)
+        }
+    }
+    let config = |flags: &str| {
+        let flags: Vec<String> = flags.split_whitespace().map(str::to_owned).collect();
+        TrainConfig::parse(TINY, "test", &flags).unwrap_or_else(|e| panic!("{flags:?}: {e}"))
+    };
+    let target = plan::Target::named("cpu").expect("read");
+    let ask = |config: &TrainConfig, observer: &mut dyn Observer| {
+        plimsoll_run::train::plan_of(config, &target, graph::Bytes(8 << 30), observer)
+    };
+    let vocabulary = "data.train=[nowhere.txt] model.vocabulary=512";
+    ask(&config(vocabulary), &mut Silent).expect("planned");
+    let error = ask(&config(vocabulary), &mut Ended).expect_err("interrupted");
+    assert_eq!(error.exit_code(), 143, "{error}");
+    let start = std::time::Instant::now();
+    let deep = config(&format!("{vocabulary} model.layers=100000"));
+    let error = ask(&deep, &mut Silent).expect_err("too many").to_string();
+    assert!(error.contains("model.layers is 100000; at most 1024 are planned"), "{error}");
+    assert!(start.elapsed().as_secs() < 2, "{:?}", start.elapsed());
 }
 
 #[test]

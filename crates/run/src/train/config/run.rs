@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Memory {
-    /// The most memory the run may take, like 24GiB, 500MB or 80% of what is free.
+    /// The most memory the run may take, like 22GiB, 500MB or 80% of what is free.
     #[schemars(extend("changes" = "machine"))]
     pub budget: String,
     /// What is computed again in the backward pass instead of being kept; the bits are the same.

@@ -35,7 +35,7 @@ pub fn plan_of(
     budget: Bytes,
     observer: &mut dyn Observer,
 ) -> Result<plan::Found, RunError> {
-    program::search(config, &subject(config, observer)?, target, budget)
+    program::search(config, &subject(config, observer)?, target, budget, observer)
 }
 
 /// The model of a configuration with its data, ready for its first step.
@@ -47,7 +47,7 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
     let mut feed = Feed::open(config, most, tokenizer(config, observer)?.as_deref())?;
     let held = feed.host_bytes(config.run.evaluate_every.is_some());
     let data = held.iter().map(|h| Bytes(h.bytes)).sum();
-    let found = program::search(config, &subject, &target, budget.saturating_sub(data))
+    let found = program::search(config, &subject, &target, budget.saturating_sub(data), observer)
         .map_err(|error| with_data(error, budget, &held))?;
     let bounds = program::bounds(config, found.candidate.tokens);
     feed.bound(of_data(bounds))?;
