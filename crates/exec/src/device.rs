@@ -280,6 +280,15 @@ pub enum DeviceError {
         /// What the device says.
         reported: String,
     },
+    /// The plan gives a value no place in the arena that an instruction needs: our bug.
+    NotPlaced {
+        /// The plan's name.
+        plan: String,
+        /// The op, or what the instruction does.
+        op: &'static str,
+        /// The value's position in the graph.
+        value: usize,
+    },
     /// More than the plan's bounds.
     OverBounds {
         /// What was asked for.
@@ -314,6 +323,12 @@ impl fmt::Display for DeviceError {
             Self::KernelTable { op, planned, reported } => {
                 write!(f, "the plan wants `{planned}` for `{op}`, the device has `{reported}`")
             }
+            Self::NotPlaced { plan, op, value } => {
+                write!(
+                    f,
+                    "plan `{plan}` has no place for value {value}, which `{op}` needs; this is a bug: report it"
+                )
+            }
             Self::OverBounds { counts } => write!(f, "{counts:?} is more than the plan was made for"),
             Self::Kernel { op, why } => write!(f, "`{op}`: {why}"),
             Self::Load { param, .. } => write!(f, "cannot load `{param}`"),
@@ -329,6 +344,7 @@ impl std::error::Error for DeviceError {
             Self::OutOfMemory { .. }
             | Self::OutsideArena { .. }
             | Self::KernelTable { .. }
+            | Self::NotPlaced { .. }
             | Self::OverBounds { .. }
             | Self::Kernel { .. } => None,
         }

@@ -330,7 +330,8 @@ fn same_kernels(program: &Program, device: &dyn Device) -> Result<(), DeviceErro
 /// The steps of a program's plans, on an arena that was made for it and poisoned.
 fn made(device: &mut dyn Device, program: &Program) -> Result<Vec<Vec<Step>>, DeviceError> {
     same_kernels(program, device)?;
-    let steps: Vec<Vec<Step>> = (0..program.plans().len()).map(|i| steps(program, i)).collect();
+    let steps: Vec<Vec<Step>> =
+        (0..program.plans().len()).map(|i| steps(program, i)).collect::<Result<_, _>>()?;
     let bytes = program.arena_bytes();
     device.persistent(program.persistent());
     device.alloc_arena(bytes)?;
@@ -343,26 +344,33 @@ fn made(device: &mut dyn Device, program: &Program) -> Result<Vec<Vec<Step>>, De
     Ok(steps)
 }
 
-fn steps(program: &Program, plan: usize) -> Vec<Step> {
-    let p = &program.plans()[plan].1;
-    let at = |v: ValueId| p.memory.slice(v).map(|s| program.address(plan, s));
-    let operand = |v: ValueId| at(v).map(|at| Operand { at, spec: p.graph.spec(v).clone() });
+/// The instructions of a plan with addresses. Every operand needs a slice: a launch with fewer inputs than its op has
+/// would compute something else.
+fn steps(program: &Program, plan: usize) -> Result<Vec<Step>, DeviceError> {
+    let (name, p) = &program.plans()[plan];
+    let missing =
+        |op: &'static str, v: ValueId| DeviceError::NotPlaced { plan: name.clone(), op, value: v.index() };
+    let at = |op: &'static str, v: ValueId| {
+        p.memory.slice(v).map(|s| program.address(plan, s)).ok_or_else(|| missing(op, v))
+    };
     let step = |(i, instr): (usize, &Instr)| match *instr {
         Instr::Launch(id) => {
             let node = p.graph.node(id);
-            Some(Step::Launch {
+            let operand =
+                |v: ValueId| Ok(Operand { at: at(node.op.name(), v)?, spec: p.graph.spec(v).clone() });
+            Ok(Step::Launch {
                 op: node.op,
-                ins: node.inputs.iter().filter_map(|&v| operand(v)).collect(),
-                outs: node.outputs.iter().map(|o| o.and_then(operand)).collect(),
+                ins: node.inputs.iter().map(|&v| operand(v)).collect::<Result<_, DeviceError>>()?,
+                outs: node.outputs.iter().map(|o| o.map(operand).transpose()).collect::<Result<_, _>>()?,
                 workspace: p.memory.workspaces[i].map(|s| (program.address(plan, s), s.bytes)),
             })
         }
-        Instr::Load(v) => Weight::of(program, plan, v).map(Step::Load),
+        Instr::Load(v) => Weight::of(program, plan, v).map(Step::Load).ok_or_else(|| missing("load", v)),
         Instr::Copy { from, to } => {
-            Some(Step::Copy { from: at(from)?, to: at(to)?, spec: p.graph.spec(to).clone() })
+            Ok(Step::Copy { from: at("copy", from)?, to: at("copy", to)?, spec: p.graph.spec(to).clone() })
         }
     };
-    p.schedule.instrs.iter().enumerate().filter_map(step).collect()
+    p.schedule.instrs.iter().enumerate().map(step).collect()
 }
 
 impl std::fmt::Debug for Executor {

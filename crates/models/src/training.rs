@@ -23,12 +23,17 @@ impl Default for Training {
 }
 
 impl Training {
-    /// Output `loss` over the rows of x: (R, K), w: (V, K), b: (V), targets: (R).
+    /// Output `loss` over the rows of x: (R, K), w: (V, K), b: (V), targets: (R). With a z-loss, `loss` is what is
+    /// minimized, and its terms are the outputs `cross_entropy` and `z_loss`.
     pub(crate) fn loss(&self, g: &mut Builder, x: ValueId, w: ValueId, b: Option<ValueId>, targets: ValueId) {
         let inputs: Vec<ValueId> = [x, w].into_iter().chain(b).chain([targets]).collect();
         let op = LinearCrossEntropy { bias: b.is_some(), chunk: self.chunk, z_loss: self.z_loss };
-        let loss = g.one(Op::LinearCrossEntropy(op), &inputs);
-        g.output("loss", loss);
+        let outs = g.node(Op::LinearCrossEntropy(op), &inputs);
+        g.output("loss", outs[0]);
+        if let [_, _, cross_entropy, z] = outs[..] {
+            g.output("cross_entropy", cross_entropy);
+            g.output("z_loss", z);
+        }
     }
 }
 

@@ -20,6 +20,8 @@ pub struct Bill {
     pub peak_at: String,
     /// Expected time of this step per token: what each remedy's is held against.
     pub seconds_per_token: f64,
+    /// The memory of the target; zero where it is not known. A larger budget is never offered.
+    pub memory: Bytes,
     /// How more budget is asked for.
     pub budget_flag: &'static str,
     /// What else is known, a line each: when it happened, what is large, who holds the rest.
@@ -73,6 +75,13 @@ impl fmt::Display for Bill {
         writeln!(f, "  peak at {}: {}", self.peak_at, self.ledger.line())?;
         self.notes.iter().try_for_each(|note| writeln!(f, "  {note}"))?;
         match self.line {
+            Line::Budget if self.remedies.is_empty() && self.memory > Bytes::ZERO && total > self.memory => {
+                return write!(
+                    f,
+                    "  nothing smaller fits, and the target has {}: plan for a larger one",
+                    self.memory
+                );
+            }
             Line::Budget if self.remedies.is_empty() => {
                 return write!(f, "  nothing smaller fits; give it {} {} or more", self.budget_flag, total.0);
             }

@@ -17,12 +17,10 @@ pub enum PlanError {
         /// Its label.
         label: String,
     },
-    /// The target has no kernel for an op.
+    /// The target has no kernels for some ops.
     Unsupported {
-        /// The op.
-        op: &'static str,
-        /// The element type.
-        dtype: DType,
+        /// Each op with the element type of its inputs.
+        ops: Vec<(&'static str, DType)>,
         /// The target.
         target: String,
     },
@@ -40,6 +38,8 @@ pub enum PlanError {
         /// What is wrong with it.
         why: String,
     },
+    /// The caller ended a search.
+    Stopped,
     /// A pass broke the graph: our bug.
     Verify {
         /// The pass after which it was seen.
@@ -58,11 +58,14 @@ impl fmt::Display for PlanError {
             Self::NotDifferentiable { node, label } => {
                 write!(f, "node {node} ({label}) has no gradient; freeze what lies before it")
             }
-            Self::Unsupported { op, dtype, target } => {
-                write!(f, "target `{target}` has no kernel for `{op}` in {}", dtype.name())
+            Self::Unsupported { ops, target } => {
+                let ops: Vec<String> =
+                    ops.iter().map(|(op, dtype)| format!("`{op}` in {}", dtype.name())).collect();
+                write!(f, "target `{target}` has no kernel for {}", ops.join(", "))
             }
             Self::BadPolicy { field, why } => write!(f, "policy `{field}`: {why}"),
             Self::BadTarget { target, why } => write!(f, "target `{target}`: {why}"),
+            Self::Stopped => f.write_str("the search for a plan was stopped"),
             Self::Verify { after, .. } => write!(f, "the graph is broken after `{after}`"),
             Self::Check(_) => write!(f, "the plan does not hold"),
         }
@@ -78,7 +81,8 @@ impl std::error::Error for PlanError {
             | Self::NotDifferentiable { .. }
             | Self::Unsupported { .. }
             | Self::BadPolicy { .. }
-            | Self::BadTarget { .. } => None,
+            | Self::BadTarget { .. }
+            | Self::Stopped => None,
         }
     }
 }

@@ -253,6 +253,7 @@ impl Program {
             ledger: self.ledger(),
             peak_at: self.peak_at().1,
             seconds_per_token: self.seconds() / self.most_tokens().max(1) as f64,
+            memory: self.target.memory,
             budget_flag: "--memory-budget",
             notes: vec![],
             remedies,

@@ -245,6 +245,9 @@ fn items(graph: &Graph, node: &Node) -> u64 {
     }
 }
 
+/// The target of the reference kernels. No other target has them, so that what is planned can run.
+const REFERENCE: &str = "null";
+
 /// name -> file.
 const FILES: &[(&str, &str)] = &[
     ("null", include_str!("targets/null.toml")),
@@ -283,6 +286,12 @@ impl Target {
             return Err(bad("it has kernels of its own and `kernels_of`; one of them".to_owned()));
         }
         for other in &target.kernels_of {
+            if other == REFERENCE {
+                return Err(bad(format!(
+                    "kernels_of names `{REFERENCE}`, whose kernels run on no machine of this target; remove it from \
+                     the list (files of `bench --calibrate` from before had it)"
+                )));
+            }
             let (_, text) = FILES.iter().find(|(n, _)| n == other).ok_or_else(|| {
                 let (known, other): (Vec<&str>, _) = (Self::names().collect(), shown(other));
                 bad(format!("kernels_of `{other}` is not known; known are {}", known.join(", ")))
@@ -392,9 +401,25 @@ impl Target {
 
     /// The error of a node that no kernel takes.
     pub(crate) fn unsupported(&self, graph: &Graph, node: &Node) -> PlanError {
-        let mut dtypes = node.inputs.iter().map(|&v| graph.spec(v).dtype);
-        let dtype = dtypes.find(|d| d.is_float()).unwrap_or(DType::I32);
-        PlanError::Unsupported { op: node.op.name(), dtype, target: self.name.clone() }
+        PlanError::Unsupported { ops: vec![op_in(graph, node)], target: self.name.clone() }
+    }
+
+    /// Whether it has a kernel for every op of some graphs.
+    ///
+    /// # Errors
+    /// [`PlanError::Unsupported`] with all ops that it has none for, each once, in alphabetical order.
+    pub fn supports<'a>(&self, graphs: impl IntoIterator<Item = &'a Graph>) -> Result<(), PlanError> {
+        let mut ops: Vec<(&'static str, DType)> = vec![];
+        for graph in graphs {
+            let missing = graph.nodes.iter().filter(|node| self.kernels_for(graph, node).next().is_none());
+            ops.extend(missing.map(|node| op_in(graph, node)));
+        }
+        ops.sort_unstable_by_key(|(op, dtype)| (*op, dtype.name()));
+        ops.dedup();
+        match ops.is_empty() {
+            true => Ok(()),
+            false => Err(PlanError::Unsupported { ops, target: self.name.clone() }),
+        }
     }
 
     /// The scratch of a node.
@@ -408,6 +433,12 @@ impl Target {
     pub fn reserved(&self) -> Bytes {
         self.reserved.iter().map(|r| r.bytes).sum()
     }
+}
+
+/// The op of a node with the element type of its inputs.
+fn op_in(graph: &Graph, node: &Node) -> (&'static str, DType) {
+    let mut dtypes = node.inputs.iter().map(|&v| graph.spec(v).dtype);
+    (node.op.name(), dtypes.find(|d| d.is_float()).unwrap_or(DType::I32))
 }
 
 /// f32 copies of the operands of 16 bits, each on a cache line of its own.
@@ -474,6 +505,7 @@ mod tests {
             ("f32 = 6.7e+13", "f32 = 0.0", "rates.f32"),
             ("storage = 5e8", "storage = 0.0", "rates.storage"),
             ("kernels_of = [\"cuda\"", "kernels_of = [\"tpu\"", "kernels_of `tpu`"),
+            ("kernels_of = [\"cuda\"", "kernels_of = [\"cuda\", \"null\"", "kernels_of names `null`"),
             ("name", "= name", "TOML"),
             ("units = 1", "units = 70000", "units = 70000; at most 65536 is taken"),
             ("alignment = 256", "alignment = 2147483648", "at most 1073741824 is taken"),

@@ -57,12 +57,23 @@ impl Request {
 
 /// A budget on `target` as a person writes it; a percentage is of the target's memory, or of what is free here
 /// where the target has none of its own.
+///
+/// # Errors
+/// A text that is no size, and one above the target's memory.
 pub fn parse_budget(text: &str, target: &Target) -> Result<Bytes, RunError> {
     let whole = match target.memory {
-        Bytes::ZERO => machine::available().free,
+        Bytes::ZERO => return machine::parse_budget(text, machine::available().free),
         memory => memory,
     };
-    machine::parse_budget(text, whole)
+    let budget = machine::parse_budget(text, whole)?;
+    if budget > whole {
+        return Err(RunError::Refused(format!(
+            "a budget of {budget} is more than `{}` has: {whole}; give at most that, or leave --budget and \
+             memory.budget to a share like 90%",
+            target.name
+        )));
+    }
+    Ok(budget)
 }
 
 /// The target of the CPU in place.
@@ -215,4 +226,26 @@ fn lanes_line(program: &Program) -> String {
 /// Memory of the host through which steps' inputs and outputs travel.
 fn host_staging(program: &Program) -> Bytes {
     program.host_staging().into_iter().sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_is_at_most_the_targets_memory() {
+        let card = Target::named("4090").expect("read");
+        assert_eq!(card.memory, Bytes(25_757_220_864));
+        let budget = |text| parse_budget(text, &card);
+        assert_eq!(budget("22GiB").expect("a 4090 has more"), Bytes(22 << 30));
+        assert_eq!(budget("100%").expect("all of it"), card.memory);
+        assert_eq!(budget("25757220864").expect("all of it"), card.memory);
+        for text in ["24GiB", "106GB", "25757220865"] {
+            let error = budget(text).expect_err(text).to_string();
+            assert!(error.contains("more than `4090` has: 25 757 220 864 B"), "{error}");
+        }
+        // Of a CPU that is not this one nothing is known.
+        let cpu = Target::named("cpu").expect("read");
+        assert_eq!(parse_budget("1TiB", &cpu).expect("a plan for a larger machine"), Bytes(1 << 40));
+    }
 }

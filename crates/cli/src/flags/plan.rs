@@ -40,7 +40,7 @@ pub struct Plan {
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     tokens: Option<u64>,
 
-    /// The most memory it may take, like 24GiB or 80% of the target's [default: the target's memory; of this machine 80% of what is free; with --train the key memory.budget]
+    /// The most memory it may take, like 22GiB or 80% of the target's [default: the target's memory; of this machine 80% of what is free; with --train the key memory.budget]
     #[arg(long, alias = "memory-budget", value_name = "SIZE")]
     budget: Option<String>,
 

@@ -27,7 +27,7 @@ pub struct Train {
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 
-    /// The most memory the run may take, like 24GiB or 80% of what is free: the key memory.budget
+    /// The most memory the run may take, like 22GiB or 80% of what is free: the key memory.budget
     #[arg(long, alias = "memory-budget", value_name = "SIZE")]
     budget: Option<String>,
 

@@ -153,24 +153,57 @@ model: {kind: dense_lm, hidden: 64, layers: 4, heads: 4, intermediate: 160, voca
 data: {train: [nowhere.txt], tokenizer: bytes, longest: 64}
 optimizer: {kind: auto, lr: 1e-3}
 batch: {tokens: 2048}
-run: {steps: 10}
+run: {steps: 10, threads: 2}
 ";
 
 fn trained(folder: &Folder, words: &[&str]) -> Value {
     folder.write("run.yaml", TRAINED);
-    plan(folder, &[&["--train", "run.yaml", "--target", "4090"], words].concat())
+    plan(folder, &[&["--train", "run.yaml", "--target", "cpu"], words].concat())
 }
 
 #[test]
 fn training_as_text() {
     let folder = Folder::new("plan_train");
     folder.write("run.yaml", TRAINED);
-    let words = ["plan", "--train", "run.yaml", "--target", "4090"];
+    let words = ["plan", "--train", "run.yaml", "--target", "cpu"];
     folder.run(&[&words[..], &["--budget", "598MB"]].concat()).ended(0).matches("plan_train");
     let set =
         ["--set", "optimizer.kind=adamw", "--set", "batch.micro_tokens=2048", "--set", "memory.remat=none"];
     let refused = [&words[..], &["--budget", "594MB"], &set].concat();
     folder.run(&refused).ended(4).matches("plan_train_refused");
+}
+
+/// No price for what cannot run: cards have no kernels of training yet, and all that are missing are named.
+#[test]
+fn training_on_a_card_is_refused_by_its_ops() {
+    let folder = Folder::new("plan_train_card");
+    folder.write("run.yaml", TRAINED);
+    for target in ["4090", "h200", "a100-80"] {
+        let ran = folder.run(&["plan", "--train", "run.yaml", "--target", target]);
+        let said = ran.ended(1).stderr();
+        assert!(said.contains(&format!("target `{target}` has no kernel for ")), "{said}");
+        for op in ["`adamw` in f32", "`attention_grad` in f32", "`linear_cross_entropy` in f32"] {
+            assert!(said.contains(op), "{said}");
+        }
+        assert!(ran.stdout().is_empty(), "{}", ran.stdout());
+    }
+}
+
+#[test]
+fn a_budget_above_the_targets_memory_is_refused() {
+    let folder = Folder::new("plan_budget_above");
+    for budget in ["24GiB", "106GB"] {
+        let words = ["plan", "--model", "facebook/esm2_t36_3B_UR50D", "--target", "4090", "--budget", budget];
+        let said = folder.run(&words).ended(1).stderr();
+        assert!(said.contains("is more than `4090` has: 25 757 220 864 B"), "{said}");
+    }
+    let words = ["plan", "--model", "facebook/esm2_t36_3B_UR50D", "--target", "4090", "--budget", "22GiB"];
+    folder.run(&words).ended(0);
+    // A bill offers no budget that the target does not have.
+    let words =
+        ["plan", "--model", "facebook/esm2_t48_15B_UR50D", "--target", "4090", "--stream-weights", "never"];
+    let said = folder.run(&words).ended(4).stderr();
+    assert!(!said.contains("or more"), "{said}");
 }
 
 /// Every remedy is a way to plan it inside the line, and costs what its own plan says.
@@ -191,7 +224,7 @@ fn remedies_of_training_are_true() {
     let refused = rate(&[], "1GB");
     for (budget, least) in [("626MB", 5), ("622MB", 3), ("594MB", 1)] {
         let flags = set(&asked);
-        let words = ["plan", "--train", "run.yaml", "--target", "4090", "--budget", budget];
+        let words = ["plan", "--train", "run.yaml", "--target", "cpu", "--budget", budget];
         let words: Vec<&str> = words.into_iter().chain(flags.iter().map(String::as_str)).collect();
         let said = folder.run(&words).ended(4).stderr();
         let (_, list) = said.trim_end().split_once("what fits, cheapest first:  ").expect("remedies");
@@ -254,11 +287,11 @@ fn the_largest_that_trains() {
             "hidden" => vec!["--set", &inner],
             _ => vec![],
         };
-        let words = ["plan", "--train", "run.yaml", "--target", "4090", "--set", &set];
+        let words = ["plan", "--train", "run.yaml", "--target", "cpu", "--set", &set];
         let refused = folder.run(&[&words[..], &budget, &also].concat());
         assert!(refused.ended(4).stderr().contains("refused: this step needs"), "{size}: {}", refused.stderr());
     }
-    let words = ["plan", "--train", "run.yaml", "--target", "4090", "--largest", "layers", "--budget", "1MB"];
+    let words = ["plan", "--train", "run.yaml", "--target", "cpu", "--largest", "layers", "--budget", "1MB"];
     folder.run(&words).ended(4);
 }
 

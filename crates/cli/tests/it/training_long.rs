@@ -90,15 +90,25 @@ fn the_small_one_takes_three_steps() {
     assert!(measured <= planned, "{measured} B, planned {planned} B");
 }
 
-/// The presets, by their tens of millions of parameters, are planned on cards that hold them, and refused with a bill on
+/// The presets, by their tens of millions of parameters, are planned in budgets that hold them, and refused with a bill in
 /// one that does not.
 #[test]
 fn presets_are_planned() {
     let folder = Folder::new("training-presets");
-    for (name, target, tens) in [("small", "4090", 32), ("base", "a100-80", 135), ("large", "h200", 668)] {
+    for (name, budget, tens) in [("small", "22GiB", 32), ("base", "80GiB", 135), ("large", "140GB", 668)] {
         let keys = preset(name);
         // What is recomputed is given, so that each candidate is planned once.
-        let words = ["plan", "--train", &example("moe-base.yaml"), "--target", target, "--format", "json"];
+        let words = [
+            "plan",
+            "--train",
+            &example("moe-base.yaml"),
+            "--target",
+            "cpu",
+            "--budget",
+            budget,
+            "--format",
+            "json",
+        ];
         let words: Vec<&str> = words.into_iter().chain(keys.iter().map(String::as_str)).collect();
         let fixed = [
             "--set",
@@ -119,7 +129,7 @@ fn presets_are_planned() {
         assert!(sum > 16 * found, "{name}: {sum} B for {found} parameters");
     }
     let keys = preset("large");
-    let words = ["plan", "--train", &example("moe-base.yaml"), "--target", "4090"];
+    let words = ["plan", "--train", &example("moe-base.yaml"), "--target", "cpu", "--budget", "22GiB"];
     let fixed =
         ["--set", "memory.remat=full", "--set", "batch.micro_tokens=16384", "--set", "optimizer.kind=adamw"];
     let words: Vec<&str> = words.into_iter().chain(keys.iter().map(String::as_str)).chain(fixed).collect();

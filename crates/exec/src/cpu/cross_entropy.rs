@@ -46,11 +46,23 @@ pub struct Gradients<'a> {
     pub db: Option<&'a mut [f32]>,
 }
 
-/// The sum over rows that count of `lse - logit[target] + z lse^2`, in f64 and in the order of the rows; `lse` (R)
+/// What [`loss`] computes, each rounded from f64 by itself.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Losses {
+    /// The sum of both terms.
+    pub sum: f32,
+    /// `sum_r (lse_r - logit[r, target_r])`.
+    pub cross_entropy: f32,
+    /// `z sum_r lse_r^2`.
+    pub z: f32,
+}
+
+/// The sum over rows that count of `lse - logit[target] + z lse^2`, in f64 and in the order of the rows, and the sums
+/// of its two terms; `lse` (R)
 /// gets ln sum exp(logit), 0 for the other rows. `workspace` holds `WORKSPACE`. Panics, as all here, on sizes
 /// that do not fit together and on targets past V.
-pub fn loss(cpu: &Cpu, head: Head<'_>, mut lse: Option<&mut [f32]>, workspace: &mut [f32]) -> f32 {
-    let (v, mut total) = (head.w.rows(), 0.0);
+pub fn loss(cpu: &Cpu, head: Head<'_>, mut lse: Option<&mut [f32]>, workspace: &mut [f32]) -> Losses {
+    let (v, mut total, mut cross_entropy, mut z) = (head.w.rows(), 0.0, 0.0, 0.0);
     if let Some(lse) = lse.as_deref_mut() {
         lse.fill(0.0);
     }
@@ -61,13 +73,16 @@ pub fn loss(cpu: &Cpu, head: Head<'_>, mut lse: Option<&mut [f32]>, workspace: &
         for (i, &r) in room.index[..chunk].iter().enumerate() {
             let at_target = room.logits[i * v + head.targets[r as usize] as usize];
             let sum = f64::from(room.sums[i]);
-            total += sum - f64::from(at_target) + f64::from(head.z_loss) * sum * sum;
+            let (entropy, squared) = (sum - f64::from(at_target), f64::from(head.z_loss) * sum * sum);
+            total += entropy + squared;
+            cross_entropy += entropy;
+            z += squared;
             if let Some(lse) = lse.as_deref_mut() {
                 lse[r as usize] = room.sums[i];
             }
         }
     }
-    total as f32
+    Losses { sum: total as f32, cross_entropy: cross_entropy as f32, z: z as f32 }
 }
 
 /// With g = dloss (softmax (1 + 2 z lse) - onehot(target)), zero for rows that do not count: dx = g W, dw = g^T x,

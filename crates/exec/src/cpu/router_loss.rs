@@ -28,12 +28,29 @@ pub struct Weights {
     pub z: f32,
 }
 
-/// `balance E sum_e f_e P_e + z mean_t lse_t^2` for logits (T, E) and the experts of k choices of each token.
-/// `scratch` has `WORKSPACE` for each token.
-pub fn router_loss(cpu: &Cpu, weights: Weights, logits: Rows<'_>, experts: &[u32], scratch: &mut [f32]) -> f32 {
+/// What [`router_loss`] computes, each rounded from f64 by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Losses {
+    /// The sum of both terms.
+    pub sum: f32,
+    /// `balance E sum_e f_e P_e`.
+    pub balance: f32,
+    /// `z mean_t lse_t^2`.
+    pub z: f32,
+}
+
+/// `balance E sum_e f_e P_e + z mean_t lse_t^2` and its terms, for logits (T, E) and the experts of k choices of each
+/// token. `scratch` has `WORKSPACE` for each token.
+pub fn router_loss(
+    cpu: &Cpu,
+    weights: Weights,
+    logits: Rows<'_>,
+    experts: &[u32],
+    scratch: &mut [f32],
+) -> Losses {
     let (tokens, columns) = (logits.rows(), logits.cols());
     if tokens == 0 {
-        return 0.0;
+        return Losses::default();
     }
     let scratch = &mut scratch[..2 * tokens];
     let sums = RowsMut::new(scratch, tokens, 2, 2);
@@ -53,7 +70,9 @@ pub fn router_loss(cpu: &Cpu, weights: Weights, logits: Rows<'_>, experts: &[u32
     let lse = |pair: &[f32]| f64::from(pair[0]) + f64::from(pair[1]).ln();
     let z = scratch.chunks_exact(2).map(|pair| lse(pair) * lse(pair)).sum::<f64>();
     let balance = balance * columns as f64 / experts.len().max(1) as f64;
-    ((f64::from(weights.balance) * balance + f64::from(weights.z) * z) / tokens as f64) as f32
+    let (balance, z) = (f64::from(weights.balance) * balance, f64::from(weights.z) * z);
+    let mean = |sum: f64| (sum / tokens as f64) as f32;
+    Losses { sum: mean(balance + z), balance: mean(balance), z: mean(z) }
 }
 
 /// dlogits for dloss. `shares` is scratch, an f32 for each expert.

@@ -16,14 +16,20 @@ struct Head<'a> {
 
 pub(super) fn eval(op: &LinearCrossEntropy, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let head = Head::take(op, ins)?;
-    let (mut loss, mut lses) = (0.0, vec![0.0; head.x.rows]);
+    let (mut cross_entropy, mut z, mut lses) = (0.0, 0.0, vec![0.0; head.x.rows]);
     for (r, target) in head.counting() {
         let logits = head.logits(r);
         let lse = log_sum_exp(&logits);
-        loss += lse - logits[target] + f64::from(op.z_loss) * lse * lse;
+        cross_entropy += lse - logits[target];
+        z += f64::from(op.z_loss) * lse * lse;
         lses[r] = lse;
     }
-    Ok(vec![Tensor::f64(&[1], vec![loss]), Tensor::f64(&[head.x.rows], lses)])
+    let scalar = |x: f64| Tensor::f64(&[1], vec![x]);
+    let mut outs = vec![scalar(cross_entropy + z), Tensor::f64(&[head.x.rows], lses)];
+    if op.z_loss != 0.0 {
+        outs.extend([scalar(cross_entropy), scalar(z)]);
+    }
+    Ok(outs)
 }
 
 pub(super) fn eval_grad(
@@ -112,8 +118,9 @@ mod tests {
         let loss = Tensor::f32(&[1], vec![ln2 + 1000.0]);
         check(Op::LinearCrossEntropy(op(false, 0.0)), &ins, &[loss, lse.clone()], 0.0);
         let squares = 0.5 * (ln2 * ln2 + 1e6);
-        let loss = Tensor::f32(&[1], vec![ln2 + 1000.0 + squares]);
-        check(Op::LinearCrossEntropy(op(false, 0.5)), &ins, &[loss, lse], 0.0);
+        let scalar = |x: f32| Tensor::f32(&[1], vec![x]);
+        let outs = [scalar(ln2 + 1000.0 + squares), lse, scalar(ln2 + 1000.0), scalar(squares)];
+        check(Op::LinearCrossEntropy(op(false, 0.5)), &ins, &outs, 0.0);
         let targets = Tensor::i32(&[3], vec![0, 2, -1]);
         let refused = eval(&Op::LinearCrossEntropy(op(false, 0.0)), &[&x, &w, &targets], &[None, None]);
         let error = ReferenceError::Index { what: "targets", position: 1, index: 2, limit: 2 };
@@ -131,14 +138,15 @@ mod tests {
             let mut ins = vec![x.clone(), w.clone()];
             ins.extend(bias.then(|| b.clone()));
             ins.push(targets.clone());
-            let shapes: [&[usize]; 2] = [&[1], &[r]];
-            let lse = run(Op::LinearCrossEntropy(forward), &ins, &shapes).remove(1);
+            let shapes: [&[usize]; 4] = [&[1], &[r], &[1], &[1]];
+            let shapes = &shapes[..if z_loss == 0.0 { 2 } else { 4 }];
+            let lse = run(Op::LinearCrossEntropy(forward), &ins, shapes).remove(1);
             let inputs = [std::slice::from_ref(&dloss), &ins, &[lse]].concat();
             let outs: [&[usize]; 3] = [&[r, k], &[v, k], &[v]];
             let grad = Op::LinearCrossEntropyGrad(LinearCrossEntropyGrad { forward });
             let grads = run(grad, &inputs, &outs[..2 + usize::from(bias)]);
             for (input, grad) in grads.iter().enumerate() {
-                check_gradient(Op::LinearCrossEntropy(forward), &ins, input, &dloss, grad, &shapes);
+                check_gradient(Op::LinearCrossEntropy(forward), &ins, input, &dloss, grad, shapes);
             }
         }
     }

@@ -69,6 +69,27 @@ fn weights_are_loaded_by_any_number_of_threads() {
     assert!(first.iter().all(|x| x.is_finite()) && found.all(|other| other == first));
 }
 
+/// A launch is never made with fewer operands than its op has.
+#[test]
+fn an_operand_without_a_place_is_refused() {
+    let graph = small("esm2").expect("verified");
+    let target = Target::named("null").expect("read");
+    let plan = compile(&graph, &Policy::default(), &target).expect("planned");
+    let whole = || vec![("encoder".to_owned(), plan.clone())];
+    let start = |plans| {
+        Executor::new(Box::new(ReferenceDevice::new()), Program::new(target.clone(), plans, vec![])).map(drop)
+    };
+    start(whole()).expect("every operand has a place");
+    let (first, last) = (&plan.graph.nodes[0], plan.graph.nodes.last().expect("a node"));
+    for (value, op) in [(first.inputs[0], first.op), (last.inputs[0], last.op)] {
+        let mut plans = whole();
+        plans[0].1.memory.slices[value.index()] = None;
+        let error = start(plans).expect_err("refused");
+        let DeviceError::NotPlaced { plan, value: found, .. } = &error else { panic!("{error}") };
+        assert_eq!((plan.as_str(), *found), ("encoder", value.index()), "{}", op.name());
+    }
+}
+
 /// Lanes have one copy of the weights, which is put there once; their steps, beside each other, are their own.
 #[test]
 fn lanes_share_their_weights() {

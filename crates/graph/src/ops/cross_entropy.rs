@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 /// caller's to divide by, over all micro-batches of a step.
 ///
 /// Inputs x: (R, K), w: (V, K), with `bias` b: (V), targets: i32 (R). Outputs loss: f32 (1), lse: f32 (R), 0 for
-/// rows that do not count.
+/// rows that do not count; with a z that is not 0 also the two terms of the loss, cross_entropy: f32 (1) and
+/// z_term: f32 (1). The terms are for reporting: only `loss` has a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LinearCrossEntropy {
     /// Whether b is there.
@@ -62,11 +63,15 @@ impl OpRules for LinearCrossEntropy {
     fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 3 + usize::from(self.bias))?;
         let rows = self.operands(ins)?;
-        Ok(vec![f32s(1), TensorSpec::activation([rows], DType::F32)])
+        let mut outs = vec![f32s(1), TensorSpec::activation([rows], DType::F32)];
+        if self.z_loss != 0.0 {
+            outs.extend([f32s(1), f32s(1)]);
+        }
+        Ok(outs)
     }
 
     fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
-        if cx.output_grads[1].is_some() {
+        if cx.output_grads[1..].iter().any(Option::is_some) {
             return Err(NotDifferentiable);
         }
         let mut inputs = vec![cx.dy()?];
@@ -98,7 +103,7 @@ impl OpRules for LinearCrossEntropy {
 
     fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
         match ins.iter().all(|&p| p == Placement::Replicate) {
-            true => Ok(vec![Placement::Replicate; 2]),
+            true => Ok(vec![Placement::Replicate; if self.z_loss != 0.0 { 4 } else { 2 }]),
             false => Err(ShardError("the loss needs whole logits and all rows")),
         }
     }

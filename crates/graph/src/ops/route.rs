@@ -51,7 +51,8 @@ pub struct RouteGrad {
 /// (Fedus et al. 2022; Zoph et al. 2022). 1 x balance where all experts are used alike. f is counted, so it has
 /// no gradient.
 ///
-/// Inputs logits: (T, E), experts: i32 (T, k). Output loss: f32 (1).
+/// Inputs logits: (T, E), experts: i32 (T, k). Outputs loss: f32 (1), and its two weighted terms balance: f32 (1) and
+/// z: f32 (1). The terms are for reporting: only `loss` has a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RouterLoss {
     /// Weight of the load-balance loss.
@@ -154,10 +155,13 @@ impl OpRules for RouterLoss {
     fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 2)?;
         choices(ins)?;
-        Ok(vec![f32s(1)])
+        Ok(vec![f32s(1), f32s(1), f32s(1)])
     }
 
     fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
+        if cx.output_grads[1..].iter().any(Option::is_some) {
+            return Err(NotDifferentiable);
+        }
         let op = Op::RouterLossGrad(RouterLossGrad { balance: self.balance, z: self.z });
         let inputs = [cx.dy()?, cx.input(0), cx.input(1)];
         cx.input_grads[0] = Some(cx.builder.one(op, &inputs));
@@ -178,7 +182,7 @@ impl OpRules for RouterLoss {
 
     fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
         match ins[0] {
-            Placement::Replicate => Ok(vec![ins[0]]),
+            Placement::Replicate => Ok(vec![ins[0]; 3]),
             Placement::Shard(_) | Placement::Partial => Err(ShardError("its means are over all tokens")),
         }
     }

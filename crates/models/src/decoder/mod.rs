@@ -20,14 +20,14 @@ struct Stack<'a> {
     /// cos and sin: (longest, d/2) each; empty without rotary positions.
     rotary: Vec<ValueId>,
     dropping: Dropping,
-    /// Auxiliary losses of the blocks: f32 (1) each.
-    aux: Vec<ValueId>,
+    /// Auxiliary losses of the blocks.
+    aux: Vec<moe::RouterLosses>,
 }
 
 impl DecoderConfig {
     /// Training of the next token. Inputs `ids`: i32 (T), `spans`: i32 (S, 2), `targets`: i32 (T), with dropout
     /// `seed`: i32 (2). Outputs `loss`: f32 (1), the sum over targets that are not negative; with a weight for it
-    /// `aux`: f32 (1), the routers' loss; with a capacity `dropped.{i}`: i32 (1) of every layer.
+    /// `aux`: f32 (1), the routers' loss, and its terms `balance_loss` and `router_z_loss`; with a capacity `dropped.{i}`: i32 (1) of every layer.
     pub fn train_graph(&self, bounds: Bounds, training: &Training) -> Result<Graph, VerifyError> {
         let g = &mut Builder::new(bounds);
         let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);
@@ -39,8 +39,18 @@ impl DecoderConfig {
         let name = if self.tied { "model.embed_tokens.weight" } else { "lm_head.weight" };
         let head = g.param(name, &[self.vocab_size, self.hidden_size]);
         training.loss(g, x, head, None, targets);
-        if let Some(aux) = stack.aux.into_iter().reduce(|a, b| g.add(a, b)) {
-            g.output("aux", aux);
+        let mut total = |name: &str, of: fn(&moe::RouterLosses) -> ValueId| {
+            if let Some(sum) = stack.aux.iter().map(of).reduce(|a, b| g.add(a, b)) {
+                g.output(name, sum);
+            }
+        };
+        total("aux", |losses| losses.sum);
+        let weights = self.experts.as_ref().map_or((0.0, 0.0), |e| (e.balance, e.z));
+        if weights.0 != 0.0 {
+            total("balance_loss", |losses| losses.balance);
+        }
+        if weights.1 != 0.0 {
+            total("router_z_loss", |losses| losses.z);
         }
         std::mem::replace(g, Builder::new(bounds)).finish()
     }

@@ -5,6 +5,17 @@ use super::{Experts, Mlp, Stack, whole};
 use graph::ops::{Activation, Combine, Dispatch, Glu, GroupedLinear, Route, RouterLoss};
 use graph::{Builder, DType, Graph, Op, Param, ValueId};
 
+/// The losses of one block's router: f32 (1) each.
+#[derive(Clone, Copy)]
+pub(super) struct RouterLosses {
+    /// The sum of both terms, which is minimized.
+    pub sum: ValueId,
+    /// The weighted balance loss.
+    pub balance: ValueId,
+    /// The weighted z-loss.
+    pub z: ValueId,
+}
+
 /// The experts of one block.
 struct Grouped<'a> {
     e: &'a Experts,
@@ -46,7 +57,10 @@ impl Stack<'_> {
             // The mean over the layers: each gives its share.
             let share = |weight: f32| weight / c.layers as f32;
             let loss = RouterLoss { balance: share(e.balance), z: share(e.z) };
-            self.aux.push(g.one(Op::RouterLoss(loss), &[logits, chosen]));
+            let losses = g.node(Op::RouterLoss(loss), &[logits, chosen]);
+            if let [sum, balance, z] = losses[..] {
+                self.aux.push(RouterLosses { sum, balance, z });
+            }
         }
         if e.capacity > 0 {
             g.output(&format!("dropped.{layer}"), dropped);

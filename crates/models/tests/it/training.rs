@@ -100,8 +100,14 @@ fn inputs_and_outputs_have_the_trainers_names() {
     let dense = |t: &Training| decoder("llama").train_graph(BOUNDS, t).expect("verified");
     check(dense(&plain), &["ids", "spans", "targets"], &["loss"]);
     check(dense(&dropping), &["ids", "spans", "targets", "seed"], &["loss"]);
+    let z = Training { z_loss: 0.1, ..plain };
+    check(dense(&z), &["ids", "spans", "targets"], &["loss", "cross_entropy", "z_loss"]);
     let mut c = decoder("moe_gelu");
-    check(c.train_graph(BOUNDS, &plain).expect("verified"), &["ids", "spans", "targets"], &["loss", "aux"]);
+    check(
+        c.train_graph(BOUNDS, &plain).expect("verified"),
+        &["ids", "spans", "targets"],
+        &["loss", "aux", "balance_loss"],
+    );
     let experts = c.experts.as_mut().expect("experts");
     (experts.capacity, experts.balance, experts.z) = (1250, 0.0, 0.0);
     let graph = c.train_graph(BOUNDS, &plain).expect("verified");

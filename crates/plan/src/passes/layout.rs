@@ -23,7 +23,7 @@ pub fn layout(graph: &Graph, target: &Target) -> Result<Graph, PlanError> {
             }
             if !matches!(g.spec(weight).role, Role::Param(_)) || updated[weight.index()] {
                 let (op, dtype) = ("linear with a weight that is computed or updated", g.spec(weight).dtype);
-                return Err(PlanError::Unsupported { op, dtype, target: target.name.clone() });
+                return Err(PlanError::Unsupported { ops: vec![(op, dtype)], target: target.name.clone() });
             }
             if by_others[weight.index()] {
                 let copy = packed_copy(&mut g, weight, wanted);

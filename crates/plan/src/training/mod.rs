@@ -34,8 +34,9 @@ pub struct Training<'a> {
     pub remat: Remat,
     /// What makes a step of gradients.
     pub optimizer: Optimizer,
-    /// By the name of a parameter: how it is trained.
-    pub group: &'a dyn Fn(&str) -> Group,
+    /// By the name of a parameter: how it is trained. `None` for a name that is not known, which is an error: a
+    /// parameter is frozen only where that is said.
+    pub group: &'a dyn Fn(&str) -> Option<Group>,
     /// Micro-batches of a step.
     pub accumulation: u64,
     /// The largest global norm of a gradient; 0 is no clip.
@@ -175,16 +176,25 @@ impl Training<'_> {
         let outputs: Vec<String> =
             ["loss", "aux"].iter().filter(|n| graph.output(n).is_some()).map(|n| (*n).to_owned()).collect();
         let names: Vec<String> = graph.params.iter().map(|p| p.name.clone()).collect();
-        let trained = |name: &str| (self.group)(name) != Group::Frozen;
+        if let Some(name) = names.iter().find(|name| (self.group)(name).is_none()) {
+            let why = format!("the parameter `{name}` is not known: it is neither trained nor frozen");
+            return Err(PlanError::BadPolicy { field: "group", why });
+        }
+        let trained = |name: &str| (self.group)(name).is_some_and(|group| group != Group::Frozen);
         let mut common: Option<Common> = None;
+        // Where each gradient is used up at once: the scale that guarded the last update, and its norm.
+        let mut guard: Option<[ValueId; 2]> = None;
         let mut sink = |g: &mut Builder, p: ValueId, grad: ValueId| {
             let common = *common.get_or_insert_with(|| self.common(g));
             let Role::Param(id) = g.graph().spec(p).role else { return };
             g.in_phase(Phase::Update);
-            self.use_up(g, &names[id.index()], p, grad, common);
+            self.use_up(g, &names[id.index()], p, grad, common, &mut guard);
             g.in_phase(Phase::Backward);
         };
-        let builder = differentiate(&graph, &outputs, &trained, &mut sink)?;
+        let mut builder = differentiate(&graph, &outputs, &trained, &mut sink)?;
+        if let Some([scale, _]) = guard {
+            builder.output("scale", scale);
+        }
         if common.is_none() {
             let why = "no parameter is trained: all are frozen".to_owned();
             return Err(PlanError::BadPolicy { field: "group", why });
@@ -198,17 +208,35 @@ impl Training<'_> {
         let mut scalars = |name, n| g.input(name, &[Dim::Fixed(n)], DType::F32);
         match (self.steps_at_once(), self.accumulation) {
             (true, _) => {
-                Common::Step { scale: scalars("scale", 2), hyper: scalars("hyper", self.optimizer.hyper()) }
+                Common::Step { unscale: scalars("unscale", 1), hyper: scalars("hyper", self.optimizer.hyper()) }
             }
             (false, 1) => Common::Keep,
             (false, _) => Common::Add { keep: scalars("keep", 1) },
         }
     }
 
-    fn use_up(&self, g: &mut Builder, name: &str, p: ValueId, grad: ValueId, common: Common) {
+    fn use_up(
+        &self,
+        g: &mut Builder,
+        name: &str,
+        p: ValueId,
+        grad: ValueId,
+        common: Common,
+        guard: &mut Option<[ValueId; 2]>,
+    ) {
         let shape = g.graph().spec(p).shape.clone();
         match common {
-            Common::Step { scale, hyper } => self.step(g, name, p, grad, scale, hyper),
+            Common::Step { unscale, hyper } => {
+                // The norm of the gradient before is one more operand: where one gradient is not finite, neither this
+                // parameter nor any that follows moves. The factor is `unscale` whatever the norms, without a clip.
+                let norm = guard.map(|[_, norm]| norm);
+                let inputs: Vec<ValueId> = [grad].into_iter().chain(norm).chain([unscale]).collect();
+                let outs = g.node(Op::GradScale(GradScale { max_norm: 0.0 }), &inputs);
+                if let [scale, norm] = outs[..] {
+                    *guard = Some([scale, norm]);
+                    self.step(g, name, p, grad, scale, hyper);
+                }
+            }
             Common::Keep => {
                 let dtype = g.graph().spec(grad).dtype;
                 let state = g.state(gradient(name), &shape, dtype);
@@ -253,7 +281,7 @@ impl Training<'_> {
     /// The step of one parameter, of its f32 master where it has 16 bits.
     fn step(&self, g: &mut Builder, name: &str, p: ValueId, grad: ValueId, scale: ValueId, hyper: ValueId) {
         let spec = g.graph().spec(p).clone();
-        let (op, states) = self.optimizer.with_decay((self.group)(name) == Group::Decay).of(&spec);
+        let (op, states) = self.optimizer.with_decay((self.group)(name) == Some(Group::Decay)).of(&spec);
         let master = match spec.dtype {
             DType::F32 => p,
             DType::Bf16 | DType::F16 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => {
@@ -315,7 +343,7 @@ fn compiled(
 #[derive(Clone, Copy)]
 enum Common {
     /// The optimizer's step follows it.
-    Step { scale: ValueId, hyper: ValueId },
+    Step { unscale: ValueId, hyper: ValueId },
     /// It is kept for the step of all.
     Keep,
     /// It is added to those of earlier micro-batches.

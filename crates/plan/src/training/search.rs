@@ -1,6 +1,6 @@
-//! The search for the fastest way to train inside the line: tokens of a micro-batch, rows of logits, the
-//! optimizer's moments and what is recomputed. Invariant: the candidates do not depend on the budget and each fits or
-//! does not by its plan, so that more budget never gives a slower plan.
+//! The search for the fastest way to train inside the line: tokens of a micro-batch, rows of logits and what is
+//! recomputed, with the first optimizer that fits. Invariant: the candidates do not depend on the budget and each fits
+//! or does not by its plan, so that more budget never gives a slower plan of one optimizer, nor a later optimizer.
 
 use super::{After, Frontier, Optimizer, Solver, Training};
 use crate::compile::Checks;
@@ -23,10 +23,12 @@ pub struct TrainingSearch<'a> {
     pub tokens: Vec<u64>,
     /// Rows of logits at a time to choose from.
     pub chunks: Vec<u32>,
-    /// Optimizers to choose from, in order of preference between those that are as fast.
+    /// Optimizers to choose from: the first that has a plan inside the line is taken, whatever the others' speed.
     pub optimizers: Vec<Optimizer>,
     /// Who decides what is recomputed.
     pub remat: RematChoice,
+    /// Asked between the plans of a search: true ends it with [`PlanError::Stopped`].
+    pub stopped: &'a dyn Fn() -> bool,
 }
 
 /// Who decides what is recomputed.
@@ -139,12 +141,17 @@ impl TrainingSearch<'_> {
         open.sort_by(|a, b| b.most(self.budget).total_cmp(&a.most(self.budget)));
         let look = Look { search: self, target };
         let mut tried: Vec<Tried> = vec![];
-        for open in &open {
-            // The most that it can do is no more than what another one does: so it is with all that follow.
-            if tried.iter().any(|t| t.rate() >= open.most(self.budget)) {
+        for &optimizer in &self.optimizers {
+            for open in open.iter().filter(|open| open.candidate.optimizer == optimizer) {
+                // The most that it can do is no more than what another one does: so it is with all that follow.
+                if tried.iter().any(|t| t.rate() >= open.most(self.budget)) {
+                    break;
+                }
+                tried.extend(look.squeezed(open)?);
+            }
+            if !tried.is_empty() {
                 break;
             }
-            tried.extend(look.squeezed(open)?);
         }
         let best = tried.iter().map(Tried::rate).fold(0.0, f64::max);
         let Some(k) = tried.iter().position(|t| t.rate() >= best) else {
@@ -177,6 +184,10 @@ impl TrainingSearch<'_> {
         Ok(false)
     }
 
+    fn proceed(&self) -> Result<(), PlanError> {
+        if (self.stopped)() { Err(PlanError::Stopped) } else { Ok(()) }
+    }
+
     /// How a candidate is trained.
     fn training(&self, candidate: &Candidate) -> Training<'_> {
         let (optimizer, accumulation) = (candidate.optimizer, candidate.accumulation);
@@ -189,17 +200,20 @@ impl TrainingSearch<'_> {
         let mut applied: BTreeMap<(usize, bool), Apply> = BTreeMap::new();
         let mut open: Vec<(usize, Open)> = vec![];
         for (&tokens, &chunk) in tokens.iter().flat_map(|t| self.chunks.iter().map(move |c| (t, c))) {
+            self.proceed()?;
             let (forward, evaluation) = build(tokens, chunk)?;
             let evaluation = Rc::new(evaluation);
             let mut shared: Option<Rc<MicroStep>> = None;
             let accumulation = self.step_tokens.div_ceil(tokens).max(1);
             for (rank, &optimizer) in self.optimizers.iter().enumerate() {
+                self.proceed()?;
                 let candidate = Candidate { tokens, chunk, optimizer, accumulation };
                 let training = self.training(&candidate);
                 let step = match shared.take().filter(|_| !training.steps_at_once()) {
                     Some(step) => step,
                     None => {
                         let graph = training.micro_step(&forward)?;
+                        self.supported(&training, &graph, &evaluation, target)?;
                         Rc::new(self.micro_step(graph, &evaluation, target, &mut solver)?)
                     }
                 };
@@ -213,6 +227,19 @@ impl TrainingSearch<'_> {
         }
         open.sort_by_key(|(rank, _)| *rank);
         Ok(open.into_iter().map(|(_, open)| open).collect())
+    }
+
+    /// Whether the target has kernels for the whole step, so that nothing is priced that cannot run.
+    fn supported(
+        &self,
+        training: &Training<'_>,
+        micro: &Graph,
+        evaluation: &Graph,
+        target: &Target,
+    ) -> Result<(), PlanError> {
+        let apply = training.apply(micro)?;
+        let evaluation = passes::precision(evaluation, training.precision)?;
+        target.supports([micro, &evaluation].into_iter().chain(&apply))
     }
 
     fn micro_step(
@@ -319,6 +346,7 @@ impl Look<'_> {
 
     /// What choice `k` of a candidate would take.
     fn plan(&self, open: &Open, k: usize) -> Result<Tried, PlanError> {
+        self.search.proceed()?;
         let step = &open.step;
         let remat = match (&step.frontier, &self.search.remat) {
             (Some(_), _) if k == open.last() => Remat::None,
@@ -344,6 +372,7 @@ impl Look<'_> {
     }
 
     fn after_with(&self, open: &Open, checks: Checks) -> Result<After, PlanError> {
+        self.search.proceed()?;
         let training = self.search.training(&open.candidate);
         training.after(&open.step.graph, &open.step.evaluation, self.target, checks)
     }

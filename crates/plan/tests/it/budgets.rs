@@ -47,8 +47,8 @@ fn recipes() -> impl Strategy<Value = Recipe> {
     )
 }
 
-fn everything_decays(_: &str) -> Group {
-    Group::Decay
+fn everything_decays(_: &str) -> Option<Group> {
+    Some(Group::Decay)
 }
 
 impl Recipe {
@@ -104,14 +104,19 @@ fn a_thousand_configurations_stay_inside_their_lines() {
         let whole = recipe.run(Bytes(u64::MAX)).unwrap_or_else(|e| panic!("{recipe:?}: {e}"));
         let least = least(&recipe, Bytes(1));
         let most = whole.program.peak().0.max(least.0);
-        let mut before = 0.0;
+        let (mut before, mut preferred) = (0.0, false);
         for k in 0..LINES {
             let budget = Bytes(least.0 + (most - least.0) * k / (LINES - 1));
             let found = recipe.run(budget).unwrap_or_else(|e| panic!("{recipe:?}: {budget}: {e}"));
             let program = &found.program;
             assert!(program.peak() <= budget, "{recipe:?}: {} in {budget}", program.peak());
             assert_eq!(program.ledger().total(), program.peak(), "{recipe:?}: {budget}");
-            assert!(found.tokens_per_second >= before, "{recipe:?}: {budget} is slower than less");
+            // The first optimizer is taken from where it fits, though the second one may be faster there.
+            let first = matches!(found.candidate.optimizer, Optimizer::AdamW(_)) && recipe.optimizer == 0;
+            assert!(first || !preferred, "{recipe:?}: {budget} has a later optimizer than less");
+            let before_it = if first && !preferred { 0.0 } else { before };
+            preferred = first;
+            assert!(found.tokens_per_second >= before_it, "{recipe:?}: {budget} is slower than less");
             before = found.tokens_per_second;
             planned += 1;
             recomputing += u32::from(found.remat != Remat::None && recipe.remat != 0);

@@ -41,8 +41,8 @@ fn a_missing_kernel_is_named() {
     target.kernels.retain(|k| k.op != "layer_norm");
     let error = compile(&mlp(bounds(64)), &Policy::default(), &target).expect_err("no kernel");
     assert_eq!(error.to_string(), "target `null` has no kernel for `layer_norm` in f32");
-    let PlanError::Unsupported { op, dtype, target } = error else { panic!("{error}") };
-    assert_eq!((op, dtype, target.as_str()), ("layer_norm", DType::F32, "null"));
+    let PlanError::Unsupported { ops, target } = error else { panic!("{error}") };
+    assert_eq!((ops, target.as_str()), (vec![("layer_norm", DType::F32)], "null"));
 }
 
 /// The CPU streams packed weights; rows that are computed or updated would be read as panels.

@@ -58,8 +58,8 @@ fn block(g: &mut Builder, x: ValueId, spans: ValueId, hidden: u64) -> ValueId {
     g.add(x, h)
 }
 
-fn decay(name: &str) -> Group {
-    if name.contains("norm") { Group::NoDecay } else { Group::Decay }
+fn decay(name: &str) -> Option<Group> {
+    Some(if name.contains("norm") { Group::NoDecay } else { Group::Decay })
 }
 
 pub fn training(optimizer: Optimizer) -> Training<'static> {
@@ -197,7 +197,7 @@ fn a_step_at_once_keeps_no_gradients() {
 #[test]
 fn what_is_frozen_has_no_gradient_and_no_state() {
     let graph = small();
-    let group = |name: &str| if name.starts_with("layers.1.") { Group::Decay } else { Group::Frozen };
+    let group = |name: &str| Some(if name.starts_with("layers.1.") { Group::Decay } else { Group::Frozen });
     let t = Training { group: &group, ..training(Optimizer::AdamW(ADAM)) };
     let program = program(&t, &graph).expect("planned");
     let micro = &program.plans()[0].1.graph;
@@ -206,9 +206,14 @@ fn what_is_frozen_has_no_gradient_and_no_state() {
     // The first layer has no backward nodes at all.
     let backward = micro.nodes.iter().filter(|n| n.phase == Phase::Backward);
     assert!(backward.clone().all(|n| n.layer != Some(0)) && backward.count() > 0);
-    let all = Training { group: &|_| Group::Frozen, ..training(Optimizer::AdamW(ADAM)) };
+    let all = Training { group: &|_| Some(Group::Frozen), ..training(Optimizer::AdamW(ADAM)) };
     let error = all.program(&graph, &graph, &target("null")).expect_err("nothing to train");
     assert_eq!(error.to_string(), "policy `group`: no parameter is trained: all are frozen");
+    let unknown = |name: &str| (name != "norm.weight").then_some(Group::Decay);
+    let some = Training { group: &unknown, ..training(Optimizer::AdamW(ADAM)) };
+    let error = some.program(&graph, &graph, &target("null")).expect_err("an unknown parameter");
+    let wanted = "policy `group`: the parameter `norm.weight` is not known: it is neither trained nor frozen";
+    assert_eq!(error.to_string(), wanted);
 }
 
 #[test]
@@ -276,13 +281,67 @@ pub fn search(budget: Bytes, remat: RematChoice) -> TrainingSearch<'static> {
         chunks: vec![64, 256],
         optimizers: vec![Optimizer::AdamW(ADAM), Optimizer::AdamW8bit(ADAM)],
         remat,
+        stopped: &|| false,
     }
 }
 
-/// More budget never gives a slower plan, every plan is inside its line, and less than the least is refused.
+/// Whether the search fell back on the second optimizer.
+pub fn is_8bit(optimizer: &Optimizer) -> bool {
+    matches!(optimizer, Optimizer::AdamW8bit(_))
+}
+
+#[test]
+fn a_search_that_is_stopped_ends() {
+    let build = |tokens, _| Ok((language_model(2, 64, 512, tokens), language_model(2, 64, 512, tokens)));
+    let target = target("cpu");
+    for after in [0, 1, 5, 20] {
+        let asked = std::cell::Cell::new(0);
+        let stopped = || asked.replace(asked.get() + 1) >= after;
+        // Of a budget that needs many plans to find the border.
+        let search = TrainingSearch { stopped: &stopped, ..search(Bytes(19_000_000), RematChoice::Auto) };
+        let error = search.run(&target, &build).expect_err("stopped");
+        assert!(matches!(error, PlanError::Stopped), "{after}: {error}");
+        assert_eq!(asked.get(), after + 1, "nothing goes on behind it");
+    }
+}
+
+/// A card with the reference's kernels, as if it had those of training.
+fn trainable(name: &str) -> Target {
+    Target { kernels: target("null").kernels, ..target(name) }
+}
+
+/// What has no kernels has no price: every op that is missing is named, of the whole step.
+#[test]
+fn a_target_without_kernels_of_training_is_refused() {
+    let build = |tokens, _| {
+        let graph = language_model(2, 64, 512, tokens);
+        Ok((graph.clone(), graph))
+    };
+    let asked = search(Bytes(20 << 30), RematChoice::Auto);
+    for name in Target::names().filter(|name| !matches!(*name, "cpu" | "null")) {
+        let error = asked.run(&target(name), &build).expect_err("no kernels");
+        let PlanError::Unsupported { ops, target: found } = &error else { panic!("{name}: {error}") };
+        assert_eq!(found, name);
+        let named: Vec<&str> = ops.iter().map(|(op, _)| *op).collect();
+        for op in [
+            "adamw",
+            "attention_grad",
+            "linear_cross_entropy",
+            "linear_cross_entropy_grad",
+            "linear_weight_grad",
+        ] {
+            assert!(named.contains(&op), "{error}");
+        }
+        assert!(matches!(asked.fits(&target(name), &build), Err(PlanError::Unsupported { .. })));
+    }
+    asked.run(&target("cpu"), &build).expect("the CPU trains");
+}
+
+/// More budget never gives a slower plan of one optimizer, the first that fits is taken, every plan is inside its line, and
+/// less than the least is refused.
 #[test]
 fn the_search_is_monotone_in_the_budget() {
-    let target = target("4090");
+    let target = trainable("4090");
     let build = |tokens, _| {
         let graph = language_model(4, 64, 512, tokens);
         Ok((graph.clone(), graph))
@@ -293,20 +352,32 @@ fn the_search_is_monotone_in_the_budget() {
     let PlanError::OverBudget(bill) = error else { panic!("{error}") };
     let (least, most) = (bill.ledger.total().0, whole.program.peak().0);
     let mut before = 0.0;
-    let mut recomputing = 0;
+    let (mut recomputing, mut eight_bits) = (0, 0);
     for k in 0..=12 {
         let budget = Bytes(least + (most - least) * k / 12);
         let found = search(budget, RematChoice::Auto).run(&target, &build).unwrap_or_else(|e| panic!("{e}"));
         assert!(found.program.peak() <= budget, "{budget}");
+        let is_8bit = is_8bit(&found.candidate.optimizer);
+        let first =
+            TrainingSearch { optimizers: vec![Optimizer::AdamW(ADAM)], ..search(budget, RematChoice::Auto) };
+        assert_eq!(is_8bit, first.run(&target, &build).is_err(), "{budget}: adamw where it fits");
+        if !is_8bit && eight_bits == k {
+            before = 0.0;
+        }
+        eight_bits += u64::from(is_8bit);
         assert!(found.tokens_per_second >= before, "{budget}: {} after {before}", found.tokens_per_second);
         before = found.tokens_per_second;
         recomputing += usize::from(found.remat != Remat::None);
         // What the caller asks for is no faster than what the search takes where both fit.
-        if let Ok(full) = search(budget, RematChoice::Given(Remat::Full)).run(&target, &build) {
+        let full = search(budget, RematChoice::Given(Remat::Full)).run(&target, &build);
+        if let Ok(full) = full
+            && full.candidate.optimizer == found.candidate.optimizer
+        {
             assert!(found.tokens_per_second >= full.tokens_per_second, "{budget}");
         }
     }
     assert!((2..13).contains(&recomputing), "{recomputing} of 13 budgets recompute");
+    assert!((1..13).contains(&eight_bits), "{eight_bits} of 13 budgets hold adamw8bit alone");
     assert!((before - whole.tokens_per_second).abs() < 1e-9 * before);
     let below = search(Bytes(least - 1), RematChoice::Auto).run(&target, &build);
     assert!(matches!(below, Err(PlanError::OverBudget(_))));
@@ -316,7 +387,7 @@ fn the_search_is_monotone_in_the_budget() {
 #[test]
 fn what_is_kept_bounds_every_plan() {
     // Kernels without scratch: the products' would hide how near the bound is to so small a model.
-    let target = Target { kernels: target("null").kernels, ..target("4090") };
+    let target = trainable("4090");
     for (accumulation, precision) in [(1, Precision::F32), (4, Precision::Bf16)] {
         let t = Training { accumulation, precision, ..training(Optimizer::AdamW(ADAM)) };
         let graph = language_model(5, 64, 512, 1024);
@@ -337,7 +408,7 @@ fn what_is_kept_bounds_every_plan() {
 
 #[test]
 fn forty_layers_are_searched_within_a_second() {
-    let target = target("4090");
+    let target = trainable("4090");
     let build = |tokens, chunk: u32| {
         let graph = language_model(40, 1024, 32_000, tokens);
         let _ = chunk;

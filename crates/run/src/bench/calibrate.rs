@@ -76,9 +76,9 @@ fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Ra
         }
         Device::Machines(_) => {
             let of = |precision| raw_products(&with(precision));
-            // Cards before sm_89 have no e4m3.
             let tf32 = Some(of(Precision::Tf32)?);
-            (of(Precision::F32)?, tf32, of(Precision::Bf16)?, of(Precision::Fp8).ok(), None)
+            let fp8 = where_known(settings.target()?.rates.fp8, || of(Precision::Fp8))?;
+            (of(Precision::F32)?, tf32, of(Precision::Bf16)?, fp8, None)
         }
     };
     Ok(Rates {
@@ -91,6 +91,15 @@ fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Ra
         launch: launch(settings, repeats)?,
         storage: storage.unwrap_or(settings.target()?.rates.storage),
     })
+}
+
+/// The measured rate of products that a machine has where its target says so: cards before sm_89 have no e4m3, and on
+/// any other one a measurement that fails is an error.
+fn where_known(
+    planned: Option<f64>,
+    measure: impl FnOnce() -> Result<f64, RunError>,
+) -> Result<Option<f64>, RunError> {
+    planned.map(|_| measure()).transpose()
 }
 
 /// Operations per second of the CPU's products, in the precision of the settings.
@@ -185,7 +194,7 @@ fn text(path: &Path, settings: &Settings, rates: Rates, storage_is_measured: boo
             (format!("{processor}, {} threads, {}", target.units, machine.isa), r#"["cpu"]"#)
         }
         Device::Machines(machines) => {
-            (format!("{}, {}", machines[0].name(), machines[0].arithmetic()), r#"["cuda", "null"]"#)
+            (format!("{}, {}", machines[0].name(), machines[0].arithmetic()), r#"["cuda"]"#)
         }
     };
     let about = format!("{machine}; rates measured by plimsoll {}", env!("CARGO_PKG_VERSION"));
@@ -288,6 +297,14 @@ mod tests {
             assert_eq!((target.rates, target.units, &target.kernels), (rates, 7, &cpu.kernels));
             assert_eq!(text.contains("Not measured"), !storage);
         }
+    }
+
+    #[test]
+    fn a_rate_that_cannot_be_measured_is_no_missing_rate() {
+        let fails = || Err(RunError::Refused("out of memory".to_owned()));
+        assert!(where_known(Some(1e12), fails).is_err());
+        assert_eq!(where_known(None, fails).expect("not measured"), None);
+        assert_eq!(where_known(Some(1e12), || Ok(2e12)).expect("measured"), Some(2e12));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! metrics.jsonl: a line for each logged step and each evaluation. Invariant: lines are in the order of their steps, and
 //! none is of a step that a run which goes on will do again.
 
+use super::trainable::Auxiliary;
 use crate::RunError;
 use data::atomic::AtomicFile;
 use serde::{Deserialize, Serialize};
@@ -19,9 +20,9 @@ pub struct StepLine {
     pub step: u64,
     /// Cross-entropy of a target, in nats.
     pub loss: Option<Number>,
-    /// The auxiliary loss, mean over micro-steps by their targets.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub aux: Option<Number>,
+    /// Auxiliary losses, a column each: means over micro-steps, weighted by their targets. What is not finite is null.
+    #[serde(flatten)]
+    pub auxiliary: Auxiliary,
     /// The learning rate.
     pub lr: Option<Number>,
     /// The norm of all gradients.
@@ -42,9 +43,8 @@ pub struct StepLine {
     /// Of fp16.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<Number>,
-    /// Steps that an overflow made void, so far.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub skipped: Option<u64>,
+    /// Steps skipped so far, because a gradient was not finite.
+    pub skipped: u64,
     /// Resident memory of the process.
     pub memory_bytes: u64,
 }

@@ -18,5 +18,5 @@ pub use engine::{Largest, Size, largest, open, plan_of};
 pub use resume::Resume;
 pub use state::{Best, LossScale, State};
 pub(crate) use tokenizer::beside as tokenizer_files;
-pub use trainable::{Applied, Evaluated, Found, Part, Stored, Taken, Trainable};
+pub use trainable::{Applied, Auxiliary, Evaluated, Found, Part, Stored, Taken, Trainable};
 pub use trainer::{Ended, Open, Report, Request, train_with};

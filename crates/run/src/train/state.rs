@@ -16,8 +16,11 @@ pub struct State {
     pub epoch: u64,
     /// Updates that moved the weights: what Adam's corrections count.
     pub updates: u64,
-    /// Steps that an overflow made void.
+    /// Steps skipped because a gradient was not finite.
     pub skipped: u64,
+    /// Of these, the newest in a row.
+    #[serde(default)]
+    pub skipped_in_a_row: u64,
     /// Tokens trained on.
     pub tokens: u64,
     /// Targets trained on.
@@ -55,6 +58,10 @@ pub struct LossScale {
     pub good: u64,
 }
 
+/// A run in f32 or bf16 ends at so many skipped steps in a row. One may be a batch of outliers; ten are weights that no
+/// batch has finite gradients for. In fp16 the loss scale falls at each, and the run ends where no smaller one is left.
+pub const SKIPS_IN_A_ROW: u64 = 10;
+
 /// The largest, so that it stays a number in f32; gradients overflow long before.
 const LARGEST: f64 = (1u64 << 40) as f64;
 
@@ -81,14 +88,12 @@ impl LossScale {
             false if scales && self.factor > 1.0 => {
                 *self = Self { factor: (self.factor / 2.0).max(1.0), good: 0 }
             }
+            false if !scales => {}
             false => {
-                let hint = match scales {
-                    true => "even without a loss scale; use precision.kind bf16, or a lower optimizer.lr",
-                    false => "use a lower optimizer.lr or a longer schedule.warmup",
-                };
                 return Err(RunError::Refused(format!(
-                    "step {step}: the gradients are no numbers any more, {hint}; the weights did not move, and the \
-                     last checkpoint is from before"
+                    "step {step}: the gradients are no numbers any more, even without a loss scale; use \
+                     precision.kind bf16, or a lower optimizer.lr; the weights did not move, and the last checkpoint \
+                     is from before"
                 )));
             }
         }
@@ -97,6 +102,28 @@ impl LossScale {
 }
 
 impl State {
+    /// Counts a step that was applied (`ok`) or skipped.
+    ///
+    /// # Errors
+    /// In fp16 where no smaller loss scale is left, in other formats at [`SKIPS_IN_A_ROW`].
+    pub fn after(&mut self, ok: bool, precision: &Precision, step: u64) -> Result<(), RunError> {
+        self.scale.after(ok, precision, step)?;
+        if ok {
+            self.updates += 1;
+            self.skipped_in_a_row = 0;
+            return Ok(());
+        }
+        self.skipped += 1;
+        self.skipped_in_a_row += 1;
+        if precision.kind != PrecisionKind::Fp16 && self.skipped_in_a_row >= SKIPS_IN_A_ROW {
+            return Err(RunError::Refused(format!(
+                "step {step}: a gradient was not finite in {SKIPS_IN_A_ROW} steps in a row, which were skipped; use a \
+                 lower optimizer.lr or a longer schedule.warmup, or look at the data of these steps"
+            )));
+        }
+        Ok(())
+    }
+
     /// Before the first step.
     pub fn new(precision: &Precision, position: Value) -> Self {
         let scale = LossScale::new(precision);
@@ -105,6 +132,7 @@ impl State {
             epoch: 0,
             updates: 0,
             skipped: 0,
+            skipped_in_a_row: 0,
             tokens: 0,
             targets: 0,
             scale,
@@ -152,8 +180,28 @@ mod tests {
             for _ in 0..3000 {
                 scale.after(true, &precision, 1).expect("good");
             }
+            scale.after(false, &precision, 1).expect("nothing to lower");
             assert_eq!(scale, LossScale { factor: 1.0, good: 0 });
-            assert!(scale.after(false, &precision, 1).is_err());
         }
+    }
+
+    #[test]
+    fn a_row_of_skipped_steps_is_an_error() {
+        let precision = Precision { kind: PrecisionKind::Bf16, ..Precision::default() };
+        let mut state = State::new(&precision, Value::Null);
+        for _ in 0..3 {
+            for n in 1..SKIPS_IN_A_ROW {
+                state.after(false, &precision, n).expect("not yet");
+                assert_eq!(state.skipped_in_a_row, n);
+            }
+            state.after(true, &precision, 1).expect("a good step");
+            assert_eq!(state.skipped_in_a_row, 0);
+        }
+        assert_eq!((state.updates, state.skipped), (3, 3 * (SKIPS_IN_A_ROW - 1)));
+        let error = (0..SKIPS_IN_A_ROW).find_map(|_| state.after(false, &precision, 40).err()).expect("an end");
+        assert!(
+            error.to_string().starts_with("step 40: a gradient was not finite in 10 steps in a row"),
+            "{error}"
+        );
     }
 }

@@ -5,6 +5,7 @@ use super::config::OptimizerKind;
 use crate::RunError;
 use data::weights::DType;
 use graph::Bytes;
+use serde::Serialize;
 use serde_json::Value;
 use std::ops::Range;
 
@@ -18,6 +19,7 @@ pub trait Trainable {
     fn prepare(&mut self, hyper: &[f32]);
 
     /// Forward and backward of the micro-batch that was taken last. Its gradients begin a group, or join it with `keep`.
+    /// They are those of `loss_scale` times the cross-entropy summed over targets.
     fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<Found, RunError>;
 
     /// Moves the weights by the group's gradients times `unscale`, unless these are not numbers.
@@ -91,10 +93,39 @@ pub struct Taken {
 pub struct Found {
     /// The cross-entropy, summed over targets.
     pub loss: f64,
-    /// The auxiliary loss, if there is one.
-    pub aux: Option<f64>,
+    /// Auxiliary losses.
+    pub auxiliary: Auxiliary,
     /// Rows that experts dropped.
     pub dropped: u64,
+}
+
+/// Auxiliary losses, each with its weight, means over targets (z) or tokens (of routers); `None` where the model has
+/// none. They are minimized with the cross-entropy and reported apart from it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Auxiliary {
+    /// The z-loss of the output's logits.
+    #[serde(rename = "z_loss", skip_serializing_if = "Option::is_none")]
+    pub z: Option<f64>,
+    /// The loss that keeps experts evenly used.
+    #[serde(rename = "balance_loss", skip_serializing_if = "Option::is_none")]
+    pub balance: Option<f64>,
+    /// The z-loss of the routers' logits.
+    #[serde(rename = "router_z_loss", skip_serializing_if = "Option::is_none")]
+    pub router_z: Option<f64>,
+}
+
+impl Auxiliary {
+    /// Adds `other` times `weight`.
+    pub fn add(&mut self, other: &Self, weight: f64) {
+        let sum = |a: &mut Option<f64>, b: Option<f64>| {
+            if let Some(b) = b {
+                *a = Some(a.unwrap_or(0.0) + weight * b);
+            }
+        };
+        sum(&mut self.z, other.z);
+        sum(&mut self.balance, other.balance);
+        sum(&mut self.router_z, other.router_z);
+    }
 }
 
 /// How an update went.
@@ -102,7 +133,8 @@ pub struct Found {
 pub struct Applied {
     /// The norm of all gradients.
     pub norm: f64,
-    /// Whether the weights moved: the norm is a number.
+    /// Whether the weights moved: every gradient was finite. Where updates follow their gradients one by one
+    /// (one micro-batch a step and no clip), those before the first that is not finite have moved their weights.
     pub ok: bool,
 }
 

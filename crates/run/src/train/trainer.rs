@@ -7,8 +7,8 @@ use super::config::{PrecisionKind, TrainConfig};
 use super::metrics::{EvaluationLine, Metrics, StepLine, number};
 use super::resume::{self, Resume};
 use super::schedule::{Rate, hyper};
-use super::state::{Best, State};
-use super::trainable::{Applied, Found, Taken, Trainable};
+use super::state::{Best, SKIPS_IN_A_ROW, State};
+use super::trainable::{Applied, Auxiliary, Found, Taken, Trainable};
 use crate::machine::{self, Tracker, parse_budget};
 use crate::predict::folder;
 use crate::{Level, Observer, RunError, Trained};
@@ -232,7 +232,7 @@ struct Group {
     targets: u64,
     loss: f64,
     /// Auxiliary losses times the targets of their micro-steps.
-    aux: Option<f64>,
+    auxiliary: Auxiliary,
     dropped: u64,
 }
 
@@ -243,9 +243,7 @@ impl Group {
         self.targets += taken.targets;
         self.loss += found.loss;
         self.dropped += found.dropped;
-        if let Some(aux) = found.aux {
-            *self.aux.get_or_insert(0.0) += aux * taken.targets as f64;
-        }
+        self.auxiliary.add(&found.auxiliary, taken.targets as f64);
     }
 }
 
@@ -376,16 +374,23 @@ impl Trainer {
         let scale = self.state.scale;
         let lr = self.rate.at(self.state.step, group.epoch);
         let told = self.hyper(group.epoch);
-        let unscale = (1.0 / (scale.factor * group.targets as f64)) as f32;
+        let unscale = (1.0 / (f64::from(self.loss_scale()) * group.targets as f64)) as f32;
         let applied = self.model.apply(&told, unscale)?;
-        self.state.scale.after(applied.ok, &self.config.precision, step)?;
-        match applied.ok {
-            true => self.state.updates += 1,
-            false => {
-                self.state.skipped += 1;
-                let scale = self.state.scale.factor;
-                let text = format!("step {step} skipped: gradient not finite, scale now {scale}");
-                observer.say(Level::Info, &text);
+        self.state.after(applied.ok, &self.config.precision, step)?;
+        if !applied.ok {
+            match self.config.precision.kind {
+                PrecisionKind::Fp16 => {
+                    let scale = self.state.scale.factor;
+                    let text = format!("step {step} skipped: gradient not finite, scale now {scale}");
+                    observer.say(Level::Info, &text);
+                }
+                PrecisionKind::F32 | PrecisionKind::Bf16 => {
+                    let row = self.state.skipped_in_a_row;
+                    let text = format!(
+                        "step {step} skipped: gradient not finite, {row} in a row; the run ends at {SKIPS_IN_A_ROW}"
+                    );
+                    observer.say(Level::Warning, &text);
+                }
             }
         }
         self.state.step = step;
@@ -404,6 +409,16 @@ impl Trainer {
             line: self.line,
         });
         Ok(true)
+    }
+
+    /// The factor of a micro-batch's summed cross-entropy. In fp16 it is the loss scale over the tokens of a step, so that
+    /// tensors of fp16 see gradients of a mean: as large in a micro-batch of a thousand tokens as in one of a million.
+    /// f32 and bf16 have the range for the sum, which is divided by its targets when the weights move.
+    fn loss_scale(&self) -> f32 {
+        match self.config.precision.kind {
+            PrecisionKind::Fp16 => (self.state.scale.factor / self.config.batch.tokens as f64) as f32,
+            PrecisionKind::F32 | PrecisionKind::Bf16 => self.state.scale.factor as f32,
+        }
     }
 
     /// What the optimizer is told in the next update, which begins in `epoch`.
@@ -435,7 +450,7 @@ impl Trainer {
                 let told = self.hyper(group.epoch);
                 self.model.prepare(&told);
             }
-            let found = self.model.micro_step(group.micro_steps > 0, self.state.scale.factor as f32)?;
+            let found = self.model.micro_step(group.micro_steps > 0, self.loss_scale())?;
             group.add(taken, found);
         }
         Ok(group)
@@ -444,10 +459,12 @@ impl Trainer {
     fn log(&mut self, group: &Group, applied: Applied, lr: f64, scale: f64) -> Result<(), RunError> {
         let scales = self.config.precision.kind == PrecisionKind::Fp16;
         let targets = group.targets as f64;
+        let mut auxiliary = Auxiliary::default();
+        auxiliary.add(&group.auxiliary, 1.0 / targets);
         self.metrics.put(&StepLine {
             step: self.state.step,
             loss: number(group.loss / targets),
-            aux: group.aux.and_then(|aux| number(aux / targets)),
+            auxiliary,
             lr: number(lr),
             grad_norm: number(applied.norm),
             tokens: self.state.tokens,
@@ -457,7 +474,7 @@ impl Trainer {
             seconds: number(self.clock.began.elapsed().as_secs_f64()),
             dropped: group.dropped,
             loss_scale: number(scale).filter(|_| scales),
-            skipped: Some(self.state.skipped).filter(|_| scales),
+            skipped: self.state.skipped,
             memory_bytes: machine::resident().0.0,
         })
     }

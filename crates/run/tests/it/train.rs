@@ -7,7 +7,8 @@ use graph::Bytes;
 use plimsoll_run::train::checkpoint::Checkpoints;
 use plimsoll_run::train::config::{OptimizerKind, TrainConfig};
 use plimsoll_run::train::{
-    Applied, Ended, Evaluated, Found, Part, Report, Request, Resume, Stored, Taken, Trainable, train_with,
+    Applied, Auxiliary, Ended, Evaluated, Found, Part, Report, Request, Resume, Stored, Taken, Trainable,
+    train_with,
 };
 use plimsoll_run::{Level, Observer, Progress, RunError, Trained};
 use serde_json::{Value, json};
@@ -27,8 +28,10 @@ struct Toy {
     log: Vec<(bool, f32)>,
     /// Batches of an epoch; the last one is smaller.
     epoch: u64,
-    /// The gradient of this batch is no number, as long as the scale is above 4.
+    /// The gradient of this batch is no number, as long as the scale of the mean is above 4.
     overflow: Option<u64>,
+    /// The gradients of these batches are no numbers at any scale.
+    infinite: std::ops::Range<u64>,
     slow: Duration,
 }
 
@@ -36,7 +39,19 @@ impl Toy {
     fn new(config: &TrainConfig) -> Self {
         let (weights, momentum, gradient) = ([1.0, -2.0, 3.0, 0.5, 0.0], [0.0; 5], [0.0; 5]);
         let (seed, log, slow) = (config.run.seed, vec![], Duration::ZERO);
-        Self { weights, momentum, gradient, seed, place: 0, evaluated: 0, log, epoch: 7, overflow: None, slow }
+        Self {
+            weights,
+            momentum,
+            gradient,
+            seed,
+            place: 0,
+            evaluated: 0,
+            log,
+            epoch: 7,
+            overflow: None,
+            infinite: 0..0,
+            slow,
+        }
     }
 
     fn target(&self, i: usize) -> f32 {
@@ -72,12 +87,13 @@ impl Trainable for Toy {
         let mut loss = 0.0;
         for i in 0..5 {
             let error = self.weights[i] - self.target(i);
-            let overflow = self.overflow == Some(self.place) && loss_scale > 4.0;
+            let overflow = self.overflow == Some(self.place) && loss_scale > 4.0 / STEP;
+            let overflow = overflow || self.infinite.contains(&self.place);
             let gradient = if overflow { f32::INFINITY } else { error * loss_scale };
             self.gradient[i] = if keep { self.gradient[i] + gradient } else { gradient };
             loss += f64::from(error * error);
         }
-        Ok(Found { loss, aux: Some(0.25), dropped: 1 })
+        Ok(Found { loss, auxiliary: Auxiliary { balance: Some(0.25), ..Auxiliary::default() }, dropped: 1 })
     }
 
     fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, RunError> {
@@ -190,6 +206,9 @@ impl Observer for Ear {
         self.stop_after.filter(|&n| self.step >= n).map(|_| 15)
     }
 }
+
+/// Tokens of a step.
+const STEP: f32 = 24.0;
 
 const BASE: &str = "data: {train: [x], longest: 2}\nbatch: {tokens: 24, micro_tokens: 8}\n\
                     optimizer: {kind: sgd, lr: 0.01}\nschedule: {kind: constant, warmup: 5}\n";
@@ -421,7 +440,7 @@ fn groups_end_with_their_epoch_and_weigh_their_targets() {
     let found: Vec<_> = lines(&folder).iter().map(|l| (l["micro_steps"].clone(), l["epoch"].clone())).collect();
     let wanted = [(3, 0), (3, 0), (1, 0), (3, 1), (3, 1), (1, 1)];
     assert_eq!(found, wanted.map(|(a, b)| (json!(a), json!(b))));
-    assert!(lines(&folder).iter().all(|line| line["aux"] == json!(0.25)));
+    assert!(lines(&folder).iter().all(|line| line["balance_loss"] == json!(0.25)));
     let more = train(&Folder::new("train-tokens").0, "run.max_tokens=20").expect("trained");
     assert_eq!((more.ended, more.state.targets), (Ended::Tokens, 24));
 }
@@ -453,6 +472,27 @@ fn overflows_are_skipped_counted_and_overcome() {
     })
     .expect_err("no number");
     assert!(error.to_string().starts_with("step 1: the loss is no number any more"), "{error}");
+}
+
+#[test]
+fn steps_whose_gradients_are_not_finite_are_skipped_and_end_the_run() {
+    for precision in ["f32", "bf16"] {
+        let flags = format!("run.steps=8 precision.kind={precision}");
+        let folder = Folder::new("train-skips");
+        let mut ear = Ear::default();
+        // The first micro-batches of steps 2 and 3.
+        let report = go(&folder.0, &flags, &mut ear, |toy| toy.infinite = 4..8).expect("trained");
+        assert_eq!((report.state.skipped, report.state.updates, report.state.step), (2, 6, 8));
+        assert_eq!(report.state.skipped_in_a_row, 0);
+        let skipped: Vec<Value> = lines(&folder).iter().map(|line| line["skipped"].clone()).collect();
+        assert_eq!(skipped, [0, 1, 2, 2, 2, 2, 2, 2].map(|n| json!(n)));
+        let said = "step 3 skipped: gradient not finite, 2 in a row; the run ends at 10";
+        assert!(ear.heard.iter().any(|(_, text)| text == said), "{:?}", ear.heard);
+        let whole = Folder::new("train-skips-all");
+        let flags = format!("run.steps=80 precision.kind={precision}");
+        let error = go(&whole.0, &flags, &mut ear, |toy| toy.infinite = 4..1000).expect_err("an end");
+        assert!(error.to_string().starts_with("step 11: a gradient was not finite in 10 steps"), "{error}");
+    }
 }
 
 #[test]

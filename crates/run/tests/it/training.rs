@@ -6,7 +6,7 @@ use crate::train::{Ear, bits, lines};
 use data::weights::{StoredAs, TensorData, Weights, write_safetensors};
 use plimsoll_run::train::config::TrainConfig;
 use plimsoll_run::train::{Ended, Report, Request, Resume, open, priced, train_with};
-use plimsoll_run::{RunError, Silent};
+use plimsoll_run::{Level, Observer, Progress, RunError, Silent};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -95,6 +95,81 @@ fn a_broken_run_has_the_bits_of_a_whole_one() {
         assert_eq!(lines(&broken), lines(&whole), "{kind}");
         assert!(lines(&whole).iter().any(|line| line["micro_steps"] == json!(2)));
     }
+}
+
+/// Auxiliary losses change what is minimized, not what `loss` and `validation_loss` report.
+#[test]
+fn losses_are_cross_entropy_alone() {
+    let (_text, data) = corpus("training-auxiliary");
+    let still = "run.steps=1 schedule.warmup=0 optimizer.lr=1e-30 run.evaluate_every=1";
+    let run = |name: &str, flags: &str| {
+        let folder = Folder::new(name);
+        train(&folder.0, TINY, &format!("{data} {still} {flags}"));
+        let lines = lines(&folder);
+        let of = |key: &str| lines.iter().find_map(|line| line.get(key)?.as_f64());
+        ["loss", "validation_loss", "z_loss", "balance_loss", "router_z_loss"].map(of)
+    };
+    let [loss, validation, ..] = run("training-no-z", "loss.balance=0");
+    let weights = "loss.z=0.1 loss.balance=0.5 loss.router_z=0.25";
+    let found = run("training-z", weights);
+    assert_eq!([loss, validation], found[..2], "cross-entropy alone");
+    // Of a model at its start: logits near 0 over 259 classes, four experts used about alike.
+    let (z, balance, router_z) = (0.1 * 259f64.ln().powi(2), 0.5, 0.25 * 4f64.ln().powi(2));
+    for (found, wanted) in found[2..].iter().zip([z, balance, router_z]) {
+        let found = found.expect("a column");
+        assert!((found / wanted - 1.0).abs() < 0.1, "{found} is not about {wanted}");
+    }
+    let none = run("training-none", "loss.balance=0");
+    assert_eq!(none[2..], [None; 3], "no column for a loss that is not there");
+    let alone = run("training-z-alone", "loss.z=0.1 loss.balance=0");
+    assert_eq!([alone[3], alone[4]], [None; 2]);
+}
+
+/// The loss scale is that of a mean: overflows do not grow with the tokens of a micro-batch.
+#[test]
+fn as_many_steps_of_fp16_overflow_at_any_size_of_a_micro_batch() {
+    let (_text, data) = corpus("training-fp16");
+    let skipped = |tokens: u64| {
+        let folder = Folder::new("training-fp16-run");
+        let flags = format!(
+            "{data} precision.kind=fp16 model.layers=1 model.hidden=16 model.heads=1 model.intermediate=16 \
+             run.steps=4 schedule.warmup=1 data.longest=32 batch.tokens={tokens} batch.micro_tokens={tokens}"
+        );
+        train(&folder.0, TINY, &flags).state.skipped
+    };
+    let few = skipped(64);
+    assert_eq!(few, skipped(4096), "of 4 steps");
+    assert!(few <= 1, "{few} of 4 steps were skipped");
+}
+
+/// A search answers a signal between its plans, and a size that no plan is made for is refused before its graph is built.
+#[test]
+fn planning_ends_when_it_is_asked_to_and_is_bounded() {
+    struct Ended;
+    impl Observer for Ended {
+        fn say(&mut self, _: Level, _: &str) {}
+        fn progress(&mut self, _: &Progress) {}
+        fn stop(&self) -> Option<u8> {
+            Some(15)
+        }
+    }
+    let config = |flags: &str| {
+        let flags: Vec<String> = flags.split_whitespace().map(str::to_owned).collect();
+        TrainConfig::parse(TINY, "test", &flags).unwrap_or_else(|e| panic!("{flags:?}: {e}"))
+    };
+    let target = plan::Target::named("cpu").expect("read");
+    let ask = |config: &TrainConfig, observer: &mut dyn Observer| {
+        plimsoll_run::train::plan_of(config, &target, graph::Bytes(8 << 30), observer)
+    };
+    let vocabulary = "data.train=[nowhere.txt] model.vocabulary=512";
+    ask(&config(vocabulary), &mut Silent).expect("planned");
+    let error = ask(&config(vocabulary), &mut Ended).expect_err("interrupted");
+    assert_eq!(error.exit_code(), 143, "{error}");
+    let start = std::time::Instant::now();
+    let deep = config(&format!("{vocabulary} model.layers=100000"));
+    let error = ask(&deep, &mut Silent).expect_err("too many").to_string();
+    assert!(error.contains("model.layers is 100000; at most 1024 are planned"), "{error}");
+    assert!(start.elapsed().as_secs() < 2, "{:?}", start.elapsed());
 }
 
 #[test]

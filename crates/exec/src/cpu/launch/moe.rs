@@ -66,7 +66,12 @@ pub(in super::super) fn router_loss(l: &Operands<'_>, cpu: &Cpu, op: &RouterLoss
     let logits = l.input(0)?;
     let weights = router_loss::Weights { balance: op.balance, z: op.z };
     let experts = l.ids(1, logits.cols())?;
-    l.flat_out(0)?.fill(router_loss::router_loss(cpu, weights, logits, experts, l.workspace()?));
+    let losses = router_loss::router_loss(cpu, weights, logits, experts, l.workspace()?);
+    for (k, value) in [losses.sum, losses.balance, losses.z].into_iter().enumerate() {
+        if let Some(out) = l.vector_out(k)? {
+            out.fill(value);
+        }
+    }
     Ok(())
 }
 

@@ -58,10 +58,13 @@ pub(in super::super) fn linear_cross_entropy(
     op: &LinearCrossEntropy,
 ) -> Result<(), DeviceError> {
     let head = head(l, op, 0)?;
-    let loss = l.vector_out(0)?;
-    let sum = cross_entropy::loss(cpu, head, l.vector_out(1)?, l.workspace()?);
-    if let Some(loss) = loss {
-        loss[0] = sum;
+    let losses = cross_entropy::loss(cpu, head, l.vector_out(1)?, l.workspace()?);
+    let terms = [(2, losses.cross_entropy), (3, losses.z)];
+    let terms = terms.into_iter().filter(|_| op.z_loss != 0.0);
+    for (k, value) in std::iter::once((0, losses.sum)).chain(terms) {
+        if let Some(out) = l.vector_out(k)? {
+            out[0] = value;
+        }
     }
     Ok(())
 }

@@ -26,7 +26,7 @@ fn head(cpu: &Cpu, x: &[f32], targets: &[i32], chunk: usize) -> [Vec<f32>; 5] {
         db: Some(&mut db),
     };
     gradients(cpu, head, 0.5, &lse, to, &mut space);
-    [vec![sum], lse, dx, dw, db]
+    [vec![sum.sum, sum.cross_entropy, sum.z], lse, dx, dw, db]
 }
 
 fn targets() -> Vec<i32> {

@@ -28,7 +28,7 @@ fn start<'a>(fixture: &'a Fixture, graph: &Graph, on: On, accumulation: u64, rem
         precision: Precision::F32,
         remat,
         optimizer: optimizer(fixture),
-        group: &|name| groups[name],
+        group: &|name| groups.get(name).copied(),
         accumulation,
         max_norm: if head { 0.0 } else { fixture.hyper("max_norm") as f32 },
     };
@@ -117,7 +117,7 @@ impl Run<'_> {
         for micro in 0..self.accumulation {
             self.fixture.give(&mut self.executor, k);
             self.set(plans::MICRO, "keep", &[if micro == 0 { 0.0 } else { 1.0 }]);
-            self.set(plans::MICRO, "scale", &[unscale, 1.0]);
+            self.set(plans::MICRO, "unscale", &[unscale]);
             self.set(plans::MICRO, "hyper", &hyper);
             self.run(plans::MICRO, self.fixture.counts());
         }
@@ -225,6 +225,41 @@ fn of_masked_language_models() {
 fn of_the_head() {
     on(&[On::Reference], &["head"]);
     on(&On::every_cpu(), &["head"]);
+}
+
+/// Without a clip each gradient is used up in the micro-step; where one is not finite the weights stay finite, and the
+/// output `scale` says that the step was skipped.
+#[test]
+fn a_gradient_that_is_not_finite_moves_nothing_behind_it() {
+    let fixture = Fixture::open("head");
+    let graph = fixture.graph(fixture.bounds());
+    for on in std::iter::once(On::Reference).chain(On::every_cpu()) {
+        let mut run = start(&fixture, &graph, on, 1, Remat::None);
+        let k = run.executor.program().index(plans::MICRO).expect("a plan");
+        assert!(run.executor.program().index(plans::APPLY).is_none(), "updates follow their gradients");
+        let weights = |run: &mut Run<'_>| {
+            let mut all = run.parameters();
+            // Running statistics follow the activations, which are finite.
+            all.retain(|name, _| !name.contains("running_"));
+            all
+        };
+        let mut step = |run: &mut Run<'_>, dloss: f32| {
+            run.fixture.give(&mut run.executor, k);
+            run.set(plans::MICRO, "d loss", &[dloss]);
+            run.set(plans::MICRO, "unscale", &[1.0 / fixture.targets() as f32]);
+            run.set(plans::MICRO, "hyper", &fixture.hyper_of_step(1));
+            run.run(plans::MICRO, fixture.counts());
+            let mut scale = [f32::NAN; 2];
+            run.executor.output_f32(k, "scale", &mut scale).expect("an output");
+            assert!(run.number(plans::MICRO, "loss").is_finite());
+            scale[1]
+        };
+        let before = weights(&mut run);
+        assert_eq!(step(&mut run, f32::INFINITY), 0.0, "{}", run.what);
+        assert!(weights(&mut run) == before, "{}: the weights moved", run.what);
+        assert_eq!(step(&mut run, 1.0), 1.0, "{}", run.what);
+        assert!(weights(&mut run) != before, "{}: the weights did not move", run.what);
+    }
 }
 
 /// Recomputing is the same arithmetic at another time, masks of dropout included.

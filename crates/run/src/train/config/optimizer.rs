@@ -207,7 +207,7 @@ pub struct Loss {
 pub struct Precision {
     /// Of weights and activations; masters and moments are f32.
     pub kind: PrecisionKind,
-    /// The loss scale that fp16 begins with; a step that overflows is skipped, counted, and halves it, so that the first few may be.
+    /// The loss scale that fp16 begins with; it multiplies the mean over a step's tokens. A step that overflows is skipped, counted, and halves it, so that the first few may be.
     #[schemars(range(min = 1))]
     pub initial_scale: f64,
     /// After this many good steps it doubles.

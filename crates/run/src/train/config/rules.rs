@@ -162,7 +162,7 @@ fn batch(c: &TrainConfig) -> Vec<Rule> {
         (
             parse_budget(&c.memory.budget, Bytes(1 << 40)).is_ok(),
             format!(
-                "memory.budget `{}` is no size; write it like 24GiB, 500MB, 80% or a number of bytes in quotes",
+                "memory.budget `{}` is no size; write it like 22GiB, 500MB, 80% or a number of bytes in quotes",
                 c.memory.budget
             ),
         ),

@@ -14,7 +14,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Memory {
-    /// The most memory the run may take, like 24GiB, 500MB or 80% of what is free.
+    /// The most memory the run may take, like 22GiB, 500MB or 80% of what is free.
     #[schemars(extend("changes" = "machine"))]
     pub budget: String,
     /// What is computed again in the backward pass instead of being kept: a policy, or a list of ops such as [layer_norm, gelu] (plimsoll plan --train names those of a plan); the bits are the same.

@@ -2,6 +2,7 @@
 //! is answered was planned inside the line, and the next larger one was refused.
 
 use super::super::config::{Auto, ModelKind, TrainConfig};
+use super::subject::MOST_LAYERS;
 use super::{program, subject};
 use crate::{Observer, RunError};
 use graph::Bytes;
@@ -68,10 +69,13 @@ pub fn largest(
     let mut fits = |n: u64| -> Result<bool, RunError> {
         let config = size.of(config, n * step);
         let subject = subject(&config, observer)?;
-        Ok(program::fits(&config, &subject, target, budget)?)
+        program::fits(&config, &subject, target, budget, observer)
     };
     let least = size.least(config, &mut fits)?;
-    let most = MOST / step;
+    let most = match size {
+        Size::Layers => MOST_LAYERS,
+        Size::Tokens | Size::Hidden => MOST / step,
+    };
     let mut low = least;
     // `low` fits; if not even the least does, its search below returns the bill.
     let mut high = least + 1;
@@ -79,7 +83,7 @@ pub fn largest(
         let mut gap = 1;
         while high <= most && fits(high)? {
             (low, gap) = (high, 2 * gap);
-            high = low + gap;
+            high = (low + gap).min(most + 1);
         }
         while high - low > 1 {
             let middle = low + (high - low) / 2;
@@ -90,7 +94,7 @@ pub fn largest(
         }
     }
     let config = size.of(config, low * step);
-    let found = program::search(&config, &subject(&config, observer)?, target, budget)?;
+    let found = program::search(&config, &subject(&config, observer)?, target, budget, observer)?;
     Ok(Largest { size, value: low * step, refused: high * step, config, found })
 }
 

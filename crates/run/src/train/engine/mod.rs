@@ -13,7 +13,7 @@ use super::config::{Device, ModelKind, OptimizerKind, TrainConfig};
 use super::feed::{self, Feed};
 use super::priced;
 use super::tokenizer::TOKENIZER;
-use super::trainable::{Applied, Evaluated, Found, Part, Stored, Taken, Trainable};
+use super::trainable::{Applied, Auxiliary, Evaluated, Found, Part, Stored, Taken, Trainable};
 use crate::hub::{Need, trainable};
 use crate::machine::{available, parse_budget};
 use crate::{Observer, RunError, price};
@@ -36,7 +36,7 @@ pub fn plan_of(
     budget: Bytes,
     observer: &mut dyn Observer,
 ) -> Result<plan::Found, RunError> {
-    program::search(config, &subject(config, observer)?, target, budget)
+    program::search(config, &subject(config, observer)?, target, budget, observer)
 }
 
 /// The model of a configuration with its data, ready for its first step.
@@ -48,7 +48,7 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
     let mut feed = Feed::open(config, most, tokenizer(config, observer)?.as_deref())?;
     let held = feed.host_bytes(config.run.evaluate_every.is_some());
     let data = held.iter().map(|h| Bytes(h.bytes)).sum();
-    let found = program::search(config, &subject, &target, budget.saturating_sub(data))
+    let found = program::search(config, &subject, &target, budget.saturating_sub(data), observer)
         .map_err(|error| with_data(error, budget, &held))?;
     let bounds = program::bounds(config, found.candidate.tokens);
     feed.bound(of_data(bounds))?;
@@ -67,12 +67,7 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
         asked(config.run.device == Device::Auto, "run.device", json!(Device::Cpu)),
         asked(config.run.threads.0.is_none(), "run.threads", json!(machine.threads)),
     ];
-    let index = |name: &str| executor.program().index(name);
-    let indices = Indices {
-        micro: index(plans::MICRO).unwrap_or(0),
-        apply: index(plans::APPLY),
-        evaluate: index(plans::EVALUATE).unwrap_or(0),
-    };
+    let indices = Indices::of(executor.program())?;
     let outputs =
         executor.program().plans()[indices.micro].1.graph.outputs.iter().map(|(name, _)| name.clone());
     let counters = outputs.filter(|name| name.starts_with("dropped.")).collect();
@@ -174,6 +169,30 @@ struct Indices {
     evaluate: usize,
 }
 
+impl Indices {
+    fn of(program: &Program) -> Result<Self, RunError> {
+        let index = |name: &str| {
+            let missing = || RunError::Refused(format!("the training program has no plan `{name}`"));
+            program.index(name).ok_or_else(missing)
+        };
+        Ok(Self {
+            micro: index(plans::MICRO)?,
+            apply: program.index(plans::APPLY),
+            evaluate: index(plans::EVALUATE)?,
+        })
+    }
+}
+
+/// The micro-steps of a position in a checkpoint: dropout goes on from there.
+fn micro_steps(position: &Value) -> Result<u64, RunError> {
+    let found = &position["micro_steps"];
+    found.as_u64().ok_or_else(|| {
+        let text =
+            format!("the checkpoint's `position.micro_steps` is {found}, not a whole number: it is damaged");
+        RunError::Refused(text)
+    })
+}
+
 struct Engine {
     executor: Executor,
     feed: Feed,
@@ -234,6 +253,21 @@ impl Engine {
         Ok(Some(f64::from(value[0])))
     }
 
+    /// The cross-entropy of the step that `plan` ran, summed over targets: an output of its own where a z-loss is
+    /// minimized with it.
+    fn cross_entropy(&mut self, plan: usize) -> Result<f64, RunError> {
+        let alone = self.scalar(plan, "cross_entropy")?;
+        let loss = if alone.is_some() { alone } else { self.scalar(plan, "loss")? };
+        loss.ok_or_else(|| RunError::Refused("the plan of a training step has no output `loss`".to_owned()))
+    }
+
+    /// Whether the update that `plan` ran moved the weights: every gradient was finite.
+    fn moved(&mut self, plan: usize) -> Result<bool, RunError> {
+        let mut scale = [0f32; 2];
+        self.executor.output_f32(plan, "scale", &mut scale)?;
+        Ok(scale[1] != 0.0)
+    }
+
     /// Rows that experts dropped, over all layers.
     fn dropped(&mut self) -> Result<u64, RunError> {
         let mut dropped = 0;
@@ -261,12 +295,12 @@ impl Trainable for Engine {
         let targets = self.taken.map_or(0, |taken| taken.targets) as f32;
         let counts = self.upload(plan)?;
         let hyper = std::mem::take(&mut self.hyper);
-        let scale = [1.0 / (loss_scale * targets), 1.0];
+        let unscale = [1.0 / (loss_scale * targets)];
         for (name, values) in [
             ("d loss", &[loss_scale][..]),
             ("d aux", &[loss_scale * targets]),
             ("keep", &[f32::from(u8::from(keep))]),
-            ("scale", &scale),
+            ("unscale", &unscale),
             ("hyper", &hyper),
         ] {
             if self.has(plan, name) {
@@ -280,11 +314,17 @@ impl Trainable for Engine {
         }
         self.micro_steps += 1;
         self.executor.run(plan, counts)?;
-        let loss = self.scalar(plan, "loss")?.unwrap_or(f64::NAN);
+        let loss = self.cross_entropy(plan)?;
         if self.indices.apply.is_none() {
-            self.at_once = Some(Applied { norm: f64::NAN, ok: loss.is_finite() });
+            // No norm of all gradients: they never live together.
+            self.at_once = Some(Applied { norm: f64::NAN, ok: loss.is_finite() && self.moved(plan)? });
         }
-        Ok(Found { loss, aux: self.scalar(plan, "aux")?, dropped: self.dropped()? })
+        let auxiliary = Auxiliary {
+            z: self.scalar(plan, "z_loss")?.map(|z| z / f64::from(targets)),
+            balance: self.scalar(plan, "balance_loss")?,
+            router_z: self.scalar(plan, "router_z_loss")?,
+        };
+        Ok(Found { loss, auxiliary, dropped: self.dropped()? })
     }
 
     fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, RunError> {
@@ -296,9 +336,7 @@ impl Trainable for Engine {
         self.executor.input_f32(plan, "unscale", &[unscale])?;
         self.executor.run(plan, Counts { tokens: 0, sequences: 0 })?;
         let norm = self.scalar(plan, "norm")?.unwrap_or(f64::NAN);
-        let mut scale = [0f32; 2];
-        self.executor.output_f32(plan, "scale", &mut scale)?;
-        Ok(Applied { norm, ok: scale[1] != 0.0 })
+        Ok(Applied { norm, ok: self.moved(plan)? })
     }
 
     fn evaluate(&mut self) -> Result<Option<Evaluated>, RunError> {
@@ -306,7 +344,7 @@ impl Trainable for Engine {
         let plan = self.indices.evaluate;
         let counts = self.upload(plan)?;
         self.executor.run(plan, counts)?;
-        let loss = self.scalar(plan, "loss")?.unwrap_or(f64::NAN);
+        let loss = self.cross_entropy(plan)?;
         Ok(Some(Evaluated { loss, targets }))
     }
 
@@ -319,7 +357,7 @@ impl Trainable for Engine {
     }
 
     fn seek(&mut self, position: &Value) -> Result<(), RunError> {
-        self.micro_steps = position["micro_steps"].as_u64().unwrap_or(0);
+        self.micro_steps = micro_steps(position)?;
         self.feed.seek(&position["data"])
     }
 
@@ -378,5 +416,42 @@ impl Trainable for Engine {
 impl Engine {
     fn program(&self) -> &Program {
         self.executor.program()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use graph::{Builder, DType, Dim};
+    use plan::{Policy, compile};
+
+    #[test]
+    fn a_program_without_its_plans_is_refused() {
+        let target = Target::named("null").expect("read");
+        let mut g = Builder::new(Bounds { tokens: 4, sequences: 1, longest: 4 });
+        let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(2)], DType::F32);
+        let y = g.gelu(x);
+        g.output("y", y);
+        let plan = compile(&g.finish().expect("verified"), &Policy::default(), &target).expect("planned");
+        let program = |names: &[&str]| {
+            let plans = names.iter().map(|name| ((*name).to_owned(), plan.clone())).collect();
+            Program::new(target.clone(), plans, vec![])
+        };
+        Indices::of(&program(&[plans::EVALUATE, plans::MICRO])).expect("both are there");
+        for (names, missing) in
+            [([plans::MICRO, "other"], plans::EVALUATE), (["other", plans::EVALUATE], plans::MICRO)]
+        {
+            let error = Indices::of(&program(&names)).err().expect("refused").to_string();
+            assert!(error.contains(&format!("has no plan `{missing}`")), "{error}");
+        }
+    }
+
+    #[test]
+    fn micro_steps_that_cannot_be_read_are_refused() {
+        assert_eq!(micro_steps(&json!({"micro_steps": 7})).expect("a number"), 7);
+        for position in [json!({}), json!({"micro_steps": -1}), json!({"micro_steps": "7"}), json!(null)] {
+            let error = micro_steps(&position).expect_err("refused").to_string();
+            assert!(error.contains("position.micro_steps"), "{error}");
+        }
     }
 }

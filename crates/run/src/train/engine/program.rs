@@ -3,8 +3,8 @@
 
 use super::remedies::with_remedies;
 use super::subject::Subject;
-use crate::RunError;
 use crate::train::config::{OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig};
+use crate::{Observer, RunError};
 use graph::ops::{Adafactor, AdamW, Sgd};
 use graph::{Bounds, Bytes, Graph};
 use plan::{Found, Group, Optimizer, PlanError, Precision, RematChoice, Target, Training, TrainingSearch};
@@ -28,18 +28,26 @@ pub(super) fn search(
     subject: &Subject,
     target: &Target,
     budget: Bytes,
+    observer: &dyn Observer,
 ) -> Result<Found, RunError> {
+    let stopped = || observer.stop().is_some();
     let plan = |config: &TrainConfig| {
         let subject = subject.like(&config.model);
         let build = |tokens: u64, chunk: u32| subject.graphs(bounds(config, tokens), chunk);
         let (sample, _) = build(sizes(config)[0], CHUNKS[0])?;
         has_ops(config, &sample)?;
-        look(config, &subject.groups(config, &sample), target, budget, &build)
+        look(config, &subject.groups(config, &sample), target, budget, &build, &stopped)
     };
     match plan(config) {
         Ok(found) => Ok(found),
+        Err(PlanError::Stopped) => Err(interrupted(observer)),
         Err(PlanError::OverBudget(bill)) => {
-            Err(PlanError::OverBudget(Box::new(with_remedies(*bill, config, &plan))).into())
+            let bill = with_remedies(*bill, config, &plan);
+            if stopped() {
+                Err(interrupted(observer))
+            } else {
+                Err(PlanError::OverBudget(Box::new(bill)).into())
+            }
         }
         Err(error) => Err(error.into()),
     }
@@ -51,13 +59,24 @@ pub(super) fn fits(
     subject: &Subject,
     target: &Target,
     budget: Bytes,
-) -> Result<bool, PlanError> {
+    observer: &dyn Observer,
+) -> Result<bool, RunError> {
+    let stopped = &|| observer.stop().is_some();
     let build = |tokens: u64, chunk: u32| -> Result<(Graph, Graph), PlanError> {
         subject.graphs(bounds(config, tokens), chunk)
     };
     let (sample, _) = build(sizes(config)[0], CHUNKS[0])?;
     let groups = subject.groups(config, &sample);
-    with_search(config, &groups, budget, |search| search.fits(target, &build))
+    match with_search(config, &groups, budget, stopped, |search| search.fits(target, &build)) {
+        Err(PlanError::Stopped) => Err(interrupted(observer)),
+        found => Ok(found?),
+    }
+}
+
+/// The end of a search that a signal asked for.
+fn interrupted(observer: &dyn Observer) -> RunError {
+    let kept = "no plan was found yet, and nothing was written".to_owned();
+    RunError::Interrupted { signal: observer.stop().unwrap_or_default(), kept }
 }
 
 type Groups = BTreeMap<String, Group>;
@@ -69,8 +88,9 @@ fn look(
     target: &Target,
     budget: Bytes,
     build: Build<'_>,
+    stopped: &dyn Fn() -> bool,
 ) -> Result<Found, PlanError> {
-    with_search(config, groups, budget, |search| search.run(target, build))
+    with_search(config, groups, budget, stopped, |search| search.run(target, build))
 }
 
 /// What a configuration leaves open.
@@ -78,9 +98,10 @@ fn with_search<T>(
     config: &TrainConfig,
     groups: &Groups,
     budget: Bytes,
+    stopped: &dyn Fn() -> bool,
     ask: impl FnOnce(&TrainingSearch<'_>) -> Result<T, PlanError>,
 ) -> Result<T, PlanError> {
-    let group = |name: &str| groups.get(name).copied().unwrap_or(Group::Frozen);
+    let group = |name: &str| groups.get(name).copied();
     let tokens = sizes(config);
     let optimizers = optimizers(config);
     let largest = tokens.iter().copied().max().unwrap_or(1);
@@ -103,6 +124,7 @@ fn with_search<T>(
         chunks,
         optimizers,
         remat: remat(config),
+        stopped,
     };
     ask(&search)
 }

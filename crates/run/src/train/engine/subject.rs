@@ -21,6 +21,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// The most layers of a decoder that are planned: the work of a plan grows with them, and no published model has a
+/// quarter of this.
+pub(super) const MOST_LAYERS: u64 = 1024;
+
 /// What is trained.
 #[derive(Clone)]
 pub(super) struct Subject {
@@ -69,6 +73,14 @@ impl Subject {
             ModelKind::Esm2 | ModelKind::DnabertS => encoder(model, observer)?,
             ModelKind::Head => (Kind::Head(head(model, widths)?), file(model)?),
         };
+        if let Kind::Decoder(c) = &kind
+            && c.layers > MOST_LAYERS
+        {
+            return Err(RunError::Refused(format!(
+                "model.layers is {}; at most {MOST_LAYERS} are planned, which bounds the time and memory that a plan takes",
+                c.layers
+            )));
+        }
         let folder = match (&from, &model.from) {
             (Some(From::Encoder(model)), _) => model.folder.clone(),
             (Some(From::Decoder { folder, .. }), _) => Some(folder.clone()),
