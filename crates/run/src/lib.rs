@@ -55,6 +55,7 @@ pub use data::printable::{Place, is_printable};
 pub use device::{Device, same_kind};
 pub use error::RunError;
 pub use exec::Machine;
+pub use exec::heap::{Heap, limit_slack};
 pub use lanes::Usage;
 pub use model::{EncoderModel, HeadModel, Tokenizer};
 pub use observer::{Level, Observer, Progress, Silent, Trained, Transfer};

@@ -4,6 +4,7 @@
 use crate::device::kind;
 use crate::lanes::{HOST, enough, planned};
 use crate::{Device, EncoderModel, Level, RunError, machine};
+use data::limits;
 use exec::cpu::{CpuDevice, Isa};
 use exec::{Executor, Param};
 use graph::{Bounds, Bytes, Op};
@@ -234,12 +235,13 @@ impl Settings {
 
     /// Every device, without an arena.
     pub(crate) fn open(&self) -> Result<Vec<Box<dyn exec::Device>>, RunError> {
+        limits::room_for_threads(self.threads).map_err(RunError::thread("compute"))?;
         match &self.device {
             Device::Cpu if self.lanes > 1 => {
-                let lanes = CpuDevice::lanes(self.lanes, self.threads_of_lane());
+                let lanes = CpuDevice::lanes(self.lanes, self.threads_of_lane())?;
                 Ok(lanes.into_iter().map(|lane| Box::new(lane) as Box<dyn exec::Device>).collect())
             }
-            Device::Cpu => Ok(vec![Box::new(CpuDevice::new(self.threads))]),
+            Device::Cpu => Ok(vec![Box::new(CpuDevice::open(self.threads)?)]),
             Device::Machines(machines) => machines.iter().map(|machine| Ok(machine.open()?)).collect(),
         }
     }
@@ -348,7 +350,9 @@ pub(crate) fn load_all(
     let of_host = executors.first().filter(|executor| executor.program().target().space == HOST);
     let of_all = |executor: &Executor| executors.len() * executor.device().units() as usize;
     let readers = of_host.map_or_else(machine::cores, of_all);
-    Ok(exec::load_all(executors, plan, readers.min(READERS), &read)?)
+    let readers = readers.min(READERS);
+    limits::room_for_threads(readers + executors.len()).map_err(RunError::thread("weights"))?;
+    Ok(exec::load_all(executors, plan, readers, &read)?)
 }
 
 /// Loads what is resident of an encoder's plan `plan` into every arena, and attaches the rest: every step reads it.

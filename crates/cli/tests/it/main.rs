@@ -11,6 +11,7 @@ mod faults;
 mod harness;
 mod hostile;
 mod hub;
+mod limits;
 mod manuals;
 mod messages;
 mod plans;

@@ -285,7 +285,7 @@ fn longest(
         return Ok(limits.letters.map(|letters| letters as u64 + 2));
     }
     let mut longest = 0;
-    let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1));
+    let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1))?;
     while let Some(batch) = stream.next(&mut || stopped(observer, STOPPED))? {
         stopped(observer, STOPPED)?;
         let lengths = batch.sequences().map(|(_, tokens)| tokens.len() as u64);
@@ -356,7 +356,7 @@ fn stream(
     let start = Instant::now();
     let mut counts = Counts::default();
     let mut progress = Progress { bytes_total: front.bytes_total(), ..Progress::default() };
-    let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1));
+    let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1))?;
     while let Some(batch) = stream.next(&mut || stopped(observer, STOPPED))? {
         for skipped in &batch.skipped {
             count(skipped, &mut counts, observer);

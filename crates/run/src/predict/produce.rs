@@ -10,13 +10,14 @@ use crate::{RunError, Tokenizer};
 use data::chunk::{Chunk, chunks};
 use data::ids::IdSet;
 use data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
+use data::limits::spawn;
 use data::sequence::{Input, Reader, Record};
 use data::translate::{Frame, Orf, Scratch, orfs};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::{JoinHandle, spawn};
+use std::thread::JoinHandle;
 
 /// Bases of a job: some milliseconds of work.
 const JOB_BASES: usize = 64 << 10;
@@ -123,22 +124,23 @@ impl Stream {
 
 /// Starts the threads. They end with the input, or when they meet a stream that is dropped.
 pub(crate) fn start(front: Front, inputs: &[PathBuf]) -> Result<Stream, RunError> {
-    let reader = Reader::open(inputs)?;
+    let input = Reader::open(inputs)?;
     let front = Arc::new(front);
-    let bytes_total = reader.total_bytes();
+    let bytes_total = input.total_bytes();
     let bytes_read = Arc::new(AtomicU64::new(0));
     let worker = |_| -> Worker<Job, Batch> {
         let (front, mut scratch, mut name) = (Arc::clone(&front), Scratch::default(), String::new());
         Box::new(move |job| translate(&front, job, &mut scratch, &mut name))
     };
     let workers = (0..front.workers).map(worker).collect();
-    let (feed, batches) = ordered::start(workers, front.workers * front.prefetch);
+    let (feed, batches) = ordered::start(workers, front.workers * front.prefetch)?;
     let progress = Arc::clone(&bytes_read);
-    let reader = spawn(move || {
+    let reader = move || {
         let (job, ids, source) = (Job::default(), IdSet::new(), None);
         let mut cutter = Cutter { front, job, feed, ids, progress, windows: 0, source };
-        cutter.read(reader)
-    });
+        cutter.read(input)
+    };
+    let reader = spawn("reader", reader).map_err(RunError::thread("reader"))?;
     Ok(Stream { batches, reader, bytes_read, bytes_total })
 }
 
