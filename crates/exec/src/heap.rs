@@ -78,7 +78,7 @@ fn refused(bytes: usize) {
     let known = unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) } == 0;
     if known && limit.rlim_cur != libc::RLIM_INFINITY {
         text.add(b"the limit on the address space (ulimit -v) is ");
-        text.number(limit.rlim_cur as u64 / 1024);
+        text.number(limit.rlim_cur / 1024);
         text.add(b" KiB; raise it\n");
     } else {
         text.add(b"the system has no more memory for this process\n");

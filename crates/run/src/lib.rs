@@ -47,6 +47,7 @@ mod ordered;
 pub mod plot;
 pub mod predict;
 pub mod price;
+mod process;
 mod session;
 pub mod train;
 pub mod verify;

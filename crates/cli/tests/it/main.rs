@@ -13,6 +13,7 @@ mod hostile;
 mod hub;
 mod limits;
 mod manuals;
+mod memory;
 mod messages;
 mod plans;
 mod plots;

@@ -128,7 +128,7 @@ impl Subject {
         let (target, policy) = (settings.target()?, settings.policy()?);
         settings.fit(longest, &mut |tokens| {
             let program = one(&target, &policy, build(bounds(tokens, longest)))?;
-            Ok(planned::with_outputs(program, OUTPUTS * settings.lanes as u64))
+            Ok(planned::with_outputs(program, OUTPUTS * settings.lanes as u64, 0, None))
         })
     }
 

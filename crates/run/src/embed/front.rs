@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::thread::JoinHandle;
 
 /// Letters of a batch, or a little more: some milliseconds of an encoder.
-const BATCH_LETTERS: usize = 16 << 10;
+pub(super) const BATCH_LETTERS: usize = 16 << 10;
 
 /// How long a sequence may be.
 #[derive(Clone, Copy, Debug)]

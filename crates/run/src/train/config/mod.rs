@@ -19,6 +19,7 @@ pub use optimizer::{
     Decay, DecayShape, Loss, Optimizer, OptimizerKind, Precision, PrecisionKind, Scaling, Schedule,
     ScheduleKind, Unit,
 };
+pub(crate) use run::PROCESS;
 pub use run::{Batch, Device, Memory, Remat, Run};
 
 use crate::RunError;
