@@ -47,7 +47,12 @@ enum Command {
     Man(flags::man::Man),
 }
 
+/// Memory that the system refuses ends the process with exit code 4.
+#[global_allocator]
+static HEAP: run::Heap = run::Heap;
+
 fn main() -> ExitCode {
+    run::limit_slack();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -95,6 +100,9 @@ fn chain(error: &RunError) -> String {
     while let Some(error) = cause {
         text += &format!("\ncaused by: {error}");
         cause = error.source();
+    }
+    if let Some(limit) = error.limit() {
+        text += &format!("\nlimit: {}", limit.text);
     }
     text
 }

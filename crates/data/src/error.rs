@@ -33,6 +33,8 @@ pub enum DataErrorKind {
     Write(io::Error),
     /// The compressed stream ends early, is corrupt, or asks for what is not given.
     Compressed(Compression, io::Error),
+    /// A thread cannot be started.
+    Thread(io::Error),
     /// The first byte that is not blank is neither `>` nor `@`.
     NotSequences {
         /// That byte.
@@ -136,6 +138,7 @@ impl fmt::Display for DataErrorKind {
                     _ => write!(f, "is corrupt; copy or download it again"),
                 }
             }
+            Self::Thread(_) => write!(f, "a thread cannot be started"),
             Self::NotSequences { first } => write!(
                 f,
                 "not FASTA or FASTQ: it starts with '{}', expected '>' or '@'; \
@@ -160,7 +163,10 @@ impl fmt::Display for DataErrorKind {
 impl Error for DataError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match &self.kind {
-            DataErrorKind::Read(e) | DataErrorKind::Write(e) | DataErrorKind::Compressed(_, e) => Some(e),
+            DataErrorKind::Read(e)
+            | DataErrorKind::Write(e)
+            | DataErrorKind::Compressed(_, e)
+            | DataErrorKind::Thread(e) => Some(e),
             DataErrorKind::Tokenizer(e) => Some(e.as_ref()),
             DataErrorKind::NotSequences { .. }
             | DataErrorKind::Fastq(_)

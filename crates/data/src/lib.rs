@@ -12,6 +12,7 @@ pub mod hex;
 pub mod ids;
 pub mod intermediate;
 pub mod journal;
+pub mod limits;
 pub mod number;
 pub mod pack;
 pub mod printable;

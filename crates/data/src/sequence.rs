@@ -60,6 +60,41 @@ enum Format {
     Fastq,
 }
 
+/// What records take, without holding one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Extent {
+    /// Records.
+    pub records: u64,
+    /// Letters of the longest.
+    pub longest: u64,
+    /// Its name, as far as it is text.
+    pub name: String,
+    /// Bytes of the longest name.
+    pub longest_name: u64,
+}
+
+/// Reads files to their ends and measures their records. Where a file is not what it should be, this ends without an error:
+/// whoever reads the records meets it. `between` is asked at every record, and its error ends the reading.
+pub fn extent<E>(paths: &[PathBuf], between: &dyn Fn() -> Result<(), E>) -> Result<Extent, E> {
+    let (mut all, mut title) = (Extent::default(), Vec::new());
+    for path in paths {
+        let Ok(mut open) = Source::open(path).and_then(Open::new) else { return Ok(all) };
+        loop {
+            between()?;
+            let Ok(Some(letters)) = open.measure(&mut title) else { break };
+            let name = title.split(|&b| is_blank(b)).find(|word| !word.is_empty()).unwrap_or_default();
+            let name = &name[..name.len().min(LONGEST_NAME)];
+            if letters >= all.longest {
+                all.longest = letters;
+                all.name = String::from_utf8_lossy(name).into_owned();
+            }
+            all.longest_name = all.longest_name.max(name.len() as u64);
+            all.records += 1;
+        }
+    }
+    Ok(all)
+}
+
 impl Reader {
     /// A reader over `paths`, in this order. All of them must be there now; each is opened at its
     /// turn.
@@ -180,6 +215,35 @@ impl Open {
             }
         }
         Ok(true)
+    }
+
+    /// The letters of the next record, whose title is put into `title`, at most as many bytes of it as a name may have;
+    /// nothing at the end of the file.
+    fn measure(&mut self, title: &mut Vec<u8>) -> Result<Option<u64>, DataError> {
+        if self.source.skip_blank()?.is_none() {
+            return Ok(None);
+        }
+        self.source.skip_byte();
+        title.clear();
+        self.source.line_pieces(|piece| {
+            let room = (2 * LONGEST_NAME).saturating_sub(title.len());
+            title.extend_from_slice(&piece[..piece.len().min(room)]);
+        })?;
+        let mut letters = 0;
+        let end = if self.format == Format::Fasta { b'>' } else { b'+' };
+        while self.source.peek()?.is_some_and(|first| first != end) {
+            self.source
+                .line_pieces(|piece| letters += piece.iter().filter(|&&b| !is_blank(b)).count() as u64)?;
+        }
+        if self.format == Format::Fastq && self.source.peek()?.is_some() {
+            self.source.line_pieces(|_| {})?;
+            let mut quality = 0;
+            while quality < letters && self.source.peek()?.is_some() {
+                self.source
+                    .line_pieces(|piece| quality += piece.iter().filter(|&&b| !is_blank(b)).count() as u64)?;
+            }
+        }
+        Ok(Some(letters))
     }
 
     /// The first word of `title`.

@@ -3,7 +3,7 @@
 
 use crate::DeviceError;
 use graph::Bytes;
-use std::alloc::{Layout, alloc, dealloc};
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -35,8 +35,9 @@ impl Block {
         let fail = || DeviceError::OutOfMemory { bytes };
         let size = usize::try_from(bytes.0).map_err(|_| fail())?.max(1);
         let layout = Layout::from_size_align(size, HUGE_PAGE).map_err(|_| fail())?;
+        // Not by the process's allocator, which would end the process where this is an error.
         // SAFETY: the layout's size is not zero.
-        let start = NonNull::new(unsafe { alloc(layout) }).ok_or_else(fail)?;
+        let start = NonNull::new(unsafe { System.alloc(layout) }).ok_or_else(fail)?;
         // Only a wish: where it is not granted, pages are small and nothing else changes.
         #[cfg(target_os = "linux")]
         // SAFETY: the range is the allocation; the call changes no content.
@@ -170,7 +171,7 @@ impl Arena {
 impl Drop for Block {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this layout.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        unsafe { System.dealloc(self.start.as_ptr(), self.layout) }
     }
 }
 

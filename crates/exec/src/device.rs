@@ -308,6 +308,11 @@ pub enum DeviceError {
         /// Why.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The system refused a thread.
+    Thread {
+        /// Why.
+        source: std::io::Error,
+    },
     /// The machine failed.
     Machine {
         /// How.
@@ -332,6 +337,7 @@ impl fmt::Display for DeviceError {
             Self::OverBounds { counts } => write!(f, "{counts:?} is more than the plan was made for"),
             Self::Kernel { op, why } => write!(f, "`{op}`: {why}"),
             Self::Load { param, .. } => write!(f, "cannot load `{param}`"),
+            Self::Thread { .. } => f.write_str("a compute thread cannot be started"),
             Self::Machine { .. } => f.write_str("the device failed"),
         }
     }
@@ -341,6 +347,7 @@ impl std::error::Error for DeviceError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Load { source, .. } | Self::Machine { source } => Some(source.as_ref()),
+            Self::Thread { source } => Some(source),
             Self::OutOfMemory { .. }
             | Self::OutsideArena { .. }
             | Self::KernelTable { .. }

@@ -8,6 +8,7 @@ pub mod cpu;
 mod device;
 mod dynamic_codes;
 mod executor;
+pub mod heap;
 mod host;
 mod load;
 pub mod memory;

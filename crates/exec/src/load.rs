@@ -14,7 +14,7 @@ use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::thread::ScopedJoinHandle;
+use std::thread::{Builder, ScopedJoinHandle};
 
 /// Parts of weights that wait for a device while another takes them.
 const PARTS_AHEAD: usize = 4;
@@ -54,23 +54,26 @@ pub fn load_all(
         [first, ..] => Weight::resident(first.program(), plan).collect(),
     };
     let next = AtomicUsize::new(0);
+    let refused = |source| DeviceError::Thread { source };
     std::thread::scope(|scope| {
         let (mut senders, mut devices) = (vec![], vec![]);
         for executor in executors {
             let (sender, parts) = sync_channel::<Part>(PARTS_AHEAD);
             let mut put = move |(at, part): Part| executor.device_mut().upload(at, &part);
-            devices.push(scope.spawn(move || parts.iter().try_for_each(&mut put)));
+            let work = move || parts.iter().try_for_each(&mut put);
+            devices.push(Builder::new().name("load".to_owned()).spawn_scoped(scope, work).map_err(refused)?);
             senders.push(sender);
         }
         let (weights, next) = (&weights, &next);
-        let readers: Vec<_> = (0..readers.clamp(1, weights.len().max(1)))
-            .map(|_| {
-                let senders = senders.clone();
-                scope.spawn(move || read_weights(weights, next, &senders, read))
-            })
-            .collect();
+        let reader = |_| {
+            let senders = senders.clone();
+            let work = move || read_weights(weights, next, &senders, read);
+            Builder::new().name("weights".to_owned()).spawn_scoped(scope, work).map_err(refused)
+        };
+        // Without its senders every device's thread ends, so the scope does after an error too.
+        let readers: Result<Vec<_>, _> = (0..readers.clamp(1, weights.len().max(1))).map(reader).collect();
         drop(senders);
-        let loaded = readers.into_iter().map(ended).fold(Ok(()), Result::and);
+        let loaded = readers?.into_iter().map(ended).fold(Ok(()), Result::and);
         devices.into_iter().map(ended).fold(Ok(()), Result::and).and(loaded)
     })
 }

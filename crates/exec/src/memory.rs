@@ -29,14 +29,26 @@ pub fn kib(text: &str, name: &str) -> Option<Bytes> {
 /// The text of a file, where it can be read.
 type Read<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
+/// Memory that nobody knows the size of.
+const UNKNOWN: Bytes = Bytes(u64::MAX >> 8);
+
 fn memory(read: Read<'_>) -> Memory {
     let meminfo = read(Path::new("/proc/meminfo")).unwrap_or_default();
-    let field = |name| kib(&meminfo, name).unwrap_or(Bytes::ZERO);
+    // What cannot be read (no more files may be opened) is no limit: a step that does not fit is refused by the system.
+    let field = |name| kib(&meminfo, name).unwrap_or(UNKNOWN);
     let host = Memory { free: field("MemAvailable:"), total: field("MemTotal:") };
-    cgroup_limits(read).into_iter().fold(host, |m, (limit, used)| Memory {
+    cgroup_limits(read).into_iter().chain(address_space(read)).fold(host, |m, (limit, used)| Memory {
         free: m.free.min(limit.saturating_sub(used)),
         total: m.total.min(limit),
     })
+}
+
+/// (limit, used) of this process's address space (`ulimit -v`), where it has a limit.
+fn address_space(read: Read<'_>) -> Option<(Bytes, Bytes)> {
+    let limits = read(Path::new("/proc/self/limits"))?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
+    let limit = Bytes(line.split_whitespace().next()?.parse().ok()?);
+    Some((limit, kib(&read(Path::new("/proc/self/status"))?, "VmSize:")?))
 }
 
 /// (limit, used) of this process's memory cgroup and all above it, of version 2 and of version 1: a process may be in both.
@@ -105,7 +117,17 @@ mod tests {
             ("/sys/fs/cgroup/y/memory.current", "4096\n"),
         ];
         assert_eq!(of(&unlimited), (32, 64));
-        assert_eq!(memory(&|_| None), Memory { free: Bytes::ZERO, total: Bytes::ZERO });
+        assert_eq!(memory(&|_| None), Memory { free: UNKNOWN, total: UNKNOWN });
+    }
+
+    #[test]
+    fn an_address_space_with_a_limit_is_memory() {
+        let status = ("/proc/self/status", "VmPeak:  9 kB\nVmSize:\t 1048576 kB\n");
+        let limits = |soft| {
+            format!("Limit  Soft Limit  Hard Limit  Units\nMax address space  {soft}  unlimited  bytes\n")
+        };
+        assert_eq!(of(&[("/proc/self/limits", &limits("3221225472")), status]), (2, 3));
+        assert_eq!(of(&[("/proc/self/limits", &limits("unlimited")), status]), (32, 64));
     }
 
     #[test]

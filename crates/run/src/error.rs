@@ -3,6 +3,7 @@
 
 use crate::predict::output::OutputError;
 use data::DataError;
+use data::limits::{self, Limit};
 use data::printable::Place;
 use data::weights::WeightsError;
 use exec::DeviceError;
@@ -42,6 +43,13 @@ pub enum RunError {
         /// Why.
         source: std::io::Error,
     },
+    /// The system refused a thread.
+    Thread {
+        /// What the thread is for.
+        name: &'static str,
+        /// Why.
+        source: std::io::Error,
+    },
     /// A request that contradicts itself, its models or its surroundings, and what to do.
     Refused(String),
     /// What an earlier run left cannot be used: it is of another run, or damaged.
@@ -62,6 +70,7 @@ impl RunError {
         match self {
             Self::Plan(PlanError::OverBudget(_)) | Self::Device(DeviceError::OutOfMemory { .. }) => 4,
             Self::Unusable(_) => 3,
+            other if other.limit().is_some_and(|limit| limit.memory) => 4,
             Self::Interrupted { signal, .. } => 128 + signal,
             Self::Data(_)
             | Self::Weights(_)
@@ -71,8 +80,24 @@ impl RunError {
             | Self::Verify(_)
             | Self::Output(_)
             | Self::Io { .. }
+            | Self::Thread { .. }
             | Self::Refused(_) => 1,
         }
+    }
+
+    /// The limit of the system that caused it.
+    pub fn limit(&self) -> Option<Limit> {
+        match self {
+            // It prints its cause itself, which is therefore not in the chain.
+            Self::Io { source, .. } => limits::behind(source),
+            Self::Device(DeviceError::OutOfMemory { .. }) => Some(limits::memory()),
+            Self::Plan(PlanError::OverBudget(_)) => limits::free_address_space().map(|_| limits::memory()),
+            other => limits::behind(other),
+        }
+    }
+
+    pub(crate) fn thread(name: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| Self::Thread { name, source }
     }
 
     pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
@@ -93,6 +118,7 @@ impl fmt::Display for RunError {
             Self::Verify(e) => write!(f, "the model's graph is broken: {e}"),
             Self::Output(e) => e.fmt(f),
             Self::Io { path, source } => write!(f, "{}: {source}", Place(path)),
+            Self::Thread { name, .. } => write!(f, "the {name} thread cannot be started"),
             Self::Refused(why) | Self::Unusable(why) => f.write_str(why),
             Self::Interrupted { kept, .. } => write!(f, "interrupted; {kept}"),
         }
@@ -109,6 +135,7 @@ impl std::error::Error for RunError {
             Self::Plan(e) => e.source(),
             Self::Device(e) => e.source(),
             Self::Output(e) => e.source(),
+            Self::Thread { source, .. } => Some(source),
             Self::Verify(_)
             | Self::Io { .. }
             | Self::Refused(_)

@@ -2,9 +2,9 @@
 //! and an error is met in its place.
 
 use crate::RunError;
+use data::limits::spawn;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
-use std::thread::spawn;
 use std::time::Duration;
 
 /// What a thread makes of a job.
@@ -32,13 +32,13 @@ pub(crate) struct Gone;
 pub(crate) fn start<J: Send + 'static, B: Send + 'static>(
     workers: Vec<Worker<J, B>>,
     depth: usize,
-) -> (Feed<J, B>, Results<B>) {
+) -> Result<(Feed<J, B>, Results<B>), RunError> {
     let (order, slots) = sync_channel(depth);
     let (work, jobs) = sync_channel::<(J, Reply<B>)>(workers.len());
     let jobs = Arc::new(Mutex::new(jobs));
     for mut worker in workers {
         let jobs = Arc::clone(&jobs);
-        spawn(move || {
+        let work = move || {
             loop {
                 // A poisoned lock means that another worker panicked while it waited: the receiver is still sound.
                 let job = jobs.lock().unwrap_or_else(|e| e.into_inner()).recv();
@@ -46,9 +46,10 @@ pub(crate) fn start<J: Send + 'static, B: Send + 'static>(
                 // Nobody listens any more when the engine has failed.
                 let _ = reply.send(worker(job));
             }
-        });
+        };
+        spawn("tokenizer", work).map_err(RunError::thread("tokenizer"))?;
     }
-    (Feed { order, work }, Results { slots })
+    Ok((Feed { order, work }, Results { slots }))
 }
 
 impl<J, B> Feed<J, B> {

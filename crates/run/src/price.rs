@@ -149,7 +149,9 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
             let policy = Policy { precision, weights, ..Policy::default() };
             let plan = compile_with(&graph, &policy, &target, &mut *dump)?;
             let program = Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]);
-            Ok(planned::with_outputs(program, planned::copies(lanes)).with_ring(OPEN_STEPS).with_lanes(lanes))
+            Ok(planned::with_outputs(program, planned::copies(lanes), 0, None)
+                .with_ring(OPEN_STEPS)
+                .with_lanes(lanes))
         };
         Ok(plan::fit(request.tokens, search, stream, &mut build)?)
     })

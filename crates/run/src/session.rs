@@ -4,10 +4,11 @@
 use crate::device::kind;
 use crate::lanes::{HOST, enough, planned};
 use crate::{Device, EncoderModel, Level, RunError, machine};
+use data::limits;
 use exec::cpu::{CpuDevice, Isa};
 use exec::{Executor, Param};
 use graph::{Bounds, Bytes, Op};
-use plan::{Build, PlanError, Policy, Precision, Program, Search, Stream, Target};
+use plan::{Build, PlanError, Policy, Precision, Program, Search, Staging, Stream, Target};
 use serde_json::{Value, json};
 use std::fs;
 use std::ops::Range;
@@ -27,6 +28,10 @@ pub struct Settings {
     pub lanes: usize,
     /// The line: `None` is 80 % of what is free now.
     pub budget: Option<Bytes>,
+    /// The line of the process on the host: on the CPU that of plans too, where it is the smaller one.
+    pub host_memory: Option<Bytes>,
+    /// What the process itself takes of the host's line, beside plans: a line of the bill for each.
+    pub process: Vec<Staging>,
     /// Tokens of a step: `None` is the most that fits, up to where more brings no speed.
     pub tokens: Option<u64>,
     /// Whether weights may stay in their files and be read in every step.
@@ -41,6 +46,8 @@ impl Default for Settings {
             threads: machine::cores(),
             lanes: 1,
             budget: None,
+            host_memory: None,
+            process: vec![],
             tokens: None,
             stream: Stream::Auto,
         }
@@ -177,10 +184,14 @@ impl Settings {
 
     /// The line in bytes.
     pub fn line(&self) -> Result<Bytes, RunError> {
-        match self.budget {
-            Some(budget) => Ok(budget),
-            None => machine::parse_budget("80%", self.free()?),
-        }
+        let line = match self.budget {
+            Some(budget) => budget,
+            None => machine::parse_budget("80%", self.free()?)?,
+        };
+        Ok(match self.device {
+            Device::Cpu => self.host_memory.map_or(line, |host| host.min(line)),
+            Device::Machines(_) => line,
+        })
     }
 
     /// The program that `build` makes for the most tokens that fit, or for those that were asked for.
@@ -197,16 +208,18 @@ impl Settings {
         let search = self.search(longest)?;
         let build = &mut |tokens| Ok(self.placed(build(tokens)?));
         match self.tokens {
-            None => Ok(Program::largest_bounds(search, build)?),
-            Some(tokens) => Ok(Program::exactly(tokens, search, build)?),
+            None => Program::largest_bounds(search, build),
+            Some(tokens) => Program::exactly(tokens, search, build),
         }
+        .map_err(|error| self.with_process(error).into())
     }
 
     /// The same for those who can attach a source of weights: where no step fits with resident weights, the
     /// program streams them, with the most tokens that fit. See [`plan::fit`].
     pub fn fit_streaming(&self, longest: u64, build: Build<'_>) -> Result<Program, RunError> {
         let mut build = |tokens, weights| Ok(self.placed(build(tokens, weights)?));
-        Ok(plan::fit(self.tokens, self.search(longest)?, self.stream, &mut build)?)
+        plan::fit(self.tokens, self.search(longest)?, self.stream, &mut build)
+            .map_err(|error| self.with_process(error).into())
     }
 
     /// A program with room for the steps that are open, and for those of all lanes.
@@ -229,17 +242,18 @@ impl Settings {
                  give --tokens {longest} or more"
             )));
         }
-        Ok(planned::search(&self.target()?, self.lanes, longest, self.tokens, self.line()?))
+        Ok(planned::search(&self.target()?, self.lanes, longest, self.tokens, self.for_plans(self.line()?)))
     }
 
     /// Every device, without an arena.
     pub(crate) fn open(&self) -> Result<Vec<Box<dyn exec::Device>>, RunError> {
+        limits::room_for_threads(self.threads).map_err(RunError::thread("compute"))?;
         match &self.device {
             Device::Cpu if self.lanes > 1 => {
-                let lanes = CpuDevice::lanes(self.lanes, self.threads_of_lane());
+                let lanes = CpuDevice::lanes(self.lanes, self.threads_of_lane())?;
                 Ok(lanes.into_iter().map(|lane| Box::new(lane) as Box<dyn exec::Device>).collect())
             }
-            Device::Cpu => Ok(vec![Box::new(CpuDevice::new(self.threads))]),
+            Device::Cpu => Ok(vec![Box::new(CpuDevice::open(self.threads)?)]),
             Device::Machines(machines) => machines.iter().map(|machine| Ok(machine.open()?)).collect(),
         }
     }
@@ -348,7 +362,9 @@ pub(crate) fn load_all(
     let of_host = executors.first().filter(|executor| executor.program().target().space == HOST);
     let of_all = |executor: &Executor| executors.len() * executor.device().units() as usize;
     let readers = of_host.map_or_else(machine::cores, of_all);
-    Ok(exec::load_all(executors, plan, readers.min(READERS), &read)?)
+    let readers = readers.min(READERS);
+    limits::room_for_threads(readers + executors.len()).map_err(RunError::thread("weights"))?;
+    Ok(exec::load_all(executors, plan, readers, &read)?)
 }
 
 /// Loads what is resident of an encoder's plan `plan` into every arena, and attaches the rest: every step reads it.
@@ -366,10 +382,19 @@ pub(crate) fn attach_all(
 }
 
 /// The same with what a run keeps in the host's memory, where the line is about another.
-pub(crate) fn memory_lines(program: &Program, budget: Bytes, kept: Bytes, what: &str) -> String {
+pub(crate) fn memory_lines(
+    settings: &Settings,
+    program: &Program,
+    budget: Bytes,
+    kept: Bytes,
+    what: &str,
+) -> String {
     let line = memory_line(program, budget);
     if program.target().space == HOST {
-        return line;
+        return match settings.process_bytes() {
+            Bytes::ZERO => line,
+            process => format!("{line}; the process itself up to {process}"),
+        };
     }
     format!("{line}; up to {kept} of the host's memory for {what} on their way")
 }

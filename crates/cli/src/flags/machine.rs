@@ -20,9 +20,15 @@ pub struct Machine {
     #[arg(long, value_enum, default_value_t = Precision::Auto)]
     precision: Precision,
 
-    /// The most memory the run may take, like 2GiB, 500MB or 80% of what is free [default: 80%]
+    /// The most memory the run may take, like 2GiB, 500MB or 80% of what is free: on the CPU the peak resident memory of the
+    /// process, code and files that are mapped included, on a GPU what the card counts for it [default: 80%]
     #[arg(long, alias = "budget", value_name = "SIZE")]
     memory_budget: Option<String>,
+
+    /// The most memory of the host that a run on a GPU may take, like 4GiB or 50% of what is free; bounds a run on the CPU
+    /// as --memory-budget does; not for bench and verify [default: no bound]
+    #[arg(long, value_name = "SIZE")]
+    host_memory: Option<String>,
 
     /// Tokens computed in one step; more need more memory [default: the most that fit and bring speed]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
@@ -137,6 +143,10 @@ impl Machine {
 
     /// The same for commands that compute on one device.
     pub fn settings_of_one(&self) -> Result<Settings, RunError> {
+        if self.host_memory.is_some() {
+            let text = "--host-memory: this command has no line for the host; leave it away";
+            return Err(RunError::Refused(text.to_owned()));
+        }
         self.settings_on(self.device.open_one(self.card.options(DEPTH))?)
     }
 
@@ -146,8 +156,10 @@ impl Machine {
         let base = Settings { device, precision, ..Settings::default() };
         let free = base.free()?;
         let budget = self.memory_budget.as_deref().map(|text| machine::parse_budget(text, free)).transpose()?;
+        let host = |text: &str| machine::parse_budget(text, machine::available().free);
+        let host_memory = self.host_memory.as_deref().map(host).transpose()?;
         let threads = self.threads.map_or_else(machine::cores, |n| n as usize);
-        let settings = Settings { threads, budget, tokens: self.tokens, ..base };
+        let settings = Settings { threads, budget, host_memory, tokens: self.tokens, ..base };
         settings.precision().map(|_| settings)
     }
 }

@@ -145,7 +145,7 @@ fn the_same_bits_however_it_is_run() {
         &["--tokens", "512", "--threads", "1"],
         &["--tokens", "4096", "--threads", "2"],
         &["--tokens", "1000", "--threads", "5", "--prefetch", "1"],
-        &["--memory-budget", "5MB"],
+        &["--memory-budget", "70MB"],
     ];
     for words in ways {
         embed(&folder, "esm2", &[&["many.faa", "-o", "e.npy", "--force"], *words].concat());

@@ -102,21 +102,40 @@ fn something_that_is_no_model() {
     check("not_a_model", |f| f.write("p.faa", ">a\nMKV\n"), &words, 1);
 }
 
+/// The lines of the process depend on the binary and the machine, so what is said is no snapshot.
 #[test]
 fn a_budget_that_is_too_small() {
-    let bundle = golden("");
+    let (bundle, folder) = (golden(""), Folder::new("budget"));
+    folder.write("reads.fa", READS);
     let words = ["predict", "reads.fa", "--weights", &bundle, "--memory-budget", "1MB", "--threads", "1"];
-    let words = [&words[..], &["--precision", "f32"]].concat();
-    let folder = check("budget", |f| f.write("reads.fa", READS), &words, 4);
+    let said = folder.run(&words).ended(4).stderr();
+    for part in [
+        "error: refused: this step needs ",
+        "the budget is 1 000 000 B (short by ",
+        "process: code and tables ",
+        "process: heap ",
+        "process: thread stacks ",
+        "  nothing smaller fits; give it --memory-budget ",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
     assert!(!folder.path("reads_plimsoll/run.json").exists());
 }
 
 #[test]
 fn a_budget_that_is_too_small_for_the_tokens() {
-    let esm = golden("esm2");
-    let words = ["embed", "--model", &esm, "p.faa", "-o", "e.npy", "--tokens", "4096", "--threads", "1"];
-    let words = [&words[..], &["--memory-budget", "3MB", "--precision", "f32"]].concat();
-    check("budget_for_tokens", |f| f.write("p.faa", ">a\nMKV\n"), &words, 4);
+    let (esm, folder) = (golden("esm2"), Folder::new("budget_for_tokens"));
+    folder.write("p.faa", ">a\nMKV\n");
+    let refused = |budget: &str| {
+        let words = ["embed", "--model", &esm, "p.faa", "-o", "e.npy", "--tokens", "4096", "--threads", "1"];
+        folder.run(&[&words[..], &["--memory-budget", budget, "--precision", "f32"]].concat()).ended(4).stderr()
+    };
+    let said = refused("1kB");
+    let needs = said.split("this step needs ").nth(1).and_then(|text| text.split(" B on").next());
+    let needs: u64 =
+        needs.map(|text| text.replace(' ', "")).and_then(|text| text.parse().ok()).expect("a number");
+    let said = refused(&(needs - 2_000_000).to_string());
+    assert!(said.contains("  what fits, cheapest first:  --tokens "), "{said}");
 }
 
 #[test]

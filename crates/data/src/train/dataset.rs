@@ -190,7 +190,7 @@ impl Dataset {
         if from.window.file as usize > files {
             return refuse("the position is behind the last file; it was damaged");
         }
-        Ok(Stream::new(self.inner.clone(), split, from.clone()))
+        Stream::new(self.inner.clone(), split, from.clone())
     }
 }
 

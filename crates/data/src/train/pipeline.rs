@@ -12,7 +12,8 @@ use super::dataset::Inner;
 use super::position::{Position, Window};
 use super::split::Split;
 use super::windows::{Entry, Windows};
-use crate::DataError;
+use crate::limits::spawn;
+use crate::{DataError, DataErrorKind};
 
 /// Bytes of a parcel, whose last document may go beyond.
 pub(super) const PARCEL: usize = 32 << 10;
@@ -60,7 +61,8 @@ pub(super) fn parcels(workers: usize, prefetch: usize) -> usize {
 }
 
 impl Pipeline {
-    pub(super) fn start(inner: &Arc<Inner>, split: Split, from: Position) -> Self {
+    pub(super) fn start(inner: &Arc<Inner>, split: Split, from: Position) -> Result<Self, DataError> {
+        let refused = |error| DataError::new(DataErrorKind::Thread(error));
         let workers = inner.settings.workers;
         let count = parcels(workers, inner.settings.prefetch);
         let (free, pool) = sync_channel(count);
@@ -74,20 +76,21 @@ impl Pipeline {
             let (input, work) = sync_channel::<Parcel>(count);
             let (done, output) = sync_channel(count);
             let inner = inner.clone();
-            threads.push(std::thread::spawn(move || {
+            let worker = spawn("tokenizer", move || {
                 while let Ok(mut parcel) = work.recv() {
                     parcel.tokenize(&inner, split);
                     if done.send(parcel).is_err() {
                         break;
                     }
                 }
-            }));
+            });
+            threads.push(worker.map_err(refused)?);
             inputs.push(input);
             outputs.push(output);
         }
         let reader = Reader { inner: inner.clone(), split, pool, inputs, next: 0 };
-        threads.push(std::thread::spawn(move || reader.run(&from)));
-        Pipeline { outputs, free, next: 0, threads }
+        threads.push(spawn("reader", move || reader.run(&from)).map_err(refused)?);
+        Ok(Pipeline { outputs, free, next: 0, threads })
     }
 
     /// The next parcel; none when there are no more.

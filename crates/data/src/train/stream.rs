@@ -48,12 +48,12 @@ pub struct Counts {
 }
 
 impl Stream {
-    pub(super) fn new(inner: Arc<Inner>, split: Split, from: Position) -> Self {
-        let pipeline = Pipeline::start(&inner, split, from.clone());
+    pub(super) fn new(inner: Arc<Inner>, split: Split, from: Position) -> Result<Self, DataError> {
+        let pipeline = Pipeline::start(&inner, split, from.clone())?;
         let cutter = Cutter::new(&inner.settings.task, inner.settings.bounds, &inner.vocabulary);
         let gave = from.place > 0 || from.token > 0 || from.window != Window::default();
         let (parcel, counts) = (None, Counts::default());
-        Stream { inner, split, pipeline, cutter, parcel, next: 0, at: from, counts, gave, ended: false }
+        Ok(Stream { inner, split, pipeline, cutter, parcel, next: 0, at: from, counts, gave, ended: false })
     }
 
     /// Fills a batch, whose buffers are reused; false, and an empty batch, at the end of an epoch. Of the training

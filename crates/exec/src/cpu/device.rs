@@ -35,6 +35,11 @@ impl CpuDevice {
         Self::on(Cpu::new(threads))
     }
 
+    /// As [`CpuDevice::new`]; an error if the system refuses a thread.
+    pub fn open(threads: usize) -> Result<Self, DeviceError> {
+        Ok(Self::on(Cpu::start(threads).map_err(|source| DeviceError::Thread { source })?))
+    }
+
     /// On `threads` threads with chosen instructions.
     pub fn with_isa(threads: usize, isa: Isa) -> Self {
         Self::on(Cpu::with_isa(threads, isa))
@@ -42,11 +47,12 @@ impl CpuDevice {
 
     /// So many devices of `threads` threads each, whose weights are the same bytes: steps run beside each other from their
     /// first op to their last, where threads of one device meet behind every op.
-    pub fn lanes(count: usize, threads: usize) -> Vec<Self> {
+    pub fn lanes(count: usize, threads: usize) -> Result<Vec<Self>, DeviceError> {
         let weights = Arc::new(Mutex::new(Weak::new()));
         let lane = |number| {
             let weights = Arc::clone(&weights);
-            Self { lane: Some(Lane { number, count, weights, persistent: Bytes::ZERO }), ..Self::new(threads) }
+            let lane = Lane { number, count, weights, persistent: Bytes::ZERO };
+            Ok(Self { lane: Some(lane), ..Self::open(threads)? })
         };
         (0..count).map(lane).collect()
     }

@@ -77,6 +77,7 @@ pub use pool::Pool;
 pub use view::{Rows, RowsMut};
 
 use core::ops::Range;
+use std::io;
 
 /// The instruction set and the threads that kernels run on.
 pub struct Cpu {
@@ -88,6 +89,11 @@ impl Cpu {
     /// The best instruction set of this machine on `threads` threads (the caller is one).
     pub fn new(threads: usize) -> Cpu {
         Cpu::with_isa(threads, Isa::detect())
+    }
+
+    /// As [`Cpu::new`]; an error if the system refuses a thread.
+    pub fn start(threads: usize) -> io::Result<Cpu> {
+        Ok(Cpu { isa: Isa::detect(), pool: Pool::start(threads)? })
     }
 
     /// A chosen instruction set.

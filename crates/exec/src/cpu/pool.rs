@@ -11,6 +11,7 @@
 
 use std::any::Any;
 use std::cell::UnsafeCell;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -56,8 +57,13 @@ unsafe impl Send for Shared {}
 
 impl Pool {
     /// A pool of `threads` workers, the caller among them; at least one.
-    /// Panics if the system refuses a thread.
+    /// Panics if the system refuses a thread: for tests and measurements, others take [`Pool::start`].
     pub fn new(threads: usize) -> Pool {
+        Pool::start(threads).expect("the system starts a thread")
+    }
+
+    /// The same; an error if the system refuses a thread.
+    pub fn start(threads: usize) -> io::Result<Pool> {
         let shared = Arc::new(Shared {
             gate: AtomicU64::new(0),
             next: AtomicUsize::new(0),
@@ -71,16 +77,15 @@ impl Pool {
             done: Condvar::new(),
             panic: Mutex::new(None),
         });
-        let workers = (1..threads)
-            .map(|worker| {
-                let shared = Arc::clone(&shared);
-                std::thread::Builder::new()
-                    .name(format!("plimsoll-{worker}"))
-                    .spawn(move || shared.serve(worker))
-                    .expect("the system starts a thread")
-            })
-            .collect();
-        Pool { shared, workers, caller: Mutex::new(()) }
+        // Dropped on an error, it ends the workers that were started.
+        let mut pool = Pool { shared, workers: vec![], caller: Mutex::new(()) };
+        for worker in 1..threads {
+            let shared = Arc::clone(&pool.shared);
+            let name = format!("plimsoll-{worker}");
+            let started = std::thread::Builder::new().name(name).spawn(move || shared.serve(worker))?;
+            pool.workers.push(started);
+        }
+        Ok(pool)
     }
 
     /// Number of workers, the caller included.

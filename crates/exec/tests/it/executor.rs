@@ -117,7 +117,7 @@ fn lanes_share_their_weights() {
     load_all(&mut one, 0, 1, &read).expect("loaded");
     let once = reads.swap(0, Ordering::Relaxed);
     let region = Region::new(ALLOCATOR);
-    let devices = CpuDevice::lanes(LANES, 1).into_iter();
+    let devices = CpuDevice::lanes(LANES, 1).expect("threads").into_iter();
     let mut lanes: Vec<Executor> =
         devices.map(|device| Executor::new(Box::new(device), program.clone()).expect("started")).collect();
     let held = region.change().bytes_allocated as u64;

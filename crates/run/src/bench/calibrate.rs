@@ -157,7 +157,7 @@ fn launch(settings: &Settings, repeats: usize) -> Result<f64, RunError> {
     g.output("y", x);
     let mut chain = Subject::single(settings, &Policy::default(), 1, g.finish())?;
     let meeting = match settings.device {
-        Device::Cpu => meeting(&Cpu::new(settings.threads)),
+        Device::Cpu => meeting(&Cpu::start(settings.threads).map_err(RunError::thread("compute"))?),
         Device::Machines(_) => 0.0,
     };
     Ok(chain.seconds(repeats)? / f64::from(CHAIN) + meeting)

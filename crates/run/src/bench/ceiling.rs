@@ -22,7 +22,7 @@ pub(super) enum Ceiling {
 impl Ceiling {
     pub(super) fn of(settings: &Settings) -> Result<Self, RunError> {
         match settings.device {
-            Device::Cpu => Ok(Self::Loops(Cpu::new(settings.threads))),
+            Device::Cpu => Ok(Self::Loops(Cpu::start(settings.threads).map_err(RunError::thread("compute"))?)),
             Device::Machines(_) => {
                 Ok(Self::Products(Box::new(Subject::products(settings, PRODUCT, PRODUCT, COUNT)?)))
             }

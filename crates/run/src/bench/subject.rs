@@ -128,7 +128,7 @@ impl Subject {
         let (target, policy) = (settings.target()?, settings.policy()?);
         settings.fit(longest, &mut |tokens| {
             let program = one(&target, &policy, build(bounds(tokens, longest)))?;
-            Ok(planned::with_outputs(program, OUTPUTS * settings.lanes as u64))
+            Ok(planned::with_outputs(program, OUTPUTS * settings.lanes as u64, 0, None))
         })
     }
 
@@ -246,7 +246,9 @@ impl Subject {
         let Some((first, others)) = lanes.split_first_mut() else { return Ok(vec![]) };
         thread::scope(|scope| {
             let (line, run) = (&line, &run);
-            let others: Vec<_> = others.iter_mut().map(|lane| scope.spawn(move || run(lane, line))).collect();
+            let start = |lane| thread::Builder::new().spawn_scoped(scope, move || run(lane, line));
+            let others: Result<Vec<_>, _> = others.iter_mut().map(start).collect();
+            let others = others.map_err(RunError::thread("lane"))?;
             let first = run(first, line);
             let others =
                 others.into_iter().map(|other| other.join().unwrap_or_else(|panic| resume_unwind(panic)));

@@ -127,6 +127,10 @@ impl Rows for Table {
         Ok(())
     }
 
+    fn held(&self, _: Option<u64>, _: u64) -> u64 {
+        1 << 20
+    }
+
     fn finish(self: Box<Self>) -> Result<Vec<Written>, RunError> {
         let path = self.file.target().to_owned();
         self.file.commit()?;

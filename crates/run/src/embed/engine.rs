@@ -54,6 +54,9 @@ pub(super) trait Rows {
     /// Those of the next sequence.
     fn write(&mut self, sequence: &Sequence, values: &[f32]) -> Result<(), RunError>;
 
+    /// What is held of so many sequences, where that is known, with names of so many bytes.
+    fn held(&self, sequences: Option<u64>, name: u64) -> u64;
+
     /// The files appear.
     fn finish(self: Box<Self>) -> Result<Vec<Written>, RunError>;
 }

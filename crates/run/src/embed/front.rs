@@ -5,14 +5,15 @@ use super::RunError;
 use crate::Tokenizer;
 use crate::ordered::{Feed, Results, Worker, start};
 use data::ids::IdSet;
+use data::limits::spawn;
 use data::sequence::{Reader, Record};
 use data::tokenize::esm;
 use data::{DataError, DataErrorKind};
 use std::path::PathBuf;
-use std::thread::{JoinHandle, spawn};
+use std::thread::JoinHandle;
 
 /// Letters of a batch, or a little more: some milliseconds of an encoder.
-const BATCH_LETTERS: usize = 16 << 10;
+pub(super) const BATCH_LETTERS: usize = 16 << 10;
 
 /// How long a sequence may be.
 #[derive(Clone, Copy, Debug)]
@@ -158,13 +159,14 @@ impl Front {
     }
 
     /// Reads on a thread of its own and tokenizes on others, up to `ahead` batches ahead for each of them.
-    pub(super) fn start(self, workers: usize, ahead: usize) -> Stream {
+    pub(super) fn start(self, workers: usize, ahead: usize) -> Result<Stream, RunError> {
         let worker = |_| -> Worker<Batch, Batch> {
             let tokenizer = self.tokenizer.clone();
             Box::new(move |batch: Batch| batch.tokenized(&tokenizer))
         };
-        let (feed, batches) = start((0..workers.max(1)).map(worker).collect(), workers.max(1) * ahead);
-        Stream { batches, thread: Some(spawn(move || self.run(&feed))) }
+        let (feed, batches) = start((0..workers.max(1)).map(worker).collect(), workers.max(1) * ahead)?;
+        let thread = spawn("reader", move || self.run(&feed)).map_err(RunError::thread("reader"))?;
+        Ok(Stream { batches, thread: Some(thread) })
     }
 
     /// Until the input ends, fails, or nobody listens any more.

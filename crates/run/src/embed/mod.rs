@@ -16,18 +16,19 @@ use crate::ladder::Planned;
 use crate::lanes::planned::{copies, output_bytes, with_outputs};
 use crate::lanes::{Stop, Usage, say_given_back};
 use crate::observer::stopped;
+use crate::process::Process;
 use crate::session::{attach_all, bounds, computing_lines, lanes_worth, memory_lines};
 use crate::{EncoderModel, Level, Observer, Progress, RunError, Settings};
-use data::pack::Order;
+use data::pack::{MOST_PACKS, Order};
 use data::sequence::Reader;
 use data::weights::HubEnv;
 use engine::{Engine, Reading, Rows};
 use exec::Executor;
-use front::{Front, Limits, Skipped};
+use front::{BATCH_LETTERS, Front, Limits, Skipped};
 use graph::{Bounds, Bytes, Graph, VerifyError};
 use models::Encoder;
 use output::{Kind, Results, Targets};
-use plan::{PlanError, Policy, Program, compile};
+use plan::{PlanError, Policy, Program, Staging, compile};
 use serde_json::{Value, json};
 use states::States;
 use std::path::PathBuf;
@@ -204,15 +205,23 @@ fn run(
     let limits = limits(options, &model.encoder)?;
     let width = reading.width as u64;
     observer.say(Level::Detail, "reading the input once for its longest sequence");
-    let longest = longest(options, model, limits, observer)?;
-    let settings = &options.settings;
+    let measured = measure(options, model, limits, observer)?;
+    let budget = options.settings.line()?;
+    let process = process(options, &measured, limits, results.held(measured.sequences, measured.name));
+    let settings = &Settings { budget: Some(budget), process, ..options.settings.clone() };
     settings.first_use().iter().for_each(|text| observer.say(Level::Info, text));
-    let (mut executors, memory_line) = plan(options, longest, build, observer)?;
+    let (mut executors, memory_line) = plan(options, settings, &measured, build, observer)?;
     observer.say(Level::Info, &memory_line);
     for line in computing_lines(&executors, settings.precision()?) {
         observer.say(settings.computing_level(), &line);
     }
     attach_all(&mut executors, 0, model)?;
+    if let Some(executor) = executors.first() {
+        let program = executor.program();
+        let turns = if options.sort_by_length { MOST_PACKS } else { 0 };
+        let kept = Bytes(output_bytes(program).0 * (settings.ahead() + turns) as u64);
+        settings.within_line(program, budget, kept)?;
+    }
 
     let front = open(options, model, limits)?;
     let mut engine = Engine::new(executors, &model.encoder, reading, results)?;
@@ -271,27 +280,67 @@ fn limits(options: &Options, encoder: &Encoder) -> Result<Limits, RunError> {
     Ok(Limits { letters, truncate: options.truncate })
 }
 
-/// Tokens of the longest sequence. Files are read once for it, and a sequence over the limit is an error
-/// here. With a pipe: what the limit allows, or `None` where there is none.
-fn longest(
+/// What a run knows of its input before it plans.
+#[derive(Clone, Debug, Default)]
+struct Measured {
+    /// Tokens of the longest sequence; `None` with a pipe, where nothing limits it.
+    longest: Option<u64>,
+    /// Letters of the longest record as it stands in the input.
+    letters: u64,
+    /// Sequences; `None` with a pipe.
+    sequences: Option<u64>,
+    /// Bytes of the longest name.
+    name: u64,
+}
+
+/// The lines of the process, where the line is about the host's memory. Its heap is what it held while the input was
+/// measured, which is read by the same threads and queues again.
+fn process(options: &Options, measured: &Measured, limits: Limits, written: u64) -> Vec<Staging> {
+    let settings = &options.settings;
+    let Some(mut process) = Process::of(settings) else { return vec![] };
+    let workers = settings.tokenizers().max(1);
+    process.add_threads(settings, workers + 1);
+    let batches = (workers * options.prefetch.max(1) + 2 * workers + 2) as u64;
+    let letters = limits.letters.map_or(measured.letters, |limit| measured.letters.min(limit as u64));
+    // A letter and its token; vectors grow by doubling.
+    let each = (BATCH_LETTERS as u64 + letters) * 2 * (1 + 4);
+    let most = batches * BATCH_LETTERS as u64;
+    let heads = measured.sequences.unwrap_or(most).min(most) * (96 + 2 * measured.name);
+    process.add_queues(settings, batches * each + heads);
+    process.add("names of records", measured.sequences.unwrap_or_default() * 14 + (64 << 10));
+    process.add("writers", written);
+    process.lines
+}
+
+/// Reads files once for their longest sequence; a sequence over the limit is an error here. With a pipe: what the limit
+/// allows.
+fn measure(
     options: &Options,
     model: &EncoderModel,
     limits: Limits,
     observer: &dyn Observer,
-) -> Result<Option<u64>, RunError> {
+) -> Result<Measured, RunError> {
     let front = open(options, model, limits)?;
     if front.bytes_total().is_none() {
         // Both alphabets have at most one token for a letter, and one at each end.
-        return Ok(limits.letters.map(|letters| letters as u64 + 2));
+        return Ok(Measured {
+            longest: limits.letters.map(|letters| letters as u64 + 2),
+            ..Measured::default()
+        });
     }
-    let mut longest = 0;
-    let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1));
+    let (mut longest, mut measured) = (0, Measured::default());
+    let mut sequences = 0;
+    let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1))?;
     while let Some(batch) = stream.next(&mut || stopped(observer, STOPPED))? {
         stopped(observer, STOPPED)?;
-        let lengths = batch.sequences().map(|(_, tokens)| tokens.len() as u64);
-        longest = longest.max(lengths.max().unwrap_or(0));
+        for (sequence, tokens) in batch.sequences() {
+            longest = longest.max(tokens.len() as u64);
+            measured.letters = measured.letters.max(sequence.length);
+            measured.name = measured.name.max(sequence.id.len() as u64);
+            sequences += 1;
+        }
     }
-    Ok(Some(longest))
+    Ok(Measured { longest: Some(longest), sequences: Some(sequences), ..measured })
 }
 
 /// Tokens of the shortest sequence: one letter between two special tokens.
@@ -301,36 +350,39 @@ const SHORTEST: u64 = 3;
 /// one sequence.
 fn plan(
     options: &Options,
-    longest: Option<u64>,
+    settings: &Settings,
+    measured: &Measured,
     build: Graphs<'_>,
     observer: &mut dyn Observer,
 ) -> Result<(Vec<Executor>, String), RunError> {
-    let budget = options.settings.line()?;
-    let settings = Settings { budget: Some(budget), ..options.settings.clone() };
+    let budget = settings.line()?;
     let worth = settings.worth(lanes_worth(&options.inputs));
-    settings.in_lanes(worth, |settings| plan_in(settings, budget, longest, &mut *build, &mut *observer))
+    let turns = if options.sort_by_length { MOST_PACKS as u64 } else { 0 };
+    settings
+        .in_lanes(worth, |settings| plan_in(settings, budget, (measured, turns), &mut *build, &mut *observer))
 }
 
 /// The same with lanes that were chosen.
 fn plan_in(
     settings: &Settings,
     budget: Bytes,
-    longest: Option<u64>,
+    (measured, turns): (&Measured, u64),
     build: Graphs<'_>,
     observer: &mut dyn Observer,
 ) -> Result<(Vec<Executor>, String), RunError> {
     let (target, policy) = (settings.target()?, settings.policy()?);
+    let longest = measured.longest;
     let build = &mut |tokens, weights| {
         let bounds = bounds(tokens, longest.map_or(tokens, |l| l.max(SHORTEST)));
         let graph = build(bounds).map_err(|source| PlanError::Verify { after: "build", source })?;
         let plan = compile(&graph, &Policy { weights, ..policy.clone() }, &target)?;
         let program = Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]);
-        Ok(with_outputs(program, copies(settings.lanes)))
+        Ok(with_outputs(program, copies(settings.lanes), turns, measured.sequences))
     };
     let longest = longest.unwrap_or(SHORTEST).max(SHORTEST);
     let program = settings.fit_streaming(longest, build)?;
     let kept = Bytes(output_bytes(&program).0 * settings.ahead() as u64);
-    let line = memory_lines(&program, budget, kept, "outputs");
+    let line = memory_lines(settings, &program, budget, kept, "outputs");
     let planned = Planned { program, longest, build };
     Ok((settings.start_smaller(planned, vec![], observer)?, line))
 }
@@ -356,7 +408,7 @@ fn stream(
     let start = Instant::now();
     let mut counts = Counts::default();
     let mut progress = Progress { bytes_total: front.bytes_total(), ..Progress::default() };
-    let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1));
+    let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1))?;
     while let Some(batch) = stream.next(&mut || stopped(observer, STOPPED))? {
         for skipped in &batch.skipped {
             count(skipped, &mut counts, observer);

@@ -157,6 +157,19 @@ impl Rows for Results {
         self.open.write(&sequence.id, sequence.length, values)
     }
 
+    fn held(&self, sequences: Option<u64>, name: u64) -> u64 {
+        /// Buffers of the files of one result, and of a row.
+        const BUFFERS: u64 = 1 << 20;
+        BUFFERS
+            + match self.targets.format {
+                Format::Npy => 0,
+                // An entry of the header for each name, which is text at the end.
+                Format::Safetensors => sequences.unwrap_or_default() * (256 + 4 * name),
+                // A row group: its values, and the same encoded.
+                Format::Parquet => 3 * (16 << 20),
+            }
+    }
+
     /// The files that are still missing appear; all of them.
     fn finish(self: Box<Self>) -> Result<Vec<Written>, RunError> {
         let Self { targets, kind, open, mut done } = *self;

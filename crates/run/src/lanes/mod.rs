@@ -8,6 +8,7 @@ pub(crate) mod planned;
 mod tests;
 
 use crate::{Level, Observer, RunError};
+use data::limits::spawn;
 use exec::{Data, DeviceError, Executor};
 use graph::{Bytes, Counts};
 use lane::{Lane, Shared};
@@ -18,7 +19,7 @@ use std::error::Error;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
-use std::thread::{JoinHandle, spawn};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Asked now and then while a step is waited for: an error ends the wait.
@@ -169,15 +170,21 @@ impl<T: Send + 'static> Lanes<T> {
         });
         let usage = usage.collect();
         let shared = Arc::new(Shared::new(lanes));
+        let queue = Arc::clone(&shared);
         let (sender, events) = channel();
         let start = |(number, executor)| {
-            let (shared, events) = (Arc::clone(&shared), sender.clone());
+            let (shared, events) = (Arc::clone(&queue), sender.clone());
             let lane = Lane::new(number, executor, shared, events);
-            spawn(move || lane.run())
+            spawn("device", move || lane.run()).map_err(RunError::thread("device"))
         };
-        let threads = executors.into_iter().enumerate().map(start).collect();
         let (in_flight, working, warnings) = (0, lanes, vec![]);
-        Ok(Self { shared, events, threads, program, usage, in_flight, enough, working, warnings })
+        let threads = vec![];
+        // Dropped on an error, it ends the threads that were started.
+        let mut all = Self { shared, events, threads, program, usage, in_flight, enough, working, warnings };
+        for thread in executors.into_iter().enumerate().map(start) {
+            all.threads.push(thread?);
+        }
+        Ok(all)
     }
 
     /// What they run.

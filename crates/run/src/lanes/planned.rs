@@ -67,12 +67,23 @@ pub(crate) fn search(target: &Target, lanes: usize, longest: u64, asked: Option<
 
 /// The program of an encoder's run with so many outputs of a full step, which it keeps beside its arena, where the line is
 /// about the host's memory.
-pub(crate) fn with_outputs(program: Program, copies: u64) -> Program {
+/// Of steps out of turn, the rows of up to `turns` more wait for an older one, and are not more than those of all `sequences`.
+pub(crate) fn with_outputs(program: Program, copies: u64, turns: u64, sequences: Option<u64>) -> Program {
     if program.target().space != HOST {
         return program;
     }
     let bytes = Bytes(output_bytes(&program).0 * copies);
-    program.beside(vec![Staging { label: "outputs on their way".to_owned(), bytes }])
+    let mut beside = vec![Staging { label: "outputs on their way".to_owned(), bytes }];
+    if turns > 0 {
+        let full = output_bytes(&program).0;
+        let packed = program.plans().iter().map(|(_, plan)| plan.graph.bounds).max_by_key(|b| b.tokens);
+        // A sequence has a row, or one for each of its tokens.
+        let row = packed.map_or(full, |b| (full / b.sequences.max(1)).max(full / b.tokens.max(1) * b.longest));
+        let all = sequences.map_or(u64::MAX, |sequences| sequences.saturating_mul(row));
+        let bytes = Bytes((full * turns).min(all));
+        beside.push(Staging { label: "rows that wait for their turn".to_owned(), bytes });
+    }
+    program.beside(beside)
 }
 
 /// Full steps whose outputs a run holds at a time: those on their way, and what each lane has not handed out yet.

@@ -7,6 +7,7 @@ use super::kept::{Entry, Keeper, KeptOrf, Shelf};
 use super::output::{Note, OrfScore, OutputError, Outputs, RecordEnd, Window as OutputWindow};
 use super::produce::{Batch, Event, OrfTokens};
 use super::queue::{Item, PendingOrf, Queue, State, Window};
+use super::queues::Queues;
 use crate::lanes::Stop;
 use crate::{Progress, RunError};
 use data::chunk::Chunk;
@@ -14,13 +15,6 @@ use data::intermediate::orf_name;
 use data::pack::Fill;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Items that may wait for one open reading frame, for each device: beyond it packs are sent off half empty, so that input
-/// with hardly any open reading frames does not pile up.
-const MOST_WAITING: usize = 1 << 16;
-
-/// Bytes of sequences and texts that may wait so, for each device: 2^16 windows of 100 000 bases would be 6 GB.
-const MOST_BYTES_WAITING: usize = 32 << 20;
 
 /// Seconds by stage; those of encoders and head are of all devices together, the others of the thread that leads.
 #[derive(Clone, Copy, Debug, Default)]
@@ -89,6 +83,9 @@ pub(crate) struct Parts {
 pub(crate) struct Engine {
     parts: Parts,
     queue: Queue,
+    /// How much may wait for one open reading frame: beyond it packs are sent off half empty, so that input with hardly any
+    /// open reading frames does not pile up.
+    queues: Queues,
     entry: Entry,
     scored: Vec<OrfScore>,
     pub(crate) totals: Totals,
@@ -96,9 +93,9 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(parts: Parts) -> Self {
+    pub(crate) fn new(parts: Parts, queues: Queues) -> Self {
         let (queue, totals, started) = (Queue::default(), Totals::default(), Instant::now());
-        Self { parts, queue, entry: Entry::default(), scored: Vec::with_capacity(6), totals, started }
+        Self { parts, queue, queues, entry: Entry::default(), scored: Vec::with_capacity(6), totals, started }
     }
 
     /// Takes what happened in one job.
@@ -124,7 +121,8 @@ impl Engine {
         }
         while self.compute(stop, Compute::step)?.unwrap_or(false) {}
         let devices = self.parts.compute.as_ref().map_or(1, Compute::devices);
-        while self.queue.len() > devices * MOST_WAITING || self.queue.bytes() > devices * MOST_BYTES_WAITING {
+        let Queues { items, bytes, .. } = self.queues;
+        while self.queue.len() > devices * items || self.queue.bytes() > devices * bytes {
             self.compute(stop, Compute::press)?;
         }
         Ok(())

@@ -11,6 +11,7 @@ pub mod output;
 mod produce;
 mod program;
 mod queue;
+mod queues;
 mod record;
 mod resume;
 mod run;
@@ -21,16 +22,20 @@ pub use options::{Models, Options, Shard};
 
 use crate::machine::Tracker;
 use crate::observer::stopped;
+use crate::process::Process;
 use crate::session::lanes_worth;
 use crate::{EncoderModel, HeadModel, Level, Observer, RunError, Settings};
-use data::sequence::{Input, Reader, Record, digests};
+use data::sequence::{Extent, Input, Reader, Record, digests, extent};
 use data::weights::HubEnv;
 use exec::Executor;
 use folder::Found;
+use graph::Bytes;
 use kept::Watch;
 use models::Encoder;
 use output::Counts;
+use plan::Staging;
 use program::Shape;
+use queues::Queues;
 use resume::Keys;
 use run::Run;
 use serde_json::Value;
@@ -147,11 +152,39 @@ fn predict_one(
     }
     tracker.track("opened");
     let shape = shape(opened, options);
-    let run = Run { options, opened, shape: &shape, budget: options.settings.line()?, keys, inputs };
+    let budget = options.settings.line()?;
+    let (queues, process) = host(options, opened, budget, inputs.is_some(), observer)?;
+    let settings = Settings { process, ..options.settings.clone() };
+    let (options, mut keys) = (&Options { settings, ..options.clone() }, keys);
+    keys.iter_mut().for_each(|keys| keys.block = queues.block);
+    let run = Run { options, opened, shape: &shape, budget, keys, inputs, queues };
     match options.merge.is_empty() {
         true => run.stages(start, tracker, warm, observer),
         false => run.merge(start, tracker, observer),
     }
+}
+
+/// How large the queues are, and the lines of the process, where the line is about the host's memory. Files are read once for
+/// their longest record.
+fn host(
+    options: &Options,
+    opened: &Opened,
+    budget: Bytes,
+    files: bool,
+    observer: &dyn Observer,
+) -> Result<(Queues, Vec<Staging>), RunError> {
+    let process = Process::of(&options.settings);
+    let extent = match process.is_some() && files && options.merge.is_empty() {
+        true => extent(&options.inputs, &|| stopped(observer, "nothing had begun"))?,
+        false => Extent::default(),
+    };
+    let Some(_) = process else { return Ok((Queues::within(None, options, &extent), vec![])) };
+    let line = Settings { budget: Some(budget), ..options.settings.clone() }.host_line()?;
+    let queues = Queues::within(line.map(|line| line.0), options, &extent);
+    // Again: a decoder has held what it needs by now.
+    let mut process = Process::of(&options.settings).unwrap_or_default();
+    queues.bill(options, &extent, opened.head.trained, &mut process);
+    Ok((queues, process.lines))
 }
 
 /// Whether a folder is one of these, whatever they are called.

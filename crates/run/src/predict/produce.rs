@@ -6,23 +6,19 @@ use crate::ordered::{self, Feed, Gone, Results, Worker};
 use crate::predict::kept::Coverage;
 use crate::predict::options::Shard;
 use crate::predict::output::{Field, Note};
+use crate::predict::queues::Queues;
 use crate::{RunError, Tokenizer};
 use data::chunk::{Chunk, chunks};
 use data::ids::IdSet;
 use data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
+use data::limits::spawn;
 use data::sequence::{Input, Reader, Record};
 use data::translate::{Frame, Orf, Scratch, orfs};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::{JoinHandle, spawn};
-
-/// Bases of a job: some milliseconds of work.
-const JOB_BASES: usize = 64 << 10;
-
-/// Chunks, ends of records and notes of a job, for records of few bases or none.
-const JOB_PARTS: usize = 1 << 10;
+use std::thread::JoinHandle;
 
 /// What the front end needs to know.
 pub(crate) struct Front {
@@ -35,6 +31,8 @@ pub(crate) struct Front {
     pub(crate) sequences: bool,
     pub(crate) workers: usize,
     pub(crate) prefetch: usize,
+    /// How large a job is.
+    pub(crate) queues: Queues,
     /// Windows whose results are known: they come without open reading frames.
     pub(crate) kept: Arc<Coverage>,
     /// The windows that this run is for; the others do not come at all.
@@ -123,22 +121,23 @@ impl Stream {
 
 /// Starts the threads. They end with the input, or when they meet a stream that is dropped.
 pub(crate) fn start(front: Front, inputs: &[PathBuf]) -> Result<Stream, RunError> {
-    let reader = Reader::open(inputs)?;
+    let input = Reader::open(inputs)?;
     let front = Arc::new(front);
-    let bytes_total = reader.total_bytes();
+    let bytes_total = input.total_bytes();
     let bytes_read = Arc::new(AtomicU64::new(0));
     let worker = |_| -> Worker<Job, Batch> {
         let (front, mut scratch, mut name) = (Arc::clone(&front), Scratch::default(), String::new());
         Box::new(move |job| translate(&front, job, &mut scratch, &mut name))
     };
     let workers = (0..front.workers).map(worker).collect();
-    let (feed, batches) = ordered::start(workers, front.workers * front.prefetch);
+    let (feed, batches) = ordered::start(workers, front.workers * front.prefetch)?;
     let progress = Arc::clone(&bytes_read);
-    let reader = spawn(move || {
+    let reader = move || {
         let (job, ids, source) = (Job::default(), IdSet::new(), None);
         let mut cutter = Cutter { front, job, feed, ids, progress, windows: 0, source };
-        cutter.read(reader)
-    });
+        cutter.read(input)
+    };
+    let reader = spawn("reader", reader).map_err(RunError::thread("reader"))?;
     Ok(Stream { batches, reader, bytes_read, bytes_total })
 }
 
@@ -217,7 +216,7 @@ impl Cutter {
             if self.front.shard.is_some_and(|shard| !shard.contains(number)) {
                 continue;
             }
-            if self.job.bases.len() >= JOB_BASES {
+            if self.job.bases.len() >= self.front.queues.job_bases {
                 self.flush()?;
                 held = None;
             }
@@ -238,7 +237,8 @@ impl Cutter {
 
     /// After every record, skipped ones too: their notes take memory.
     fn flush_full(&mut self) -> Result<(), Gone> {
-        match self.job.bases.len() >= JOB_BASES || self.job.parts.len() >= JOB_PARTS {
+        let Queues { job_bases, job_parts, .. } = self.front.queues;
+        match self.job.bases.len() >= job_bases || self.job.parts.len() >= job_parts {
             true => self.flush(),
             false => Ok(()),
         }
@@ -343,8 +343,9 @@ mod tests {
     /// Records that are skipped are notes, and notes are memory.
     #[test]
     fn jobs_of_skipped_records_are_bounded() {
+        let job_parts = Queues::usual().job_parts;
         let path = std::env::temp_dir().join(format!("plimsoll-skipped-{}.fa", std::process::id()));
-        std::fs::write(&path, ">again\nACGT\n".repeat(10 * JOB_PARTS)).expect("written");
+        std::fs::write(&path, ">again\nACGT\n".repeat(10 * job_parts)).expect("written");
         let front = Front {
             length: 500,
             dna: EncoderModel::builtin_dna().expect("built in").tokenizer,
@@ -353,16 +354,17 @@ mod tests {
             sequences: false,
             workers: 2,
             prefetch: 2,
+            queues: Queues::usual(),
             kept: Arc::default(),
             shard: None,
         };
         let stream = start(front, std::slice::from_ref(&path)).expect("started");
         let mut notes = 0;
         while let Some(batch) = stream.next(&mut || Ok(())).expect("a batch") {
-            assert!(batch.events.len() <= JOB_PARTS, "{}", batch.events.len());
+            assert!(batch.events.len() <= job_parts, "{}", batch.events.len());
             notes += batch.events.iter().filter(|e| matches!(e, Event::Note(_))).count();
         }
-        assert_eq!(notes, 10 * JOB_PARTS - 1);
+        assert_eq!(notes, 10 * job_parts - 1);
         stream.finish().expect("ended");
         std::fs::remove_file(path).expect("removed");
     }

@@ -21,6 +21,8 @@ pub(crate) struct Keys {
     key: Value,
     every: std::time::Duration,
     watch: Watch,
+    /// Bytes of a block of a journal.
+    pub(crate) block: usize,
 }
 
 /// A journal that is there to be gone on with.
@@ -47,7 +49,7 @@ impl Keys {
             "replaces": options.force,
         });
         let (dir, every) = (options.output_dir.clone(), options.commit_every);
-        Ok(Self { dir, key, every, watch })
+        Ok(Self { dir, key, every, watch, block: 0 })
     }
 
     /// Whether a run that was told to replace what is in the folder was broken, and this is the same.
@@ -71,7 +73,7 @@ impl Keys {
         };
         let Some(blocks) = self.of_this_run(&path)? else {
             let journal = Journal::create(&path, self.key.to_string().as_bytes())?;
-            let keeper = Some(Keeper::new(journal, self.watch.clone(), self.every, 0));
+            let keeper = Some(Keeper::new(journal, self.watch.clone(), self.every, 0, self.block));
             return Ok(Opening { shelf: Shelf::default(), keeper });
         };
         let looked = Looked::through(&path, blocks, width).map_err(unusable)?;
@@ -81,7 +83,8 @@ impl Keys {
             let text = format!("{count} {what} ({}): going on behind them", path.display());
             observer.say(Level::Info, &text);
         }
-        let keeper = journal.map(|journal| Keeper::new(journal, self.watch.clone(), self.every, count));
+        let keeper =
+            journal.map(|journal| Keeper::new(journal, self.watch.clone(), self.every, count, self.block));
         Ok(Opening { shelf, keeper })
     }
 

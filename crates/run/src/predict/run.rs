@@ -8,6 +8,7 @@ use super::kept::{Keeper, Shelf, changed};
 use super::output::{self, Counts, Outputs};
 use super::produce::{self, Event, Front};
 use super::program::{DNA, PLANS, PROTEIN, Shape};
+use super::queues::Queues;
 use super::record::{self, Story};
 use super::resume::{self, Keys, Opening};
 use super::stage::Stage;
@@ -37,6 +38,8 @@ pub(crate) struct Run<'a> {
     pub(crate) keys: Option<Keys>,
     /// What the inputs are; `None` where they can be read only once.
     pub(crate) inputs: Option<Vec<Input>>,
+    /// How large the queues are.
+    pub(crate) queues: Queues,
 }
 
 /// What a stage leaves.
@@ -168,7 +171,9 @@ impl Run<'_> {
 
     fn outputs(&self) -> Result<Outputs, RunError> {
         let options = output_options(self.options, self.opened, self.shape);
-        Ok(Outputs::create(&self.options.output_dir, options)?)
+        let mut outputs = Outputs::create(&self.options.output_dir, options)?;
+        outputs.hold(self.queues.sort);
+        Ok(outputs)
     }
 
     /// The stages and their programs: one for all, or where that does not fit the nucleotide encoder first.
@@ -234,6 +239,7 @@ impl Run<'_> {
         if let Some((_, executors)) = warm.take_if(|(s, executors)| *s == stage && fits(executors)) {
             return Compute::new(executors, stage, self.shape, self.options);
         }
+        self.options.settings.within_line(&program, self.budget, self.kept(stage, &program))?;
         observer.say(Level::Info, &self.memory_line(stage, &program));
         let plans = PLANS.map(|name| program.index(name));
         let lanes = program.lanes();
@@ -257,22 +263,30 @@ impl Run<'_> {
                 _ => load_all(&mut executors, plan, |p, range, out| head.read(p, range, out))?,
             }
         }
+        if let Some(executor) = executors.first() {
+            let program = executor.program();
+            self.options.settings.within_line(program, self.budget, self.kept(stage, program))?;
+        }
         Compute::new(executors, stage, self.shape, self.options)
     }
 
     /// The plan against the line.
     fn memory_line(&self, stage: Stage, program: &Program) -> String {
+        let kept = self.kept(stage, program);
+        memory_lines(&self.options.settings, program, self.budget, kept, "embeddings")
+    }
+
+    /// What waits in the host's memory between steps.
+    fn kept(&self, stage: Stage, program: &Program) -> Bytes {
         let tokens = program.plans().iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0);
         let open = Settings { lanes: program.lanes(), ..self.options.settings.clone() }.ahead();
-        let kept = self.shape.waiting(stage, tokens, open, open as u64);
-        let kept = kept.iter().map(|wait| wait.bytes).sum();
-        memory_lines(program, self.budget, kept, "embeddings")
+        self.shape.waiting(stage, tokens, open, open as u64).iter().map(|wait| wait.bytes).sum()
     }
 
     /// Reads and computes until the input ends. What is finished when it ends too early is kept.
     fn stream(&self, parts: Parts, observer: &mut dyn Observer) -> Result<Done, RunError> {
         let front = self.front(&parts);
-        let mut engine = Engine::new(parts);
+        let mut engine = Engine::new(parts, self.queues);
         let start = Instant::now();
         let poured = self.pour(front, &mut engine, observer);
         engine.totals.seconds.streaming = start.elapsed().as_secs_f64();
@@ -317,6 +331,7 @@ impl Run<'_> {
             sequences: self.opened.head.trained && parts.outputs.is_some(),
             workers: self.options.workers,
             prefetch: self.options.prefetch,
+            queues: self.queues,
             kept: Arc::clone(&parts.results.coverage),
             shard: self.options.shard,
         }

@@ -10,9 +10,6 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
-/// A block is not kept waiting once it is this large.
-const MOST: usize = 8 << 20;
-
 /// Input files as they were when the run began.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Watch(Vec<(PathBuf, Option<(u64, SystemTime)>)>);
@@ -59,6 +56,8 @@ pub(crate) struct Keeper {
     block: Vec<u8>,
     /// The record of the last of them.
     record: String,
+    /// A block is not kept waiting once it is this large.
+    most: usize,
     /// Seconds between two commits.
     every: Duration,
     last: Instant,
@@ -68,9 +67,9 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    pub(crate) fn new(journal: Journal, watch: Watch, every: Duration, committed: u64) -> Self {
+    pub(crate) fn new(journal: Journal, watch: Watch, every: Duration, committed: u64, most: usize) -> Self {
         let (block, record, last) = (vec![], String::new(), Instant::now());
-        Self { journal, watch, block, record, every, last, committed, waiting: 0 }
+        Self { journal, watch, block, record, most, every, last, committed, waiting: 0 }
     }
 
     /// Takes a window.
@@ -79,7 +78,7 @@ impl Keeper {
         entry.encode(before, &mut self.block);
         self.record.clone_from(&entry.record);
         self.waiting += 1;
-        if self.block.len() >= MOST { self.commit() } else { Ok(()) }
+        if self.block.len() >= self.most { self.commit() } else { Ok(()) }
     }
 
     /// Commits what waits, if it has waited long enough.

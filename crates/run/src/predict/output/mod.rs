@@ -241,6 +241,13 @@ struct OpenRecord {
 }
 
 impl Outputs {
+    /// Sorts with so many bytes of lines in memory.
+    pub fn hold(&mut self, bytes: usize) {
+        if let Some(files) = &mut self.virnucpro {
+            files.hold(bytes);
+        }
+    }
+
     /// Starts the files in `folder`, which is made if it is not there. Results of an earlier run in
     /// it stay as they are until [`Outputs::finish`], which replaces them.
     pub fn create(folder: &Path, options: Options) -> Result<Self, OutputError> {

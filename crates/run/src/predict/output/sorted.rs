@@ -54,6 +54,11 @@ impl Sorter {
         Sorter { folder: folder.to_owned(), limits, bytes, lines, spool: None }
     }
 
+    /// Holds less in memory than the sorter was made with.
+    pub fn hold(&mut self, run_bytes: usize) {
+        self.limits.run_bytes = run_bytes;
+    }
+
     /// Adds a line, which has no line feed in it.
     pub fn push(&mut self, line: &[u8]) -> Result<(), DataError> {
         debug_assert!(!line.contains(&b'\n'));

@@ -38,6 +38,11 @@ impl VirNucPro {
         })
     }
 
+    /// Sorts with so many bytes of lines in memory.
+    pub fn hold(&mut self, bytes: usize) {
+        self.consensus.hold(bytes);
+    }
+
     /// Adds a chunk with at least one scored frame.
     pub fn chunk(&mut self, name: &str, orfs: &[OrfScore], said: &Consensus) -> Result<(), OutputError> {
         use std::fmt::Write as _;

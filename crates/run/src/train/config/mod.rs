@@ -22,6 +22,7 @@ pub use optimizer::{
     Decay, DecayShape, Loss, Optimizer, OptimizerKind, Precision, PrecisionKind, Scaling, Schedule,
     ScheduleKind, Unit, Warmup,
 };
+pub(crate) use run::PROCESS;
 pub use run::{Batch, Device, Interval, Memory, Remat, RematPolicy, Run};
 pub use translate::{Source, Translated, translate};
 

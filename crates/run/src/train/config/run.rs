@@ -216,7 +216,7 @@ impl Default for Run {
 
 /// Code, stacks, the plans themselves and what an allocator keeps. Measured beside the arena of examples/moe-mini.yaml:
 /// 20 MB of the release build, 27 MB with 40 layers. `cargo test -p plimsoll --test it training_memory` measures again.
-const PROCESS: Bytes = Bytes(32 << 20);
+pub(crate) const PROCESS: Bytes = Bytes(32 << 20);
 
 impl Run {
     /// The machine that the run computes on.

@@ -16,7 +16,9 @@ use super::tokenizer::TOKENIZER;
 use super::trainable::{Applied, Auxiliary, Evaluated, Found, Part, Stored, Taken, Trainable};
 use crate::hub::{Need, trainable};
 use crate::machine::{available, parse_budget};
-use crate::{Observer, RunError, price};
+use crate::process::Process;
+use crate::train::config::PROCESS;
+use crate::{Observer, RunError, Settings, price};
 use data::train::Held;
 use data::weights::HubEnv;
 use exec::{Executor, ParamSource, Survivor};
@@ -47,15 +49,20 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
     let most = of_data(program::largest(config));
     let mut feed = Feed::open(config, most, tokenizer(config, observer)?.as_deref())?;
     let held = feed.host_bytes(config.run.evaluate_every.is_some());
-    let data = held.iter().map(|h| Bytes(h.bytes)).sum();
-    let found = program::search(config, &subject, &target, budget.saturating_sub(data), observer)
-        .map_err(|error| with_data(error, budget, &held))?;
+    let settings = beyond_reserved(config);
+    let data: Bytes = held.iter().map(|h| Bytes(h.bytes)).sum();
+    let line = settings.for_plans(budget).saturating_sub(data);
+    let found = program::search(config, &subject, &target, line, observer).map_err(|error| match error {
+        RunError::Plan(error) => with_data(settings.with_process(error).into(), budget, &held),
+        other => other,
+    })?;
     let bounds = program::bounds(config, found.candidate.tokens);
     feed.bound(of_data(bounds))?;
     let plan::Found { program, candidate, .. } = found;
     let machine = config.run.machine();
     let mut executor = machine.start_one(program)?;
     start(&mut executor, subject.source(config.run.seed))?;
+    settings.within_line(executor.program(), budget, Bytes::ZERO)?;
     let store = Store::of(&executor, &subject, config.run.seed);
     let asked = |auto: bool, key: &str, value: Value| auto.then(|| (key.to_owned(), value));
     let kind = program::kind_of(&candidate.optimizer);
@@ -89,6 +96,21 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
         executor,
     }))
 }
+
+/// The machine, with what of the process is more than plans of training reserve for it. What the data holds by now is counted
+/// by its own lines too.
+fn beyond_reserved(config: &TrainConfig) -> Settings {
+    let settings = config.run.machine();
+    let workers = config.data.workers.0.unwrap_or(8) as usize;
+    let Some(mut process) = Process::now(&settings) else { return settings };
+    process.add_threads(&settings, workers + 2);
+    process.add_queues(&settings, CHECKPOINT);
+    let lines = process.beyond(PROCESS);
+    Settings { process: lines, ..settings }
+}
+
+/// What passes through the host when a checkpoint is written or read.
+const CHECKPOINT: u64 = 4 << 20;
 
 /// Bounds as data knows them.
 fn of_data(bounds: Bounds) -> data::train::Bounds {

@@ -1,0 +1,222 @@
+//! `--memory-budget` bounds the whole process. Invariant: the peak resident memory that the system counts for a command, mapped
+//! files included, is within the budget, or the command is refused with exit code 4 before its first step.
+
+use crate::harness::{Folder, example, golden};
+use std::fs::File;
+use std::io::{BufRead, BufReader, BufWriter, Read, Write};
+use std::path::Path;
+use std::process::Stdio;
+
+/// Numbers that only look random: the test is the same in every run.
+struct Draws(u64);
+
+impl Draws {
+    fn below(&mut self, most: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % most
+    }
+}
+
+/// How a command ended: its exit code, its peak resident bytes, what it said.
+struct Ended {
+    code: Option<i32>,
+    peak: u64,
+    said: String,
+}
+
+/// Runs a command and reads the peak that the system counts for it (VmHWM, which only grows) until it ends.
+fn measured(folder: &Folder, words: &[String]) -> Ended {
+    let mut child = folder
+        .command(&words.iter().map(String::as_str).collect::<Vec<_>>())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the binary starts");
+    let mut stderr = child.stderr.take().expect("piped");
+    let said = std::thread::spawn(move || {
+        let mut said = String::new();
+        let _ = stderr.read_to_string(&mut said);
+        said
+    });
+    let status = format!("/proc/{}/status", child.id());
+    let mut peak = 0;
+    let code = loop {
+        if let Ok(file) = File::open(&status) {
+            let line =
+                BufReader::new(file).lines().map_while(Result::ok).find(|line| line.starts_with("VmHWM:"));
+            let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+            peak = peak.max(kib.unwrap_or(0) * 1024);
+        }
+        if let Some(status) = child.try_wait().expect("a child") {
+            break status.code();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    };
+    Ended { code, peak, said: said.join().expect("text") }
+}
+
+/// Within its budget, or refused.
+fn check(folder: &Folder, words: &[String], budget: u64) -> bool {
+    let Ended { code, peak, said } = measured(folder, words);
+    match code {
+        Some(4) => {
+            assert!(said.contains("--memory-budget") || said.contains("refused"), "{words:?}: {said}");
+            false
+        }
+        Some(0) => {
+            assert!(peak <= budget, "{words:?}: {peak} B at the peak\n{said}");
+            true
+        }
+        code => panic!("{words:?}: exit code {code:?}\n{said}"),
+    }
+}
+
+/// Bases that only look random, in lines of 80.
+fn bases(out: &mut impl Write, draws: &mut Draws, count: usize) {
+    let mut line = [b'\n'; 81];
+    for first in (0..count).step_by(80) {
+        let width = (count - first).min(80);
+        line[..width].iter_mut().for_each(|base| *base = b"ACGT"[draws.below(4) as usize]);
+        line[width] = b'\n';
+        out.write_all(&line[..=width]).expect("written");
+    }
+}
+
+/// `records` of `length` bases each.
+fn write(path: &Path, draws: &mut Draws, records: usize, length: usize) {
+    let mut out = BufWriter::new(File::create(path).expect("a file"));
+    for record in 0..records {
+        writeln!(out, ">record_{record}").expect("written");
+        bases(&mut out, draws, length);
+    }
+    out.flush().expect("written");
+}
+
+fn words(list: &[&str]) -> Vec<String> {
+    list.iter().map(|word| (*word).to_owned()).collect()
+}
+
+/// Sixty commands with inputs and budgets that are drawn.
+#[test]
+fn the_peak_is_within_the_budget_or_the_run_is_refused() {
+    let folder = Folder::new("memory_budget");
+    let mut draws = Draws(17);
+    let inputs = [("few.fa", 40, 700), ("long.fa", 1, 300_000), ("short.fa", 4_000, 60), ("empty.fa", 0, 0)];
+    for (name, records, length) in inputs {
+        write(&folder.path(name), &mut draws, records, length);
+    }
+    let protein: String = (0..300).map(|i| format!(">p{i}\n{}\n", "MKVLAARW".repeat(1 + i % 20))).collect();
+    folder.write("proteins.faa", protein);
+    let (esm, dnabert, goldens) = (golden("esm2"), golden("dnabert_s"), golden(""));
+    let data = format!("data.train=[\"{}\"]", example("corpus.txt"));
+    let (mut ran, mut refused) = (0, 0);
+    for case in 0..60 {
+        // From far too little to plenty.
+        let budget = [10, 24, 32, 40, 48, 56, 64, 80, 100, 140, 200, 400][draws.below(12) as usize] * 1_000_000
+            + draws.below(4_000_000);
+        let (size, input) = (budget.to_string(), inputs[draws.below(4) as usize].0);
+        let threads = (1 + draws.below(4)).to_string();
+        let output = format!("out{case}");
+        let mut command = match draws.below(5) {
+            0 => words(&["predict", input, "-o", &output]),
+            1 => words(&["predict", input, "--weights", &goldens, "-o", &output, "--keep-intermediate"]),
+            2 => words(&["embed", "--model", &esm, "proteins.faa", "-o", &format!("{output}.npy")]),
+            3 => {
+                let file = format!("{output}.{}", ["npy", "safetensors", "parquet"][draws.below(3) as usize]);
+                words(&["embed", "--model", &dnabert, input, "--truncate", "--max-length", "900", "-o", &file])
+            }
+            _ => words(&[
+                "train",
+                &example("moe-mini.yaml"),
+                "-q",
+                "--set",
+                "model.hidden=64",
+                "--set",
+                "model.layers=1",
+                "--set",
+                "run.steps=1",
+                "--set",
+                "schedule.warmup=0",
+                "--set",
+                &data,
+                "-o",
+                &output,
+            ]),
+        };
+        command.extend(words(&["--memory-budget", &size]));
+        match command[0] == "train" {
+            true => command.extend(words(&["--set", &format!("run.threads={threads}")])),
+            false => command.extend(words(&["-q", "--threads", &threads])),
+        }
+        match check(&folder, &command, budget) {
+            true => ran += 1,
+            false => refused += 1,
+        }
+    }
+    assert!(ran >= 15 && refused >= 10, "{ran} ran, {refused} were refused");
+}
+
+/// What is refused says the least that fits, and that much fits.
+#[test]
+fn the_least_that_a_refusal_names_is_enough() {
+    let folder = Folder::new("memory_least");
+    let reads = example("reads.fa");
+    let run = |output: &str, budget: &str| {
+        words(&["predict", &reads, "-o", output, "--memory-budget", budget, "--threads", "2"])
+    };
+    let refused = measured(&folder, &run("refused", "10MB"));
+    assert_eq!(refused.code, Some(4), "{}", refused.said);
+    assert!(refused.said.contains("process: code and tables"), "{}", refused.said);
+    let least = refused.said.split("--memory-budget ").nth(1).and_then(|text| text.split(' ').next());
+    let least: u64 = least.expect("a number").parse().expect("a number");
+    assert!(check(&folder, &run("enough", &least.to_string()), least), "{least} B are refused");
+}
+
+/// One long record and many short reads: their sizes are those of the issue with `PLIMSOLL_LARGE_INPUTS=1`, and a hundredth
+/// otherwise.
+#[test]
+fn one_long_record_and_many_short_reads() {
+    let folder = Folder::new("memory_large");
+    let large = std::env::var_os("PLIMSOLL_LARGE_INPUTS").is_some();
+    let share = if large { 1 } else { 100 };
+    let mut draws = Draws(4);
+    // Stop codons in every frame: what is measured is the memory of readers and queues, not the time of the encoders.
+    let stops = "TAATTAATTAAC".repeat(100_000_000 / share / 12);
+    let lines: Vec<&str> =
+        stops.as_bytes().chunks(80).map(|line| std::str::from_utf8(line).expect("text")).collect();
+    folder.write("long.fa", format!(">chromosome\n{}\n", lines.join("\n")));
+    let mut out = BufWriter::new(File::create(folder.path("reads.fa")).expect("a file"));
+    for read in 0..1_000_000 / share {
+        writeln!(out, ">read_{read}").expect("written");
+        match read % 500 {
+            0 => bases(&mut out, &mut draws, 60),
+            _ => out.write_all(b"TAATTAATTAACTAATTAATTAACTAATTAATTAAC\n").expect("written"),
+        }
+    }
+    drop(out);
+    for (input, name) in [("long.fa", "chromosome"), ("reads.fa", "names of records")] {
+        let mut fitted = false;
+        for budget in [60_000_000, 100_000_000, 250_000_000, 500_000_000] {
+            let output = format!("{input}.{budget}");
+            let command = words(&[
+                "predict",
+                input,
+                "-o",
+                &output,
+                "-q",
+                "--threads",
+                "2",
+                "--memory-budget",
+                &budget.to_string(),
+            ]);
+            let Ended { code, peak, said } = measured(&folder, &command);
+            match code {
+                Some(4) => assert!(!fitted && said.contains(name), "{command:?}: {said}"),
+                Some(0) => assert!(peak <= budget, "{command:?}: {peak} B at the peak"),
+                code => panic!("{command:?}: {code:?}\n{said}"),
+            }
+            fitted |= code == Some(0);
+        }
+        assert!(fitted, "{input} was refused with 500 MB");
+    }
+}

@@ -1,0 +1,130 @@
+//! Limits of the operating system on this process: address space, threads, open files. Invariant: a thread that cannot be
+//! started is an error, never a panic, and an error that a limit caused can name the limit.
+
+use std::error::Error;
+use std::fs;
+use std::io;
+use std::thread::{Builder, JoinHandle};
+
+/// Error numbers of Linux, which other Unix systems share up to `EAGAIN` (35 on the BSDs and macOS).
+const EAGAIN: i32 = if cfg!(target_os = "linux") { 11 } else { 35 };
+const ENOMEM: i32 = 12;
+const ENFILE: i32 = 23;
+const EMFILE: i32 = 24;
+const EFBIG: i32 = 27;
+
+/// Address space that a new thread takes: the stack of 2 MiB that `std` gives it, its guard pages and signal stack, and room
+/// for what other threads map at the same moment.
+const THREAD: u64 = 4 << 20;
+
+/// Starts a thread that has a name. `std::thread::spawn` panics where the system refuses the thread.
+pub fn spawn<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    room_for_threads(1)?;
+    Builder::new().name(name.to_owned()).spawn(work)
+}
+
+/// Checks that the address space has room for `count` more threads. `std` panics inside of a new thread that finds none for
+/// its signal stack, where nobody can catch it, so this is asked before.
+pub fn room_for_threads(count: usize) -> io::Result<()> {
+    let Some(free) = free_address_space() else { return Ok(()) };
+    match free < THREAD.saturating_mul(count as u64) {
+        true => Err(io::Error::from_raw_os_error(ENOMEM)),
+        false => Ok(()),
+    }
+}
+
+/// Bytes of address space that the limit leaves; `None` where there is no limit.
+pub fn free_address_space() -> Option<u64> {
+    let limit = limit("Max address space")?;
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let used = status.lines().find_map(|line| line.strip_prefix("VmSize:"))?;
+    let used = used.split_whitespace().next()?.parse::<u64>().ok()?;
+    Some(limit.saturating_sub(used.saturating_mul(1024)))
+}
+
+/// The system's limit behind an error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// Which limit it is, its value, and how to raise it.
+    pub text: String,
+    /// Whether it is a limit on memory.
+    pub memory: bool,
+}
+
+/// The limit that caused an error: looks for an error number of the system in the error and its causes.
+pub fn behind(error: &(dyn Error + 'static)) -> Option<Limit> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let number = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+        if let Some(limit) = number.and_then(of_number) {
+            return Some(limit);
+        }
+        next = error.source();
+    }
+    None
+}
+
+/// The limit on memory, for an allocation that the system refused.
+pub fn memory() -> Limit {
+    let text = match limit("Max address space") {
+        Some(bytes) => format!("the limit on the address space (ulimit -v) is {} KiB; raise it", bytes / 1024),
+        None => "the system has no more memory for this process".to_owned(),
+    };
+    Limit { text, memory: true }
+}
+
+fn of_number(number: i32) -> Option<Limit> {
+    let is = |name: &str, what: &str, flag: &str, unit: u64| {
+        let limit = limit(name).map_or("not known".to_owned(), |value| (value / unit).to_string());
+        Limit { text: format!("the limit on {what} ({flag}) is {limit}; raise it"), memory: false }
+    };
+    Some(match number {
+        ENOMEM => memory(),
+        EAGAIN => {
+            let processes = is("Max processes", "processes and threads", "ulimit -u", 1);
+            match limit("Max address space") {
+                Some(_) => Limit { text: format!("{}, and {}", processes.text, memory().text), memory: false },
+                None => processes,
+            }
+        }
+        EMFILE => is("Max open files", "open files", "ulimit -n", 1),
+        ENFILE => Limit {
+            text: "the limit of the whole system on open files (fs.file-max) is reached".to_owned(),
+            memory: false,
+        },
+        EFBIG => is("Max file size", "file size in bytes", "ulimit -f", 1),
+        _ => return None,
+    })
+}
+
+/// The soft limit of this process; `None` where there is none, or it cannot be read.
+fn limit(name: &str) -> Option<u64> {
+    let limits = fs::read_to_string("/proc/self/limits").ok()?;
+    let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DataError, DataErrorKind};
+
+    #[test]
+    fn an_error_names_the_limit_that_caused_it() {
+        let files = DataError::new(DataErrorKind::Read(io::Error::from_raw_os_error(EMFILE)));
+        let limit = behind(&files).expect("a limit");
+        assert!(limit.text.contains("ulimit -n") && !limit.memory, "{limit:?}");
+        let memory = behind(&io::Error::from_raw_os_error(ENOMEM)).expect("a limit");
+        assert!(memory.memory, "{memory:?}");
+        assert_eq!(behind(&io::Error::from(io::ErrorKind::NotFound)), None);
+        assert_eq!(behind(&DataError::new(DataErrorKind::Read(io::ErrorKind::UnexpectedEof.into()))), None);
+    }
+
+    #[test]
+    fn a_thread_starts() {
+        assert_eq!(spawn("test", || 7).expect("a thread").join().expect("it ended"), 7);
+    }
+}

@@ -1,0 +1,145 @@
+//! The process's allocator: the system's, which ends the process with exit code 4 and a message where the system refuses
+//! memory. Invariant: the message is made and written without an allocation.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+
+/// Exit code of a run that does not fit in memory.
+#[cfg(unix)]
+const NO_MEMORY: i32 = 4;
+
+/// Arenas of glibc's allocator. By default there are eight for each core, of which each reserves 64 MiB of address space and
+/// keeps what was freed in it.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const ARENAS: i32 = 2;
+
+/// Allocations of this size and more are mappings of their own, which go back to the system when they are freed. By default
+/// glibc raises the size up to 32 MiB as such allocations are freed, and keeps what it had of them.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const MAPPED: i32 = 256 << 10;
+
+/// The allocator of the `plimsoll` binary. Without it Rust aborts (SIGABRT) where the system refuses memory.
+///
+/// What may fail with an error instead, such as [the arena](crate::cpu::CpuDevice), allocates by [`System`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Heap;
+
+// SAFETY: every call is the system allocator's; the process ends where that returns null.
+unsafe impl GlobalAlloc for Heap {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's contract is the system allocator's.
+        got(unsafe { System.alloc(layout) }, layout.size())
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as in `alloc`.
+        got(unsafe { System.alloc_zeroed(layout) }, layout.size())
+    }
+
+    unsafe fn realloc(&self, old: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: as in `alloc`.
+        got(unsafe { System.realloc(old, layout, size) }, size)
+    }
+
+    unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
+        // SAFETY: as in `alloc`.
+        unsafe { System.dealloc(old, layout) }
+    }
+}
+
+/// Bounds what the allocator keeps of freed memory, and of address space. Call it before the first thread starts.
+pub fn limit_slack() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: it changes settings of the allocator and touches no memory that is in use.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, ARENAS);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 2 * MAPPED);
+    }
+}
+
+#[inline]
+fn got(pointer: *mut u8, bytes: usize) -> *mut u8 {
+    if pointer.is_null() {
+        refused(bytes);
+    }
+    pointer
+}
+
+/// Says that memory was refused, and by which limit, and ends the process.
+#[cold]
+#[cfg(unix)]
+fn refused(bytes: usize) {
+    let mut text = Text { bytes: [0; 256], end: 0 };
+    text.add(b"error: the system refused ");
+    text.number(bytes as u64);
+    text.add(b" B of memory\nlimit: ");
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: it writes to the structure alone.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) } == 0;
+    if known && limit.rlim_cur != libc::RLIM_INFINITY {
+        text.add(b"the limit on the address space (ulimit -v) is ");
+        text.number(limit.rlim_cur / 1024);
+        text.add(b" KiB; raise it\n");
+    } else {
+        text.add(b"the system has no more memory for this process\n");
+    }
+    // SAFETY: the bytes are initialised. `_exit` runs no handlers, which could allocate: files that were not complete keep
+    // their temporary names, as after a kill.
+    unsafe {
+        libc::write(2, text.bytes.as_ptr().cast(), text.end);
+        libc::_exit(NO_MEMORY);
+    }
+}
+
+#[cold]
+#[cfg(not(unix))]
+fn refused(_: usize) {
+    std::process::abort();
+}
+
+/// A message of few bytes.
+#[cfg(unix)]
+struct Text {
+    bytes: [u8; 256],
+    end: usize,
+}
+
+#[cfg(unix)]
+impl Text {
+    fn add(&mut self, text: &[u8]) {
+        let room = &mut self.bytes[self.end..];
+        let count = text.len().min(room.len());
+        room[..count].copy_from_slice(&text[..count]);
+        self.end += count;
+    }
+
+    fn number(&mut self, number: u64) {
+        let (mut digits, mut first, mut rest) = ([b'0'; 20], 20, number);
+        loop {
+            first -= 1;
+            digits[first] = b'0' + (rest % 10) as u8;
+            rest /= 10;
+            if rest == 0 {
+                break;
+            }
+        }
+        self.add(&digits[first..]);
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_made_in_place_and_end_at_their_room() {
+        let mut text = Text { bytes: [0; 256], end: 0 };
+        [0, 7, 10, u64::MAX].into_iter().for_each(|number| {
+            text.number(number);
+            text.add(b" ");
+        });
+        assert_eq!(&text.bytes[..text.end], b"0 7 10 18446744073709551615 ");
+        (0..300).for_each(|_| text.add(b"x"));
+        assert_eq!(text.end, 256);
+    }
+}

@@ -1,0 +1,216 @@
+//! What the process itself holds on the host, beside the arenas of a plan: code, heap, stacks, queues, readers and writers.
+//! Invariant: on a CPU these lines and the plan's peak are an upper bound of the peak resident memory that the system counts,
+//! mapped files included, so that a run is refused before its first step or stays under `--memory-budget`.
+
+use crate::{Device, RunError, Settings, machine};
+use exec::memory::kib;
+use graph::Bytes;
+use plan::{Bill, Ledger, PIECE, PlanError, Program, Staging};
+use std::fs;
+
+/// What the heap's line is rounded up to, so that two runs of one command have the same line.
+const HEAP_STEP: u64 = 4 << 20;
+
+/// What the heap may grow by in small pieces that have no line of their own.
+const HEAP_MARGIN: u64 = 1 << 20;
+
+/// Bytes of a thread's stack that are touched, and of its allocator's cache.
+const STACK: u64 = 256 << 10;
+
+/// Most threads that read weights at the start.
+const READERS: u64 = 8;
+
+/// Elements of weights that one of these threads holds for each of a piece: as f32, as they are stored, packed, and as a part
+/// that waits for the arena.
+const COPIES_OF_PIECE: u64 = 3;
+
+/// The lines of a process, on the host.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Process {
+    pub(crate) lines: Vec<Staging>,
+}
+
+impl Process {
+    /// The lines of a process to which a command adds its own; `None` where the host's memory has no line.
+    pub(crate) fn of(settings: &Settings) -> Option<Self> {
+        let on_gpu = || settings.host_memory.map(|_| Self::default());
+        Self::now(settings).or_else(|| if settings.device == Device::Cpu { None } else { on_gpu() })
+    }
+
+    /// What this process holds now: all pages of its binary and libraries, which are resident once they were touched, and
+    /// the most that its heap and stacks have held so far. `None` where the line is not about the host's memory, or the
+    /// system does not tell.
+    pub(crate) fn now(settings: &Settings) -> Option<Self> {
+        if settings.device != Device::Cpu {
+            return None;
+        }
+        let maps = fs::read_to_string("/proc/self/maps").ok()?;
+        let status = fs::read_to_string("/proc/self/status").ok()?;
+        let code = mapped_files(&maps);
+        let heap = kib(&status, "VmHWM:")?.saturating_sub(kib(&status, "RssFile:")?).0;
+        let heap = (heap + HEAP_MARGIN).next_multiple_of(HEAP_STEP);
+        let mut process = Self::default();
+        process.add("code and tables", code);
+        process.add("heap", heap);
+        Some(process)
+    }
+
+    /// Adds a line.
+    pub(crate) fn add(&mut self, label: &str, bytes: u64) {
+        if bytes > 0 {
+            self.lines.push(Staging { label: label.to_owned(), bytes: Bytes(bytes) });
+        }
+    }
+
+    /// The lines, less what is reserved for them elsewhere, which comes off the first.
+    pub(crate) fn beyond(mut self, reserved: Bytes) -> Vec<Staging> {
+        let mut left = reserved;
+        for line in &mut self.lines {
+            let off = left.min(line.bytes);
+            line.bytes = line.bytes.saturating_sub(off);
+            left = left.saturating_sub(off);
+        }
+        self.lines.retain(|line| line.bytes > Bytes::ZERO);
+        self.lines
+    }
+
+    /// Adds the stacks of the threads that compute, and of `others`.
+    pub(crate) fn add_threads(&mut self, settings: &Settings, others: usize) {
+        let readers = READERS.min(settings.threads as u64);
+        // Each lane has a thread that leads it.
+        let threads = 2 * settings.threads as u64 + readers + others as u64 + 1;
+        self.add("thread stacks", threads * STACK);
+    }
+
+    /// Adds the larger of what queues hold in a run and what weights pass through before it.
+    pub(crate) fn add_queues(&mut self, settings: &Settings, queues: u64) {
+        let readers = READERS.min(settings.threads as u64);
+        let piece = PIECE * 4;
+        let weights = readers * COPIES_OF_PIECE * piece + if readers > 1 { 5 * piece } else { 0 };
+        self.add("queues, or weights while they are loaded", queues.max(weights));
+    }
+}
+
+/// Bytes of the files that are mapped, by the lines of /proc/self/maps: their pages count as resident once they were read.
+fn mapped_files(maps: &str) -> u64 {
+    let bytes = |line: &str| {
+        let mut fields = line.split_whitespace();
+        let range = fields.next()?;
+        // Permissions, offset, device, inode.
+        let path = fields.nth(4)?;
+        let (start, end) = range.split_once('-')?;
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        path.starts_with('/').then(|| Some(number(end)?.saturating_sub(number(start)?)))?
+    };
+    maps.lines().filter_map(bytes).sum()
+}
+
+impl Settings {
+    /// What is left of a line for plans.
+    pub(crate) fn for_plans(&self, line: Bytes) -> Bytes {
+        line.saturating_sub(self.process_bytes())
+    }
+
+    /// What of the line of plans the process itself takes: on a CPU, where both are the host's memory.
+    pub(crate) fn process_bytes(&self) -> Bytes {
+        match self.device {
+            Device::Cpu => self.process.iter().map(|line| line.bytes).sum(),
+            Device::Machines(_) => Bytes::ZERO,
+        }
+    }
+
+    /// The line of the host's memory, where there is one.
+    pub(crate) fn host_line(&self) -> Result<Option<Bytes>, RunError> {
+        match self.device {
+            Device::Cpu => self.line().map(Some),
+            Device::Machines(_) => Ok(self.host_memory),
+        }
+    }
+
+    /// A refusal of the plans as one of the whole process: its lines stand in the bill.
+    pub(crate) fn with_process(&self, error: PlanError) -> PlanError {
+        match error {
+            PlanError::OverBudget(bill) if self.device == Device::Cpu => {
+                PlanError::OverBudget(Box::new(self.billed(*bill)))
+            }
+            other => other,
+        }
+    }
+
+    fn billed(&self, mut bill: Bill) -> Bill {
+        // What was left for plans may be nothing, of a line that is less than the process.
+        bill.budget = self.budget.unwrap_or(bill.budget + self.process_bytes());
+        self.add_lines(&mut bill.ledger);
+        bill
+    }
+
+    fn add_lines(&self, ledger: &mut Ledger) {
+        for line in &self.process {
+            ledger.add(&format!("process: {}", line.label), line.bytes);
+        }
+    }
+
+    /// Refuses a run before its first step whose process has held more than `line` already, such as while it planned. On a
+    /// GPU the line is `--host-memory`: what the process holds by now, its queues, and what is `kept` of steps on their way
+    /// must be within it.
+    pub(crate) fn within_line(&self, program: &Program, line: Bytes, kept: Bytes) -> Result<(), RunError> {
+        let (_, peak) = machine::resident();
+        if self.process.is_empty() {
+            return Ok(());
+        }
+        let bill = match (&self.device, self.host_memory) {
+            (Device::Cpu, _) => {
+                let mut bill = self.billed(program.bill(line, vec![]));
+                bill.budget = line;
+                // What was there in its full size by then is part of it.
+                let total = bill.ledger.total();
+                bill.ledger.add("process: held while it planned and loaded", peak.saturating_sub(total));
+                (peak > line).then_some(bill)
+            }
+            (Device::Machines(_), None) => None,
+            (Device::Machines(_), Some(line)) => {
+                let mut ledger = Ledger::new();
+                ledger.add("process: held by now, the driver included", peak);
+                self.add_lines(&mut ledger);
+                ledger.add("process: values on their way", kept);
+                let mut bill = program.bill(line, vec![]);
+                (bill.space, bill.peak_at) = ("host".to_owned(), "the end of loading".to_owned());
+                (bill.ledger, bill.budget_flag) = (ledger, "--host-memory");
+                (bill.ledger.total() > line).then_some(bill)
+            }
+        };
+        bill.map_or(Ok(()), |bill| Err(PlanError::OverBudget(Box::new(bill)).into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_counted_and_anonymous_mappings_are_not() {
+        let maps = "\
+55d0c0000000-55d0c0100000 r--p 00000000 fd:01 12 /usr/bin/plimsoll
+55d0c0100000-55d0c0101000 rw-p 00100000 fd:01 12 /usr/bin/plimsoll
+55d0c1000000-55d0c2000000 rw-p 00000000 00:00 0 [heap]
+7f0000000000-7f0000200000 rw-p 00000000 00:00 0
+7f0000300000-7f0000302000 r-xp 00000000 fd:01 13 /lib/x86_64-linux-gnu/libc.so.6 (deleted)
+7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0 [stack]
+";
+        assert_eq!(mapped_files(maps), 0x100000 + 0x1000 + 0x2000);
+    }
+
+    #[test]
+    fn a_refusal_has_the_lines_of_the_process() {
+        let mut process = Process::default();
+        process.add("heap", 70);
+        process.add("nothing", 0);
+        let settings = Settings { process: process.lines, ..Settings::default() };
+        assert_eq!((settings.process_bytes(), settings.for_plans(Bytes(100))), (Bytes(70), Bytes(30)));
+        assert_eq!(settings.for_plans(Bytes(50)), Bytes::ZERO);
+        let mut more = Process { lines: settings.process };
+        more.add("stacks", 30);
+        let left: Vec<u64> = more.beyond(Bytes(80)).iter().map(|line| line.bytes.0).collect();
+        assert_eq!(left, [20]);
+    }
+}
