@@ -181,4 +181,5 @@ def main():
         print(said[-1500:], flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -5,13 +5,13 @@
 use crate::arena::Arena;
 use crate::context::{Card, Context};
 use crate::event::Event;
-use crate::gemm::{self, Choosing, Gemm};
+use crate::gemm::{self, Candidate, Choosing, Gemm};
 use crate::graphs::Graphs;
 use crate::kernel::Kernels;
 use crate::launch::{self, Call};
 use crate::staging::{Staging, affordable};
 use crate::trace::Track;
-use crate::{CudaError, Libraries};
+use crate::{CudaError, machine};
 use cudarc::driver::sys as cu;
 use exec::{Device, DeviceError, Launch, Repeat, Span, Ticket};
 use graph::{Bytes, Counts};
@@ -82,19 +82,31 @@ impl CudaDevice {
         Self::open(ordinal, Choosing::Timed, options)
     }
 
-    /// The same, where products are computed by the library's first choice instead of the one that was timed to be the
-    /// fastest: nothing is read from the disk or kept there.
+    /// The same, where products are computed by the first kernel of their canonical order instead of the one that was timed
+    /// to be the fastest: nothing is read from the disk or kept there.
     pub fn without_timing(ordinal: usize) -> Result<Self, CudaError> {
         Self::open(ordinal, Choosing::First, Options::default())
     }
 
-    /// The same, where products are computed by our own kernel in one of its forms, wherever that can, or by the fastest
-    /// of `cuBLASLt`: for tests and measurements.
+    /// The same, where products are computed by the kernel or algorithm of a name ([`Self::own_products`],
+    /// [`Self::candidates`]), wherever it computes their form, or by the fastest of `cuBLASLt`, whose bits may be others: for
+    /// tests and measurements.
     pub fn with_product(ordinal: usize, name: &str) -> Result<Self, CudaError> {
         Self::open(ordinal, Choosing::Named(name.to_owned()), Options::default())
     }
 
-    /// The names that [`Self::with_product`] knows.
+    /// The same, where every candidate of a product is timed and compared with the canonical kernel; see
+    /// [`Self::candidates`].
+    pub fn surveying(ordinal: usize) -> Result<Self, CudaError> {
+        Self::open(ordinal, Choosing::Surveyed, Options::default())
+    }
+
+    /// All candidates of the products that were prepared on a device that surveys them.
+    pub fn candidates(&self) -> &[Candidate] {
+        self.gemm.candidates()
+    }
+
+    /// The names of our own kernels on Hopper that [`Self::with_product`] knows.
     pub fn own_products() -> Vec<&'static str> {
         gemm::own_products()
     }
@@ -135,15 +147,9 @@ impl CudaDevice {
     }
 
     /// What computes each product that was prepared, as lines: columns of the output and of the input, element type,
-    /// bias, residual, and `own` for our kernel or else the library's algorithm.
+    /// bias, residual, and the name of our kernel or else the library's algorithm.
     pub fn products(&self) -> Vec<String> {
         self.gemm.choices()
-    }
-
-    /// A digest of [`Self::products`] and the library's version, for the run record: equal ones on one kind of card give
-    /// equal bits.
-    pub fn calibration(&self) -> String {
-        self.gemm.digest()
     }
 
     fn arena(&self) -> Result<&Arena, DeviceError> {
@@ -409,9 +415,7 @@ impl Device for CudaDevice {
     }
 
     fn arithmetic(&self) -> String {
-        let Card { capability: (major, minor), driver, .. } = self.context.card;
-        let (versions, products) = (Libraries::get().versions(), self.calibration());
-        format!("sm_{major}{minor}, driver {driver}, {versions}, products {products}")
+        machine::arithmetic(&self.context.card)
     }
 
     fn products_by(&self) -> Option<String> {

@@ -28,6 +28,8 @@ pub enum File {
     Elementwise,
     /// `matmul.cu`
     Matmul,
+    /// `mma.cu`
+    Mma,
     /// `norm.cu`
     Norm,
     /// `quantize.cu`
@@ -51,6 +53,7 @@ impl File {
             Self::AttentionStay => "attention_stay.cu",
             Self::Elementwise => "elementwise.cu",
             Self::Matmul => "matmul.cu",
+            Self::Mma => "mma.cu",
             Self::Norm => "norm.cu",
             Self::Quantize => "quantize.cu",
             Self::Sequence => "sequence.cu",
@@ -89,6 +92,7 @@ impl File {
                 concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/elementwise.cu"))
             }
             Self::Matmul => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/matmul.cu")),
+            Self::Mma => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/mma.cu")),
             Self::Norm => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/norm.cu")),
             Self::Quantize => concat!(
                 include_str!("kernels/rows.cuh"),
@@ -155,6 +159,7 @@ impl Kernel {
             | File::AttentionNarrow
             | File::Elementwise
             | File::Matmul
+            | File::Mma
             | File::Norm
             | File::Quantize
             | File::Sequence => capability >= if codes { FP8 } else { (8, 0) },

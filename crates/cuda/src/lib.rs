@@ -26,6 +26,7 @@ pub use compile::{Compiler, Resources};
 pub use context::{Card, cards};
 pub use device::{CudaDevice, Options};
 pub use error::CudaError;
+pub use gemm::Candidate;
 pub use kernel::{File, Kernel, every_kernel};
 pub use library::{Found, Libraries};
 pub use machine::CudaMachine;

@@ -123,8 +123,7 @@ impl Machine for CudaMachine {
     }
 
     fn arithmetic(&self) -> String {
-        let (major, minor) = self.card.capability;
-        format!("sm_{major}{minor}, driver {}, {}", self.card.driver, Libraries::get().versions())
+        arithmetic(&self.card)
     }
 
     fn first_use(&self) -> Option<String> {
@@ -137,6 +136,13 @@ impl Machine for CudaMachine {
     fn open(&self) -> Result<Box<dyn Device>, DeviceError> {
         Ok(Box::new(CudaDevice::with(self.card.ordinal, self.options)?))
     }
+}
+
+/// All that the bits of a result depend on beside its input and weights: the kind of card, what compiled the kernels, and the
+/// canonical orders of products; not what was timed, nor where.
+pub(crate) fn arithmetic(card: &Card) -> String {
+    let Card { name, capability: (major, minor), driver, .. } = card;
+    format!("{name}, sm_{major}{minor}, driver {driver}, {}, {}", Libraries::get().versions(), gemm::ORDERS)
 }
 
 impl fmt::Debug for CudaMachine {

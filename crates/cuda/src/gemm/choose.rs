@@ -1,22 +1,81 @@
-//! What computes a product: one of the library's algorithms, or our own kernel. Invariant: one that is chosen splits no sum
-//! over k, runs for any number of rows, and was seen to give rows the same bits alone, among few and among all.
+//! Which kernel computes a product. Invariant: the bits of a product depend on the kind of card and the form alone. Every form
+//! has one canonical order of sums ([`Order`]), which a kernel of ours computes, or for fp8 one pinned algorithm of the
+//! library. Another algorithm is admitted only where it gave the same bits in at least [`OUTPUTS`] outputs of operands that
+//! reveal other orders (`revealing` of `matmul.cu`), for full steps and for few rows; so timing chooses among equals.
 //!
-//! The heuristic's first is up to a fifth slower than the fastest, so all that it offers are timed beside our own, with
-//! what stands behind the product, on noise: products of zeros draw less power and run faster.
+//! Candidates are timed on noise, since products of zeros draw less power and run faster.
 
 use super::description::Description;
 use super::hopper::{TILES, Tile};
+use super::mma::MMA_TILES;
 use super::normed::{NORMED, Normed};
-use super::{Choice, Choosing, Form, LIBRARY, Operands};
+use super::{Choice, Choosing, Form, LIBRARY, Operands, table};
 use crate::CudaError;
 use crate::api::Driver;
 use crate::context::Context;
-use crate::kernel::{Arg, Kernels, Shape};
+use crate::kernel::{Arg, HOPPER, Kernels, Shape};
 use cudarc::cublaslt::sys as lt;
 use cudarc::driver::sys as cu;
 use graph::DType;
+use graph::ops::Epilogue;
+use std::collections::BTreeMap;
 use std::ffi::{c_float, c_int};
 use std::{mem, ptr};
+
+/// The canonical order in which a form is summed on a card: a property of the form and the card's compute capability. In all
+/// of them the residual is added to the sum in f32, then the bias, then comes the GELU or the gate, and the result is rounded
+/// once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// By `wgmma.cu`: warpgroup products of 16 columns of k after another.
+    Wgmma,
+    /// By `mma.cu`: `mma.sync` of 16 columns of k (8 of TF32) after another.
+    Mma,
+    /// By `matmul.cu`: a fused multiply-add in f32 for each column of k.
+    Loops,
+    /// By the algorithm that the library names first for [`PINNED_ROWS`] rows.
+    Pinned,
+}
+
+impl Order {
+    /// Of a form on a card.
+    pub(super) fn of(context: &Context, form: Form) -> Self {
+        match form.dtype {
+            DType::F8 => Self::Pinned,
+            DType::F32 if !form.tf32 => Self::Loops,
+            // On Hopper the library's TF32, whose bits no instruction of ours has, is more than twice as fast as `mma.sync`.
+            DType::F32
+                if context.card.capability == HOPPER && !form.gate() && form.n % 4 == 0 && form.k % 4 == 0 =>
+            {
+                Self::Pinned
+            }
+            _ if form.norm.is_some() => Self::Wgmma,
+            DType::F32 | DType::Bf16 | DType::F16 | DType::I8 | DType::I32 | DType::U8 => {
+                match TILES.iter().any(|tile| tile.suits(context, form)) {
+                    true => Self::Wgmma,
+                    false => Self::Mma,
+                }
+            }
+        }
+    }
+}
+
+/// Names the orders of this version, in the arithmetic of a run: changed with any of them.
+pub(crate) const ORDERS: &str = "products 1 (16 bits: wgmma k16 on sm_90 for widths in multiples of 8, else mma.sync k16; f32: \
+     fma; e4m3, and tf32 on sm_90 for widths in multiples of 4: cuBLASLt's first algorithm for 16384 rows; other tf32: mma.sync k8)";
+
+/// The rows and the bytes of workspace for which the library is asked for the algorithm that is pinned, whatever the step.
+const PINNED_ROWS: u64 = 16_384;
+const PINNED_WORKSPACE: u64 = 32 << 20;
+
+/// Outputs in which an admitted algorithm was compared.
+const OUTPUTS: u64 = 1 << 26;
+/// Steps with fewer outputs are left to our own kernels: comparing takes too many of them.
+const FEWEST_OUTPUTS: u64 = 1 << 12;
+/// Kinds of operands that `revealing` makes: seeds modulo this number.
+const MODES: usize = 4;
+/// An algorithm of the library is compared only where it takes at most this share of the time of our fastest kernel.
+const WORTH: f32 = 0.98;
 
 /// The most algorithms that are asked for.
 const CANDIDATES: usize = 16;
@@ -24,12 +83,7 @@ const CANDIDATES: usize = 16;
 const WARM: usize = 3;
 const RUNS: usize = 10;
 /// Numbers of rows for which an algorithm must say that it runs.
-const ROWS: [u64; 12] = [1, 2, 3, 8, 31, 32, 33, 64, 100, 128, 1000, 4096];
-/// Rows after which any matrix of 16 bits or more is aligned to 256 bytes again.
-const ALIGNED: u64 = 128;
-/// Rows whose bits are compared, at each end of a piece.
-const COMPARED: u64 = 32;
-
+const ROWS: [u64; 14] = [1, 2, 3, 8, 31, 32, 33, 64, 100, 128, 1000, 4096, 16_384, 65_536];
 /// The library's `cublasLtMatmulHeuristicResult_t`, with a state that may be any number.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -60,50 +114,191 @@ pub(super) struct Trial<'a> {
     pub(super) operands: Operands,
 }
 
+/// A kernel or algorithm that may compute a product, as it was timed and compared with the canonical kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// As [`crate::CudaDevice::products`] names it, and [`crate::CudaDevice::with_product`] takes it.
+    pub name: String,
+    /// The median time of a full step.
+    pub milliseconds: f32,
+    /// Whether its outputs were the canonical kernel's in all comparisons; `None` for a kernel of the canonical order itself.
+    pub equal: Option<bool>,
+    /// Whether a full step had the canonical bits, for each kind of operands: uniform, with wide exponents, and two whose sums
+    /// cancel.
+    pub modes: [bool; MODES],
+    /// A digest of those outputs: candidates with equal ones had equal bits.
+    pub digest: u64,
+}
+
 impl Trial<'_> {
-    /// The fastest admissible one, or the first or the named. The operands are poisoned again afterwards.
+    /// The fastest admissible candidate, or the first or the named. The operands are poisoned afterwards.
     pub(super) fn choose(&mut self, choosing: &Choosing) -> Result<Choice, CudaError> {
-        let mut candidates: Vec<Choice> = match choosing {
-            // Nothing else has norms.
-            _ if self.form.norm.is_some() => self.normed(choosing)?,
-            // The library has no gates.
-            Choosing::First | Choosing::Timed if self.form.gate() => self.tiles().map(Choice::Hopper).collect(),
-            Choosing::Named(name) if name == LIBRARY && self.form.gate() => vec![],
-            Choosing::First => self.algorithms()?,
-            Choosing::Timed => [self.algorithms()?, self.tiles().map(Choice::Hopper).collect()].concat(),
-            Choosing::Named(name) if name == LIBRARY => self.algorithms()?,
-            Choosing::Named(name) => {
-                self.tiles().filter(|tile| tile.name == name).map(Choice::Hopper).collect()
-            }
+        let own = self.own()?;
+        if let Choice::Library(_) = own[0] {
+            self.check_invariant(&own[0])?;
+        }
+        match choosing {
+            Choosing::First => Ok(own[0]),
+            Choosing::Named(name) => self.named(name, &own),
+            Choosing::Timed | Choosing::Surveyed => self.fastest(own),
+        }
+    }
+
+    /// The kernels that compute the form's canonical order: equal by construction. The first needs no timing.
+    pub(super) fn own(&self) -> Result<Vec<Choice>, CudaError> {
+        let form = self.form;
+        if form.norm.is_some() {
+            return match Normed::suits(self.context, form) {
+                true => Ok(NORMED.map(Choice::Normed).to_vec()),
+                false => Err(self.without_norms()),
+            };
+        }
+        Ok(match Order::of(self.context, form) {
+            Order::Wgmma => self.tiles().map(Choice::Hopper).collect(),
+            Order::Mma => MMA_TILES.map(Choice::Mma).to_vec(),
+            Order::Loops => vec![Choice::Own],
+            // Widths that the library has no algorithm for have a kernel of ours, at any number of rows.
+            Order::Pinned => match self.pinned()? {
+                Some(algorithm) => vec![Choice::Library(algorithm)],
+                None if form.scaled() => vec![Choice::Own],
+                None => MMA_TILES.map(Choice::Mma).to_vec(),
+            },
+        })
+    }
+
+    /// The algorithm of a form that is pinned: a function of the form, the card and the library's version.
+    fn pinned(&self) -> Result<Option<lt::cublasLtMatmulAlgo_t>, CudaError> {
+        Ok(self.offered(PINNED_ROWS, PINNED_WORKSPACE)?.into_iter().next())
+    }
+
+    /// A choice by its name: a tile's, the library's fastest by [`LIBRARY`], or as [`table::text`] writes it. Where a kernel
+    /// does not compute the form, the form's own does.
+    fn named(&mut self, name: &str, own: &[Choice]) -> Result<Choice, CudaError> {
+        if name == LIBRARY {
+            let candidates = self.algorithms()?;
+            self.prepare(&candidates)?;
+            self.noise_all()?;
+            let fastest = self.by_time(&candidates).first().map(|(_, candidate)| *candidate);
+            self.poison_all()?;
+            return Ok(fastest.unwrap_or(own[0]));
+        }
+        // Named norms are one kernel for any number of rows.
+        if let (Some(_), Some(normed)) = (self.form.norm, Normed::named(name)) {
+            return Ok(Choice::Normed(Normed { few: 0, ..normed }));
+        }
+        let tile = own.iter().find(|choice| {
+            let text = table::text(choice);
+            text == name || text.split(' ').next_back() == Some(name)
+        });
+        let rounds_once = matches!(Order::of(self.context, self.form), Order::Wgmma | Order::Mma);
+        let other = || {
+            table::parse(name).filter(|choice| match choice {
+                Choice::Library(_) => true,
+                Choice::Mma(_) => rounds_once && self.form.norm.is_none(),
+                Choice::Own | Choice::Hopper(_) | Choice::Normed(_) => false,
+            })
         };
-        if candidates.is_empty() {
-            return Ok(Choice::Own);
+        Ok(tile.copied().or_else(other).unwrap_or(own[0]))
+    }
+
+    fn fastest(&mut self, own: Vec<Choice>) -> Result<Choice, CudaError> {
+        let others = self.others()?;
+        if own.len() == 1 && others.is_empty() {
+            return Ok(own[0]);
         }
-        for candidate in &candidates {
-            candidate.prepare(self.context, self.kernels, self.form, &self.operands)?;
-        }
+        self.prepare(&own)?;
+        self.prepare(&others)?;
         self.noise_all()?;
-        if *choosing != Choosing::First {
-            candidates = self.by_time(&candidates);
-        }
-        let mut chosen = Choice::Own;
-        for candidate in candidates {
-            if self.is_invariant(&candidate)? {
+        let (own, others) = (self.by_time(&own), self.by_time(&others));
+        let &(best, mut chosen) =
+            own.first().ok_or_else(|| CudaError::Unprepared { what: self.form.to_string() })?;
+        let mut digests = BTreeMap::new();
+        for (time, candidate) in others {
+            if time > WORTH * best {
+                break;
+            }
+            if self.equals(&candidate, &own[0].1, &mut digests)? {
                 chosen = candidate;
                 break;
             }
         }
         self.poison_all()?;
-        match chosen {
-            Choice::Own if self.form.norm.is_some() => Err(self.without_norms()),
-            chosen => Ok(chosen),
+        Ok(chosen)
+    }
+
+    /// Every candidate with its time, and how it compares with the canonical kernel; and the fastest that is admitted.
+    pub(super) fn survey(&mut self) -> Result<(Choice, Vec<Candidate>), CudaError> {
+        let (own, order) = (self.own()?, Order::of(self.context, self.form));
+        // All that compute the form in any order: what the canonical order costs is seen beside the fastest of all.
+        let mut others = match self.form.gate() || self.form.norm.is_some() {
+            true => vec![],
+            false => self.algorithms()?,
+        };
+        if order == Order::Wgmma && self.form.norm.is_none() {
+            others.extend(MMA_TILES.map(Choice::Mma));
         }
+        if order == Order::Mma {
+            others.push(Choice::Own);
+        }
+        self.prepare(&own)?;
+        self.prepare(&others)?;
+        self.noise_all()?;
+        let (own, others) = (self.by_time(&own), self.by_time(&others));
+        let &(_, canonical) =
+            own.first().ok_or_else(|| CudaError::Unprepared { what: self.form.to_string() })?;
+        let mut admitted = own.clone();
+        let mut candidates: Vec<Candidate> = own
+            .iter()
+            .map(|&(milliseconds, choice)| Candidate {
+                name: table::text(&choice),
+                milliseconds,
+                equal: None,
+                modes: [true; MODES],
+                digest: 0,
+            })
+            .collect();
+        let (mut digests, rows) = (BTreeMap::new(), self.operands.rows);
+        for (milliseconds, choice) in others {
+            let (mut modes, mut digest) = ([true; MODES], 0);
+            for (mode, same) in modes.iter_mut().enumerate() {
+                let expected = self.digest_of(&canonical, 0, rows, &[mode])?;
+                let found = self.digest_of(&choice, 0, rows, &[mode])?;
+                *same = found == expected;
+                digest ^= found.rotate_left(mode as u32);
+            }
+            let equal = modes == [true; MODES] && self.equals(&choice, &canonical, &mut digests)?;
+            let name = table::text(&choice);
+            candidates.push(Candidate { name, milliseconds, equal: Some(equal), modes, digest });
+            admitted.extend(equal.then_some((milliseconds, choice)));
+        }
+        self.poison_all()?;
+        let fastest = admitted.into_iter().min_by(|(a, _), (b, _)| a.total_cmp(b));
+        Ok((fastest.map_or(canonical, |(_, choice)| choice), candidates))
+    }
+
+    /// What may have the canonical bits: algorithms of the library. It has no gates and no norms; its results of 16 bits are
+    /// rounded before our GELU.
+    fn others(&self) -> Result<Vec<Choice>, CudaError> {
+        let form = self.form;
+        let rounded_twice = form.epilogue == Epilogue::Gelu && form.out() != DType::F32;
+        let pinned = form.dtype == DType::F8;
+        let few = self.operands.rows * form.n < FEWEST_OUTPUTS;
+        match few || form.gate() || form.norm.is_some() || rounded_twice && !pinned {
+            true => Ok(vec![]),
+            false => self.algorithms(),
+        }
+    }
+
+    fn prepare(&mut self, candidates: &[Choice]) -> Result<(), CudaError> {
+        candidates
+            .iter()
+            .try_for_each(|choice| choice.prepare(self.context, self.kernels, self.form, &self.operands))
     }
 
     /// Whether what was once chosen can be taken again.
     pub(super) fn admits(&self, choice: &Choice) -> bool {
         match choice {
-            Choice::Own => true,
+            Choice::Own | Choice::Mma(_) => true,
             Choice::Hopper(tile) => tile.suits(self.context, self.form),
             Choice::Normed(_) => Normed::suits(self.context, self.form),
             Choice::Library(algorithm) => self.admits_algorithm(algorithm),
@@ -114,31 +309,16 @@ impl Trial<'_> {
         TILES.into_iter().filter(|tile| tile.suits(self.context, self.form))
     }
 
-    /// Our own with norms: the named one, for any number of rows, or all.
-    fn normed(&self, choosing: &Choosing) -> Result<Vec<Choice>, CudaError> {
-        if !Normed::suits(self.context, self.form) {
-            return Err(self.without_norms());
-        }
-        let named = match choosing {
-            Choosing::Named(name) => Normed::named(name),
-            Choosing::Timed | Choosing::First => None,
-        };
-        Ok(match named {
-            Some(normed) => vec![Choice::Normed(Normed { few: 0, ..normed })],
-            None => NORMED.map(Choice::Normed).to_vec(),
-        })
-    }
-
     fn without_norms(&self) -> CudaError {
         CudaError::Unprepared { what: format!("a product with a layer norm in front of it, {}", self.form) }
     }
 
-    /// Those that run, the fastest first.
-    fn by_time(&self, candidates: &[Choice]) -> Vec<Choice> {
+    /// Those that run with their times, the fastest first.
+    fn by_time(&self, candidates: &[Choice]) -> Vec<(f32, Choice)> {
         let timed = candidates.iter().filter_map(|candidate| Some((self.time(candidate).ok()?, *candidate)));
         let mut timed: Vec<_> = timed.collect();
         timed.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-        timed.into_iter().map(|(_, candidate)| candidate).collect()
+        timed
     }
 
     /// Whether an algorithm keeps every sum whole, and runs for any number of rows in our workspace.
@@ -148,9 +328,8 @@ impl Trial<'_> {
         let whole = config(self.description, algorithm, A::CUBLASLT_ALGO_CONFIG_SPLITK_NUM)
             .is_some_and(|n| n <= 1)
             && config(self.description, algorithm, A::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) == Some(0);
-        let full = self.operands.rows;
-        whole
-            && ROWS.into_iter().filter(|&rows| rows < full).chain([full]).all(|rows| self.runs(algorithm, rows))
+        // Not only the step's rows: what is pinned must not depend on them.
+        whole && ROWS.into_iter().chain([self.operands.rows]).all(|rows| self.runs(algorithm, rows))
     }
 
     fn runs(&self, algorithm: &lt::cublasLtMatmulAlgo_t, rows: u64) -> bool {
@@ -165,11 +344,17 @@ impl Trial<'_> {
         code == Some(0) && found.workspace as u64 <= self.operands.workspace.1
     }
 
-    /// The admissible ones of those that the library offers, in its order.
+    /// The algorithms that the library offers for this step and that may be admitted, in its order.
     fn algorithms(&self) -> Result<Vec<Choice>, CudaError> {
+        let offered = self.offered(self.operands.rows, self.operands.workspace.1)?;
+        Ok(offered.into_iter().map(Choice::Library).collect())
+    }
+
+    /// Algorithms for a number of rows that keep every sum whole and run for any number of rows, in the library's order.
+    fn offered(&self, rows: u64, workspace: u64) -> Result<Vec<lt::cublasLtMatmulAlgo_t>, CudaError> {
         let Description { handle, operation, w, x, y, .. } = self.description;
-        self.description.set_launch(&self.operands)?;
-        let preference = Preference::new(self.description, self.form, self.operands.workspace.1)?;
+        self.description.set_launch(&Operands { rows, ..self.operands })?;
+        let preference = Preference::new(self.description, self.form, workspace)?;
         let (mut found, mut count) = ([NOTHING; CANDIDATES], 0);
         // SAFETY: the descriptors live; at most `CANDIDATES` results are written.
         let code = unsafe {
@@ -183,8 +368,7 @@ impl Trial<'_> {
             other => other?,
         }
         let offered = found.into_iter().take(count as usize).filter(|found| found.state == 0);
-        let admitted = offered.map(|found| found.algorithm).filter(|found| self.admits_algorithm(found));
-        Ok(admitted.map(Choice::Library).collect())
+        Ok(offered.map(|found| found.algorithm).filter(|found| self.admits_algorithm(found)).collect())
     }
 
     fn run(&self, candidate: &Choice, operands: &Operands) -> Result<(), CudaError> {
@@ -210,69 +394,139 @@ impl Trial<'_> {
         Ok(times[RUNS / 2])
     }
 
-    /// Whether rows have the bits in pieces that they have in the whole: the attributes do not tell of algorithms that
-    /// deal the last tiles out along k.
-    fn is_invariant(&mut self, candidate: &Choice) -> Result<bool, CudaError> {
-        let rows = self.operands.rows;
-        let tail = (rows - 1) / ALIGNED * ALIGNED;
-        let mut pieces = vec![(0, 1), (0, 2), (0, 33), (0, rows / 2), (tail, rows - tail)];
-        pieces.retain(|&(start, length)| length > 0 && start + length <= rows);
-        self.run_piece(candidate, 0, rows)?;
-        let whole: Vec<_> = pieces.iter().map(|&piece| self.edges(piece)).collect::<Result<_, _>>()?;
-        for (&(start, length), expected) in pieces.iter().zip(&whole) {
-            self.run_piece(candidate, start, length)?;
-            if self.edges((start, length))? != *expected {
+    /// Whether a candidate has the canonical bits, as far as operands that reveal other orders tell, at the step's rows and at
+    /// fewer. `digests` keeps the canonical kernel's.
+    fn equals(
+        &mut self,
+        candidate: &Choice,
+        canonical: &Choice,
+        digests: &mut BTreeMap<u64, u64>,
+    ) -> Result<bool, CudaError> {
+        let full = self.operands.rows;
+        let all: Vec<u64> = [full, full / 2, full - 1]
+            .into_iter()
+            .chain(ROWS)
+            .filter(|&rows| rows > 0 && rows <= full)
+            .collect();
+        let (mut compared, mut group) = (0, 0);
+        let modes: Vec<usize> = (0..MODES).collect();
+        while compared < OUTPUTS || group < all.len() as u64 {
+            // Once few rows had their turn, the step's alone: they have the most outputs.
+            let rows = all.get(group as usize).copied().unwrap_or(full);
+            let expected = match digests.get(&group) {
+                Some(&known) => known,
+                None => {
+                    let digest = self.digest_of(canonical, group, rows, &modes)?;
+                    digests.insert(group, digest);
+                    digest
+                }
+            };
+            if self.digest_of(candidate, group, rows, &modes)? != expected {
                 return Ok(false);
             }
+            compared += MODES as u64 * rows * self.form.n;
+            group += 1;
         }
         Ok(true)
     }
 
-    /// Runs some rows; of y nothing else is left.
-    fn run_piece(&mut self, candidate: &Choice, start: u64, rows: u64) -> Result<(), CudaError> {
-        let Form { n, k, dtype, .. } = self.form;
-        let (all, out) = (self.operands.rows * n, self.form.out());
-        self.poison((self.operands.y, all, out))?;
-        if self.form.residual() {
-            // It may be y, which the run before has written.
-            self.noise((self.operands.residual, all, out), RESIDUAL)?;
+    /// An error unless a pinned algorithm gives the first rows the same bits among any number of rows: its attributes do not
+    /// tell of algorithms that deal the last tiles out along k.
+    fn check_invariant(&mut self, pinned: &Choice) -> Result<(), CudaError> {
+        let full = self.operands.rows;
+        self.prepare(&[*pinned])?;
+        let fewer = [full / 2, full - 1].into_iter().chain(ROWS).filter(|&rows| rows > 0 && rows < full);
+        for rows in fewer {
+            let [whole, part] = [full, rows].map(|given| self.digest_of_first(pinned, 1, given, rows));
+            if whole? != part? {
+                let form = self.form;
+                let what = format!(
+                    "the product {form}: cuBLASLt's algorithm for it gives rows other bits among {rows} rows than among \
+                     {full}, so --tokens would change results; take another --precision or version of cuBLASLt"
+                );
+                return Err(CudaError::Unprepared { what });
+            }
         }
-        let (wide, narrow) = (start * n * out.size(), start * k * dtype.size());
-        let Operands { x, scales, residual, y, .. } = self.operands;
-        let scales = (scales.0 + start * DType::F32.size(), scales.1);
-        let (x, residual, y) = (x + narrow, residual + wide, y + wide);
-        let piece = Operands { x, scales, residual, y, rows, ..self.operands };
-        self.run(candidate, &piece)
+        self.poison_all()
     }
 
-    /// The first and last rows of a piece of y.
-    fn edges(&self, (start, length): (u64, u64)) -> Result<Vec<u8>, CudaError> {
-        let row = self.form.n * self.form.out().size();
-        let compared = length.min(COMPARED);
-        let mut bytes = vec![0; (2 * compared * row) as usize];
-        let (first, last) = bytes.split_at_mut((compared * row) as usize);
-        for (at, to) in [(start, first), (start + length - compared, last)] {
-            let (from, stream) = (self.operands.y + at * row, self.context.stream);
-            // SAFETY: the rows are y's, and the stream is waited for below.
-            let code = unsafe {
-                (self.context.api.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), from, to.len(), stream)
-            };
-            self.context.api.check("cuMemcpyDtoHAsync", code)?;
+    /// A digest of the outputs of some rows on operands of some modes; another group has other operands.
+    fn digest_of(&mut self, choice: &Choice, group: u64, rows: u64, modes: &[usize]) -> Result<u64, CudaError> {
+        let mut digest = 0u64;
+        for &mode in modes {
+            let seed = group as usize * MODES + mode;
+            digest = digest.rotate_left(7) ^ self.digest_of_first(choice, seed, rows, rows)?;
         }
+        Ok(digest)
+    }
+
+    /// A digest of the first of some rows.
+    fn digest_of_first(
+        &mut self,
+        choice: &Choice,
+        seed: usize,
+        rows: u64,
+        first: u64,
+    ) -> Result<u64, CudaError> {
+        let (api, stream) = (self.context.api, self.context.stream);
+        let operands = Operands { rows, ..self.operands };
+        let kernel = self.form.kernel("digest");
+        self.kernels.prepare(self.context, &kernel, 0)?;
+        self.reveal(&operands, seed)?;
+        self.run(choice, &operands)?;
+        // The algorithm is done with the workspace, which is at least as large as the sum.
+        let sum = operands.workspace.0;
+        // SAFETY: the eight bytes are the workspace's.
+        api.check("cuMemsetD8Async", unsafe { (api.cuMemsetD8Async)(sum, 0, size_of::<u64>(), stream) })?;
+        let count = first * self.form.n;
+        let shape = Shape::of(count.div_ceil(256).min(4096), 256);
+        self.kernels.call(
+            self.context,
+            &kernel,
+            shape,
+            &[Arg::pointer(operands.y), Arg::long(count), Arg::pointer(sum)],
+        )?;
+        let mut found = [0u8; size_of::<u64>()];
+        // SAFETY: the eight bytes are the workspace's, and the stream is waited for below.
+        let code = unsafe { (api.cuMemcpyDtoHAsync_v2)(found.as_mut_ptr().cast(), sum, found.len(), stream) };
+        api.check("cuMemcpyDtoHAsync", code)?;
         self.context.synchronize()?;
-        Ok(bytes)
+        Ok(u64::from_le_bytes(found))
     }
 
-    /// Every operand of the form, with its elements and their type.
-    fn extents(&self) -> impl Iterator<Item = Extent> + use<> {
+    /// Fills the operands with numbers that reveal other orders of sums, and poisons y.
+    fn reveal(&mut self, operands: &Operands, seed: usize) -> Result<(), CudaError> {
+        let Form { n, k, .. } = self.form;
+        self.poison((operands.y, operands.rows * n, self.form.out()))?;
+        for (i, (address, elements, dtype)) in self.extents_of(operands).into_iter().enumerate() {
+            if address == operands.y && address != operands.residual {
+                continue;
+            }
+            let kernel = Form { dtype, ..self.form }.kernel("revealing");
+            self.kernels.prepare(self.context, &kernel, 0)?;
+            let shape = Shape::of(elements.div_ceil(256).min(8192), 256);
+            let (role, columns) = if i < 2 { (i, k) } else { (2, n) };
+            let args =
+                [Arg::pointer(address), Arg::long(elements), Arg::int(columns), Arg::int(seed), Arg::int(role)];
+            self.kernels.call(self.context, &kernel, shape, &args)?;
+        }
+        Ok(())
+    }
+
+    fn extents(&self) -> Vec<Extent> {
+        self.extents_of(&self.operands)
+    }
+
+    /// Every operand of the form with its elements and their type, x and w first.
+    fn extents_of(&self, operands: &Operands) -> Vec<Extent> {
         let (form @ Form { n, k, dtype, .. }, out) = (self.form, self.form.out());
-        let Operands { x, w, scales, bias, residual, norm, y, rows, .. } = self.operands;
+        let &Operands { x, w, scales, bias, residual, norm, y, rows, .. } = operands;
         let scales = if form.scaled() { scales } else { (0, 0) };
         let params = form.norm.unwrap_or(DType::F32);
         let operands = [
             (x, rows * k, dtype),
             (w, form.outputs() * k, dtype),
-            (bias, n, out),
+            (bias, if form.gate() { 2 * n } else { n }, out),
             (y, rows * n, out),
             (residual, rows * n, out),
             (scales.0, rows, DType::F32),
@@ -280,15 +534,15 @@ impl Trial<'_> {
             (norm.gamma, k, params),
             (norm.beta, k, params),
         ];
-        operands.into_iter().filter(|(address, ..)| *address != 0)
+        operands.into_iter().filter(|(address, ..)| *address != 0).collect()
     }
 
     fn noise_all(&mut self) -> Result<(), CudaError> {
-        self.extents().enumerate().try_for_each(|(seed, extent)| self.noise(extent, seed))
+        self.extents().into_iter().enumerate().try_for_each(|(seed, extent)| self.noise(extent, seed))
     }
 
     fn poison_all(&self) -> Result<(), CudaError> {
-        self.extents().try_for_each(|extent| self.poison(extent))
+        self.extents().into_iter().try_for_each(|extent| self.poison(extent))
     }
 
     fn noise(&mut self, (address, elements, dtype): Extent, seed: usize) -> Result<(), CudaError> {
@@ -310,9 +564,6 @@ impl Trial<'_> {
 
 /// Address, elements and their type.
 type Extent = (u64, u64, DType);
-
-/// The seed of the residual's noise before every run.
-const RESIDUAL: usize = 4;
 
 /// Codes with which the library says that it has no algorithm.
 const INVALID_VALUE: c_int = 7;

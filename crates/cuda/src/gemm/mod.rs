@@ -1,15 +1,15 @@
 //! Matrix products `y = f(p(x) W^T + b) + r`, all row-major, where f is GELU, a gate or nothing, and p a layer norm or
-//! nothing. Invariant: what computes a product is chosen once for its form, from everything but the number of rows, and sums
-//! each element in one order; so a row has the same bits in any batch.
+//! nothing. Invariant: the bits of a product are a property of the kind of card, the element type and the form; the number of
+//! rows, timing and what is cached choose only among kernels that give the same bits (`choose.rs`).
 
 mod choose;
 mod description;
 mod hopper;
+mod mma;
 mod normed;
 mod table;
 
 use crate::api::CublasLt;
-use crate::compile::digest;
 use crate::context::{Card, Context};
 use crate::kernel::{Arg, File, Kernel, Kernels, Shape};
 use crate::launch::gelu_in_place;
@@ -20,12 +20,15 @@ use description::{Description, Handle};
 use graph::DType;
 use graph::ops::Epilogue;
 use hopper::Tile;
+use mma::MmaTile;
 use normed::Normed;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use table::Table;
 
+pub use choose::Candidate;
+pub(crate) use choose::ORDERS;
 pub(crate) use normed::WIDEST;
 
 /// All of a product but its rows.
@@ -132,10 +135,12 @@ pub(crate) struct Norm {
 /// What computes a product.
 #[derive(Clone, Copy, Debug)]
 enum Choice {
-    /// Our own plain loops, for what nothing else can; a GELU is a pass behind them.
+    /// Our own plain loops, the canonical order of f32; a GELU is a pass behind them.
     Own,
     /// An algorithm of the library; a GELU is a pass behind it.
     Library(lt::cublasLtMatmulAlgo_t),
+    /// Our own kernel by `mma.sync`, with its epilogue.
+    Mma(MmaTile),
     /// Our own kernel on Hopper, with its epilogue.
     Hopper(Tile),
     /// The same with a layer norm in front.
@@ -148,11 +153,14 @@ pub(crate) const LIBRARY: &str = "cuBLASLt";
 /// How a product's kernel is chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Choosing {
-    /// The fastest of all, once for a kind of card.
+    /// The fastest of those with the canonical bits, timed once for a kind of card.
     Timed,
-    /// The one that the library expects to be the fastest.
+    /// The first kernel of the form's canonical order, without timing.
     First,
-    /// Our own of this name wherever it computes the form, or the library's fastest by [`LIBRARY`].
+    /// The same without the disk, where every candidate is timed and compared, and told ([`Gemm::candidates`]).
+    Surveyed,
+    /// The kernel or algorithm of this name wherever it computes the form, or the library's fastest by [`LIBRARY`], which may
+    /// have other bits: for tests and measurements.
     Named(String),
 }
 
@@ -162,6 +170,7 @@ pub(crate) struct Gemm {
     table: Table,
     choosing: Choosing,
     products: HashMap<Form, (Description, Choice)>,
+    candidates: Vec<Candidate>,
 }
 
 impl Gemm {
@@ -169,7 +178,7 @@ impl Gemm {
     pub(crate) fn new(context: &Context, choosing: Choosing) -> Result<Self, CudaError> {
         let handle = Handle::new(Libraries::get().cublaslt.as_ref().map_err(CudaError::clone)?)?;
         let table = Table::of(&context.card, handle.version());
-        Ok(Self { handle: Arc::new(handle), table, choosing, products: HashMap::new() })
+        Ok(Self { handle: Arc::new(handle), table, choosing, products: HashMap::new(), candidates: vec![] })
     }
 
     /// Chooses what computes a form, unless that was done, and compiles it. What the operands hold is lost.
@@ -187,6 +196,11 @@ impl Gemm {
         let mut trial = Trial { context, kernels, description: &description, form, operands: *operands };
         let choice = match self.choosing {
             Choosing::First | Choosing::Named(_) => trial.choose(&self.choosing)?,
+            Choosing::Surveyed => {
+                let (choice, candidates) = trial.survey()?;
+                self.candidates.extend(candidates);
+                choice
+            }
             Choosing::Timed => {
                 // Locked while it is chosen: another card of this kind waits, and takes the same.
                 let mut entries = self.table.lock();
@@ -203,6 +217,11 @@ impl Gemm {
         choice.prepare(context, kernels, form, operands)?;
         self.products.insert(form, (description, choice));
         Ok(())
+    }
+
+    /// All candidates of the products that were prepared, where they are surveyed.
+    pub(crate) fn candidates(&self) -> &[Candidate] {
+        &self.candidates
     }
 
     /// Runs a product with all that stands behind it.
@@ -233,11 +252,6 @@ impl Gemm {
     pub(crate) fn by(&self) -> Option<String> {
         by(self.products.values().map(|(_, choice)| choice))
     }
-
-    /// A digest of what was chosen: with the card and the library, all that the products' bits depend on.
-    pub(crate) fn digest(&self) -> String {
-        digest(&format!("cuBLASLt {}\n{}", self.handle.version(), self.choices().join("\n")))
-    }
 }
 
 fn by<'a>(choices: impl Iterator<Item = &'a Choice>) -> Option<String> {
@@ -246,6 +260,7 @@ fn by<'a>(choices: impl Iterator<Item = &'a Choice>) -> Option<String> {
         let who = match choice {
             Choice::Library(_) => LIBRARY,
             Choice::Hopper(_) | Choice::Normed(_) => "wgmma",
+            Choice::Mma(_) => "mma.sync",
             Choice::Own => "plain loops",
         };
         *forms.entry(who).or_insert(0) += 1;
@@ -275,6 +290,7 @@ impl Choice {
         match self {
             Self::Hopper(tile) => return tile.prepare(context, kernels, form),
             Self::Normed(normed) => return normed.prepare(context, kernels, form),
+            Self::Mma(tile) => return tile.prepare(context, kernels, form),
             Self::Own => kernels.prepare(context, &own(form, operands).0, 0)?,
             Self::Library(_) => {}
         }
@@ -295,6 +311,7 @@ impl Choice {
         match self {
             Self::Hopper(tile) => return tile.run(context, kernels, form, operands),
             Self::Normed(normed) => return normed.run(context, kernels, form, operands),
+            Self::Mma(tile) => return tile.run(context, kernels, form, operands),
             Self::Own => {
                 let (kernel, shape, args) = own(form, operands);
                 kernels.call(context, &kernel, shape, &args)?;
@@ -353,9 +370,11 @@ pub(crate) fn every_kernel() -> Vec<Kernel> {
     let forms = [DType::F32, DType::Bf16, DType::F16, DType::F8].map(form);
     let gate = |dtype| Form { epilogue: Epilogue::Gate, ..form(dtype) }.kernel("product");
     let gates = [DType::F32, DType::Bf16].map(gate);
-    let matmul =
-        forms.iter().flat_map(|form| ["product", "noise"].map(|entry| form.kernel(entry))).chain(gates);
-    matmul.chain(hopper::every_kernel()).chain(normed::every_kernel()).collect()
+    let matmul = forms
+        .iter()
+        .flat_map(|form| ["product", "noise", "revealing", "digest"].map(|entry| form.kernel(entry)))
+        .chain(gates);
+    matmul.chain(mma::every_kernel()).chain(hopper::every_kernel()).chain(normed::every_kernel()).collect()
 }
 
 #[cfg(test)]

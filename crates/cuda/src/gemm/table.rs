@@ -2,6 +2,7 @@
 //! file is used only if it is whole and made with this card, driver and library.
 
 use super::hopper::Tile;
+use super::mma::MmaTile;
 use super::normed::Normed;
 use super::{Choice, Form};
 use crate::compile::{cache, digest, keep};
@@ -21,7 +22,7 @@ impl Table {
         type Tables = Mutex<BTreeMap<String, Arc<Mutex<Entries>>>>;
         static TABLES: OnceLock<Tables> = OnceLock::new();
         let identity =
-            format!("plimsoll products 3, {}, driver {}, cuBLASLt {library}", card.name, card.driver);
+            format!("plimsoll products 4, {}, driver {}, cuBLASLt {library}", card.name, card.driver);
         let mut tables = TABLES.get_or_init(Tables::default).lock().unwrap_or_else(PoisonError::into_inner);
         let name = || format!("products-{}.txt", &digest(&identity)[..16]);
         let file = || cache().map(|folder| folder.join(name()));
@@ -84,15 +85,20 @@ const HOPPER: &str = "wgmma ";
 pub(super) fn text(choice: &Choice) -> String {
     match choice {
         Choice::Own => "own".to_owned(),
+        Choice::Mma(tile) => tile.name.to_owned(),
         Choice::Hopper(tile) => format!("{HOPPER}{}", tile.name),
         Choice::Normed(normed) => format!("{HOPPER}{}", normed.name),
         Choice::Library(algorithm) => algorithm.data.map(|word| format!("{word:016x}")).join("."),
     }
 }
 
-fn parse(text: &str) -> Option<Choice> {
+/// The choice that [`text`] wrote.
+pub(super) fn parse(text: &str) -> Option<Choice> {
     if text == "own" {
         return Some(Choice::Own);
+    }
+    if let Some(tile) = MmaTile::named(text) {
+        return Some(Choice::Mma(tile));
     }
     if let Some(name) = text.strip_prefix(HOPPER) {
         let normed = || Normed::named(name).map(Choice::Normed);

@@ -1,5 +1,6 @@
-// Products that the library has no algorithm for, and the noise on which its algorithms are timed.
-// Invariant: an element is summed by one thread over k in order, so its bits depend on its row and column only.
+// Products in f32 by plain loops, the operands on which algorithms are timed and compared, and the digest by which they are
+// compared. Invariant: an element is summed by one thread with fused multiply-adds over k in order, then the residual is
+// added, then the bias.
 
 #define TILE 64   // rows of x and rows of w of a block
 #define DEPTH 16  // of k at a time
@@ -82,11 +83,11 @@ product(const X *__restrict__ x, const X *__restrict__ w, const float *__restric
 #if defined(CODES)
         s *= x_scales[row] * w_scales[column];
 #endif
+        if (r) s += load(r[row * n + column]); // before the bias, as cuBLASLt adds them
         if (b) s += load(b[column]);
 #if defined(GATE)
         s = x_phi(s) * (b ? passed[i][j] + load(b[n + column]) : passed[i][j]);
 #endif
-        if (r) s += load(r[row * n + column]);
         y[row * n + column] = store(s);
       }
     }
@@ -114,4 +115,73 @@ extern "C" __global__ void __launch_bounds__(THREADS) noise(X *out, long long co
     out[i] = store(number);
 #endif
   }
+}
+
+// out (count), rows of `columns`: operands that reveal another order of sums, which depend on their place and the seed only.
+// Seeds 0 mod 4 give numbers in [-1, 1), all others numbers with exponents from -8 to 3. Seeds 2 and 3 mod 4 give x and w
+// (role 0 and 1) in pairs along k whose products cancel exactly, so that a sum is nothing but its rounding errors, which the
+// element type of y cannot hide: k is mirrored (2), or its second half repeats the first (3). Bias and residual (role 2) are
+// then as small as such errors.
+// Blocks: any number, strided.
+extern "C" __global__ void __launch_bounds__(THREADS) revealing(X *out, long long count, int columns, int seed, int role) {
+  after_predecessors();
+  const long long stride = (long long)gridDim.x * THREADS;
+  const int mode = seed & 3, half = columns / 2;
+  for (long long i = (long long)blockIdx.x * THREADS + threadIdx.x; i < count; i += stride) {
+    const int column = (int)(i % columns);
+    bool negative = false;
+    long long at = i;
+    if (role < 2 && mode >= 2 && column >= columns - half) {
+      at = i - column + (mode == 2 ? columns - 1 - column : column - (columns - half));
+      negative = role == 1;
+    }
+    // The finaliser of MurmurHash3's 64-bit form (Appleby 2011).
+    u64 h = (u64)at * 0x9e3779b97f4a7c15ull + (u64)(seed * 3 + role) * 0xd1342543de82ef95ull;
+    h ^= h >> 33;
+    h *= 0xff51afd7ed558ccdull;
+    h ^= h >> 33;
+    h *= 0xc4ceb9fe1a85ec53ull;
+    h ^= h >> 33;
+    float number = (float)(u32)(h >> 41) * 0x1p-22f - 1.0f;
+    if (mode > 0) {
+      const int exponent = (int)((h >> 8) % 12) - 8 - (role == 2 && mode >= 2 ? 6 + 4 * mode : 0);
+      // A whole mantissa; the sign is another bit.
+      number = __uint_as_float((u32)(exponent + 127) << 23 | (u32)(h >> 41));
+      if (h & 1) number = -number;
+    }
+    if (negative) number = -number;
+    // Some rows of x are zeros: the sign of a sum of zeros.
+    if (mode == 1 && role == 0 && i / columns % 64 == 5) number = 0.0f;
+#if defined(CODES)
+    u16 pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %1;" : "=h"(pair) : "f"(mode == 0 ? 448.0f * number : 8.0f * number));
+    out[i] = (u8)pair;
+#else
+    out[i] = store(number);
+#endif
+  }
+}
+
+// Adds to *sum a number that depends on the bits and the place of each of y's `count` elements: sums of equal matrices are
+// equal, and of others equal with a probability of 2^-64. Blocks: any number, strided.
+extern "C" __global__ void __launch_bounds__(THREADS) digest(const T *y, long long count, u64 *sum) {
+  after_predecessors();
+  const long long stride = (long long)gridDim.x * THREADS;
+  u64 mine = 0;
+  for (long long i = (long long)blockIdx.x * THREADS + threadIdx.x; i < count; i += stride) {
+#if TYPE == 0
+    const u64 bits = __float_as_uint(y[i]);
+#else
+    const u64 bits = y[i];
+#endif
+    u64 h = (bits + 1) * 0x9e3779b97f4a7c15ull ^ (u64)i * 0xd1342543de82ef95ull;
+    h ^= h >> 33;
+    h *= 0xff51afd7ed558ccdull;
+    h ^= h >> 33;
+    h *= 0xc4ceb9fe1a85ec53ull;
+    mine += h ^ h >> 33;
+  }
+#pragma unroll
+  for (int lane = 16; lane > 0; lane /= 2) mine += __shfl_xor_sync(~0u, mine, lane);
+  if (threadIdx.x % 32 == 0) atomicAdd(sum, mine);
 }

@@ -28,8 +28,8 @@ pub(crate) fn digests(dna: &EncoderModel, protein: &EncoderModel, head: &HeadMod
 }
 
 /// What results depend on. `arithmetic` is that of the device: another precision, instruction set or kind of card gives
-/// other bits. Of a card, which algorithm a product had is not in it, for that is known only once it is open: cards of
-/// one kind time them apart, and the record's own `arithmetic` has the digest of their table.
+/// other bits. Of a card it names the kind and the canonical orders of products; which kernel was timed to be the fastest is not
+/// in it, for that changes no bits.
 pub(crate) fn identity(options: &Options, opened: &Opened, inputs: &[Input], arithmetic: Value) -> Value {
     let inputs: Vec<Value> =
         inputs.iter().map(|i| json!({"bytes": i.bytes, "sha256": i.sha256_hex()})).collect();

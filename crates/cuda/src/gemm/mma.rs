@@ -1,0 +1,124 @@
+//! Products by `mma.sync` (`mma.cu`), on every compute capability from 8.0: of any width, in 16 bits and TF32. Invariant:
+//! every tile sums an element in the same order, so tiles differ in speed only, and the bits of a row depend on nothing but
+//! the form.
+
+use super::{Form, Operands};
+use crate::CudaError;
+use crate::context::Context;
+use crate::kernel::{Arg, File, Kernel, Kernels, Shape};
+use graph::DType;
+use graph::ops::Epilogue;
+
+/// A tile of the kernel: which part of y a block computes, and with how many warps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MmaTile {
+    /// What the table calls it.
+    pub(super) name: &'static str,
+    /// Rows of x, and rows of w.
+    rows: u32,
+    columns: u32,
+    /// Warps along the rows, and along the columns.
+    warps: (u32, u32),
+    /// Stages of x and w in shared memory.
+    stages: u32,
+}
+
+/// The tiles that are timed; the first is taken where nothing is.
+pub(super) const MMA_TILES: [MmaTile; 3] = [
+    MmaTile { name: "mma-128x128", rows: 128, columns: 128, warps: (2, 4), stages: 3 },
+    MmaTile { name: "mma-64x64", rows: 64, columns: 64, warps: (2, 2), stages: 3 },
+    MmaTile { name: "mma-32x32", rows: 32, columns: 32, warps: (1, 2), stages: 4 },
+];
+
+impl MmaTile {
+    /// By the name in the table.
+    pub(super) fn named(name: &str) -> Option<Self> {
+        MMA_TILES.into_iter().find(|tile| tile.name == name)
+    }
+
+    fn shared(&self) -> u32 {
+        self.stages * (self.rows + self.columns) * 128
+    }
+
+    pub(super) fn kernel(&self, form: Form) -> Kernel {
+        let epilogue = match form.epilogue {
+            Epilogue::None => 0,
+            Epilogue::Gelu => 1,
+            Epilogue::Residual => 2,
+            Epilogue::Gate => 3,
+        };
+        // Matrices begin at multiples of 256 bytes, so rows are aligned as their length is.
+        let align = [16, 4, 2].into_iter().find(|&align| (form.k * form.dtype.size()).is_multiple_of(align));
+        Kernel::new(File::Mma, "mma", form.dtype)
+            .with("EPILOGUE", epilogue)
+            .with("BM", i64::from(self.rows))
+            .with("BN", i64::from(self.columns))
+            .with("ROW_WARPS", i64::from(self.warps.0))
+            .with("COLUMN_WARPS", i64::from(self.warps.1))
+            .with("STAGES", i64::from(self.stages))
+            .with("ALIGN", align.unwrap_or(2) as i64)
+    }
+
+    /// Compiles it for a form.
+    pub(super) fn prepare(
+        &self,
+        context: &Context,
+        kernels: &mut Kernels,
+        form: Form,
+    ) -> Result<(), CudaError> {
+        kernels.prepare(context, &self.kernel(form), self.shared())
+    }
+
+    /// Puts a product into the stream.
+    pub(super) fn run(
+        &self,
+        context: &Context,
+        kernels: &Kernels,
+        form: Form,
+        operands: &Operands,
+    ) -> Result<(), CudaError> {
+        let &Operands { x, w, bias, residual, y, rows, .. } = operands;
+        let columns = u64::from(if form.gate() { self.columns / 2 } else { self.columns });
+        let blocks = rows.div_ceil(u64::from(self.rows)) * form.n.div_ceil(columns);
+        let [x, w, bias, residual, y] = [x, w, bias, residual, y].map(Arg::pointer);
+        let args = [x, w, bias, residual, y, Arg::int(rows), Arg::int(form.n), Arg::int(form.k)];
+        let shape = Shape { shared: self.shared(), ..Shape::of(blocks, 32 * self.warps.0 * self.warps.1) };
+        kernels.call_with(context, &self.kernel(form), || form.to_string(), shape, &[], &args)
+    }
+}
+
+/// A sample of it: every tile, epilogue, element type and alignment.
+pub(super) fn every_kernel() -> Vec<Kernel> {
+    let mut kernels = vec![];
+    for tile in MMA_TILES {
+        for (dtype, k) in [
+            (DType::F32, 320),
+            (DType::F32, 33),
+            (DType::Bf16, 320),
+            (DType::Bf16, 34),
+            (DType::F16, 320),
+            (DType::F16, 33),
+        ] {
+            for epilogue in [Epilogue::None, Epilogue::Gelu, Epilogue::Residual, Epilogue::Gate] {
+                let form =
+                    Form { n: 33, k, dtype, tf32: dtype == DType::F32, bias: true, epilogue, norm: None };
+                kernels.push(tile.kernel(form));
+            }
+        }
+    }
+    kernels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_fit_into_the_smallest_multiprocessor_and_have_names_of_their_own() {
+        for tile in MMA_TILES {
+            assert_eq!(MmaTile::named(tile.name), Some(tile));
+            // 99 KB is what a block may take on compute capability 8.6 and 8.9.
+            assert!(tile.shared() <= 99 << 10, "{tile:?} takes {} bytes", tile.shared());
+        }
+    }
+}
