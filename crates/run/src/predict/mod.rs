@@ -16,13 +16,14 @@ mod resume;
 mod run;
 mod stage;
 
-pub use data::sequence::stem;
+pub use data::sequence::{files, stem};
 pub use options::{Models, Options, Shard};
 
 use crate::machine::Tracker;
 use crate::observer::stopped;
 use crate::session::lanes_worth;
 use crate::{EncoderModel, HeadModel, Level, Observer, RunError, Settings};
+use data::alphabet::Alphabet;
 use data::sequence::{Input, Reader, Record, digests};
 use data::weights::HubEnv;
 use exec::Executor;
@@ -165,7 +166,9 @@ pub(crate) fn among(folder: &Path, folders: &[PathBuf]) -> bool {
 fn look_at_inputs(options: &Options) -> Result<(), RunError> {
     Reader::open(&options.inputs)?;
     for path in options.inputs.iter().filter(|p| p.is_file()) {
-        Reader::open([path])?.read_into(&mut Record::default())?;
+        let (mut reader, mut record) = (Reader::open([path])?, Record::default());
+        reader.read_into(&mut record)?;
+        Alphabet::Nucleotides.check(&record, &reader)?;
     }
     Ok(())
 }
