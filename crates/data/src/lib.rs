@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod alphabet;
 pub mod atomic;
 pub mod bounded;
 pub mod chunk;

@@ -20,7 +20,7 @@ use crate::printable::Name;
 use crate::{DataError, DataErrorKind};
 pub use decode::Compression;
 use source::Source;
-pub use stored::{Input, digests, stem};
+pub use stored::{Input, digests, files, stem};
 
 /// Bytes of a name. Results repeat it for every chunk, so that one of megabytes would fill a disk.
 const LONGEST_NAME: usize = 4096;

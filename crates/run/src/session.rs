@@ -36,6 +36,8 @@ pub struct Settings {
     pub tokens: Option<u64>,
     /// Whether weights may stay in their files and be read in every step.
     pub stream: Stream,
+    /// Flags that were given and have no effect on this device, for run.json.
+    pub unused_flags: Vec<&'static str>,
 }
 
 impl Default for Settings {
@@ -50,6 +52,7 @@ impl Default for Settings {
             process: vec![],
             tokens: None,
             stream: Stream::Auto,
+            unused_flags: vec![],
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Flags about how a GPU is used. Invariant: where the CPU computes they could do nothing, so there they are refused.
+//! Flags about how a GPU is used. Invariant: none of them changes results; where the CPU computes they have no effect, so they
+//! are refused with `--device cpu`, and answered by one warning and recorded where `--device auto` took the CPU.
 
 use clap::Args;
 use run::{Device, RunError};
@@ -61,18 +62,25 @@ impl Card {
     #[cfg(not(feature = "cuda"))]
     pub fn options(&self, _: usize) -> Options {}
 
-    /// An error where one of them was given and the CPU computes.
-    pub fn admits(&self, device: &Device) -> Result<(), RunError> {
-        match (device, self.given()) {
-            (Device::Cpu, Some(flag)) => Err(RunError::Refused(format!(
+    /// The flags that were given and have no effect on `device`, which `--device auto` chose if `automatic`.
+    ///
+    /// # Errors
+    /// One was given, and the CPU was asked for by name.
+    pub fn without_effect(&self, device: &Device, automatic: bool) -> Result<Vec<&'static str>, RunError> {
+        let given = match device {
+            Device::Cpu => self.given(),
+            Device::Machines(_) => vec![],
+        };
+        match given.first() {
+            Some(flag) if !automatic => Err(RunError::Refused(format!(
                 "{flag} is about a GPU, and this run computes on the CPU; leave it away, or give --device cuda"
             ))),
-            (Device::Cpu | Device::Machines(_), _) => Ok(()),
+            _ => Ok(given),
         }
     }
 
-    /// The first that was given.
-    fn given(&self) -> Option<&'static str> {
+    /// All that were given.
+    fn given(&self) -> Vec<&'static str> {
         let flags = [
             (self.cuda_streams, "--cuda-streams"),
             (self.no_cuda_streams, "--no-cuda-streams"),
@@ -82,7 +90,7 @@ impl Card {
             (self.no_expandable_segments, "--no-expandable-segments"),
             (self.cache_clear_interval.is_some(), "--cache-clear-interval"),
         ];
-        flags.into_iter().find_map(|(given, flag)| given.then_some(flag))
+        flags.into_iter().filter_map(|(given, flag)| given.then_some(flag)).collect()
     }
 }
 
@@ -124,8 +132,8 @@ mod tests {
     }
 
     #[test]
-    fn the_cpu_refuses_each() {
-        assert!(card(&[]).admits(&Device::Cpu).is_ok());
+    fn on_the_cpu_each_is_refused_by_name_and_listed_where_auto_chose_it() {
+        assert!(card(&[]).without_effect(&Device::Cpu, false).is_ok());
         for flag in [
             "--cuda-streams",
             "--no-cuda-streams",
@@ -134,9 +142,10 @@ mod tests {
             "--expandable-segments",
             "--no-expandable-segments",
         ] {
-            let error = card(&[flag]).admits(&Device::Cpu).expect_err(flag).to_string();
+            let error = card(&[flag]).without_effect(&Device::Cpu, false).expect_err(flag).to_string();
             assert!(error.starts_with(&format!("{flag} is about a GPU")), "{error}");
+            assert_eq!(card(&[flag]).without_effect(&Device::Cpu, true).expect("listed"), [flag]);
         }
-        assert!(card(&["--cache-clear-interval", "0"]).admits(&Device::Cpu).is_err());
+        assert!(card(&["--cache-clear-interval", "0"]).without_effect(&Device::Cpu, false).is_err());
     }
 }

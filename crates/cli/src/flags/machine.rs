@@ -151,7 +151,13 @@ impl Machine {
     }
 
     fn settings_on(&self, device: Device) -> Result<Settings, RunError> {
-        self.card.admits(&device)?;
+        let unused_flags = self.card.without_effect(&device, self.device == DeviceName::Auto)?;
+        if !unused_flags.is_empty() {
+            let flags = unused_flags.join(", ");
+            eprintln!(
+                "warning: no GPU can be used here, so this run computes on the CPU and {flags} has no effect"
+            );
+        }
         let precision = self.precision.chosen();
         let base = Settings { device, precision, ..Settings::default() };
         let free = base.free()?;
@@ -159,7 +165,7 @@ impl Machine {
         let host = |text: &str| machine::parse_budget(text, machine::available().free);
         let host_memory = self.host_memory.as_deref().map(host).transpose()?;
         let threads = self.threads.map_or_else(machine::cores, |n| n as usize);
-        let settings = Settings { threads, budget, host_memory, tokens: self.tokens, ..base };
+        let settings = Settings { threads, budget, host_memory, tokens: self.tokens, unused_flags, ..base };
         settings.precision().map(|_| settings)
     }
 }

@@ -7,7 +7,7 @@ use crate::report;
 use crate::terminal::Terminal;
 use clap::{Args, ValueEnum};
 use run::predict::output::EmbeddingFormat;
-use run::predict::{Models, Options, Report, Shard, predict, predict_each, stem};
+use run::predict::{Models, Options, Report, Shard, files, predict, predict_each, stem};
 use run::{Level, Observer, RunError, Settings, machine};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -20,7 +20,8 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct Predict {
-    /// Sequence files, FASTA or FASTQ, plain or as .gz, .bz2, .zst or .xz; - is standard input
+    /// Sequence files, FASTA or FASTQ, plain or as .gz, .bz2, .zst or .xz; a folder stands for those in it, - for
+    /// standard input
     #[arg(required = true, value_name = "INPUT")]
     inputs: Vec<PathBuf>,
 
@@ -35,6 +36,10 @@ pub struct Predict {
     /// Bases of a window; the head must have been trained for it
     #[arg(long, alias = "expected-length", default_value_t = 500, value_name = "BASES", value_parser = length)]
     length: u64,
+
+    /// Take letters as VirNucPro does: codons with U are dropped [default: U is read as T]
+    #[arg(long)]
+    original_alphabet: bool,
 
     /// A sequence is called virus when its score, 0 to 1, is at least this
     #[arg(long, default_value_t = 0.5, value_name = "SCORE", value_parser = threshold)]
@@ -205,7 +210,7 @@ impl Predict {
         let most = WORKERS * settings.device.count();
         let workers = self.dataloader_workers.map_or_else(|| machine::cores().min(most), |n| n as usize);
         Ok(Options {
-            inputs: self.inputs.clone(),
+            inputs: files(&self.inputs)?,
             output_dir: self.output_dir.clone().unwrap_or_else(|| match self.per_input {
                 true => PathBuf::new(),
                 false => default_folder(&self.inputs),
@@ -213,6 +218,7 @@ impl Predict {
             force: self.force,
             models: self.models.models()?,
             length: self.length as usize,
+            original_alphabet: self.original_alphabet,
             threshold: self.threshold,
             keep_intermediate: self.keep_intermediate,
             save_embeddings: self.save_embeddings.map(|format| match format {

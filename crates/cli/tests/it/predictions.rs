@@ -165,3 +165,85 @@ fn a_head_for_other_windows_is_warned_of() {
     check("500", true);
     check("300", false);
 }
+
+/// The fields of predictions.tsv, without its header.
+fn predictions(folder: &Folder, name: &str) -> Vec<Vec<String>> {
+    let text = String::from_utf8(folder.read(name)).expect("text");
+    text.lines().skip(1).map(|line| line.split('\t').map(str::to_owned).collect()).collect()
+}
+
+#[test]
+fn rna_gives_what_its_dna_gives() {
+    let folder = Folder::new("rna");
+    // In RNA the stop codons of all but some frames contain U: dropped, they would open every frame.
+    let dna = "ATGTAACTAGTGAATTGACCGTAACGGTTAACCATGCTAGGCTTAATCGATTAGGCC".repeat(6);
+    folder.write("dna.fa", format!(">a\n{dna}\n>b\n{}\n", &dna[7..200]));
+    let rna = dna.replace('T', "U");
+    folder.write("rna.fa", format!(">a\n{rna}\n>b\n{}\n", rna[7..200].to_lowercase()));
+    let words = ["--weights", &golden(""), "--precision", "f32", "--keep-intermediate", "-q", "-o"];
+    for (file, out) in [("dna.fa", "dna"), ("rna.fa", "rna")] {
+        folder.run(&[&["predict", file][..], &words, &[out]].concat()).ended(0);
+    }
+    assert_eq!(predictions(&folder, "rna/predictions.tsv"), predictions(&folder, "dna/predictions.tsv"));
+    let notes = String::from_utf8(folder.read("rna/notes.tsv")).expect("text");
+    assert!(notes.contains("U is read as T"), "{notes}");
+    // With the original's alphabet codons with U are dropped, as virnucpro.md's vectors say: every frame is open.
+    folder
+        .run(&[&["predict", "rna.fa", "--original-alphabet"][..], &words, &["as_original"]].concat())
+        .ended(0);
+    let read = |name: &str| String::from_utf8(folder.read(name)).expect("text");
+    let frames = |name: &str| read(name).matches('>').count();
+    assert_eq!(frames("as_original/protein.faa"), 12, "six frames of both records");
+    assert!(frames("rna/protein.faa") < 12);
+    assert!(read("as_original/nucleotide.fa").contains('U') && !read("rna/nucleotide.fa").contains('U'));
+}
+
+#[test]
+fn proteins_are_refused_by_the_name_of_the_first() {
+    let folder = Folder::new("proteins_for_predict");
+    let protein = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQAPILSRVGDGTQDNLSGAEKAVQVKVKALPDAQFEVV";
+    folder.write("first.faa", format!(">prot_1 x\n{protein}\n"));
+    folder.write("later.fa", format!(">fine\n{}\n>prot_2\n{protein}\n", "ACGT".repeat(50)));
+    for (file, name, line) in [("first.faa", "prot_1", ":1"), ("later.fa", "prot_2", ":3")] {
+        let ran = folder.run(&["predict", file, "-o", "out", "-q"]);
+        let text = ran.ended(1).stderr();
+        for part in [file, name, line, "no nucleotide sequence", "plimsoll embed"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+    assert!(!folder.path("out/predictions.tsv").exists());
+}
+
+#[test]
+fn a_folder_stands_for_its_sequence_files() {
+    let folder = Folder::new("folder_of_samples");
+    let reads = String::from_utf8(fs::read(golden(READS)).expect("golden")).expect("text");
+    let half = reads.match_indices("\n>").nth(2).expect("several records").0 + 1;
+    folder.write("samples/b.fasta", &reads[half..]);
+    folder.write("samples/a.fa", &reads[..half]);
+    folder.write("samples/README.txt", "no sequences");
+    folder.write("samples/.fa", "a hidden file without a name");
+    folder.run(&["predict", "samples", "--weights", &golden(""), "-q"]).ended(0);
+    folder.run(&["predict", &golden(READS), "--weights", &golden(""), "-q", "-o", "whole"]).ended(0);
+    let (got, wanted) = (folder.read("samples_plimsoll/predictions.tsv"), folder.read("whole/predictions.tsv"));
+    assert_eq!(String::from_utf8_lossy(&got), String::from_utf8_lossy(&wanted));
+    folder.write("nothing/README.txt", "no sequences");
+    let ran = folder.run(&["predict", "nothing", "-q"]);
+    assert!(ran.ended(1).stderr().contains("a folder without a sequence file"), "{}", ran.stderr());
+}
+
+#[test]
+fn a_gpu_flag_under_auto_is_a_warning_where_the_cpu_computes() {
+    let folder = Folder::new("gpu_flag_auto");
+    let words =
+        ["predict", &golden(READS), "--weights", &golden(""), "-o", "out", "--no-cuda-streams", "--json"];
+    let ran = folder.run(&words);
+    let record: serde_json::Value = serde_json::from_str(&ran.ended(0).stdout()).expect("JSON");
+    if record["device"].as_str().is_some_and(|name| name.contains("NVIDIA")) {
+        println!("skipped: this machine has a GPU");
+        return;
+    }
+    assert_eq!(record["settings"]["flags_without_effect"], serde_json::json!(["--no-cuda-streams"]));
+    let warnings = ran.stderr().matches("--no-cuda-streams has no effect").count();
+    assert_eq!(warnings, 1, "{}", ran.stderr());
+}

@@ -52,6 +52,47 @@ pub fn stem(path: &Path) -> String {
     without(&without(&name, &COMPRESSED), &ENDINGS)
 }
 
+/// The sequence files that `paths` name: a file is itself, a folder the files in it whose names end as sequence files' do
+/// (FASTA or FASTQ, plain or compressed), in the order of their names. Folders in a folder are left alone.
+///
+/// # Errors
+/// A folder that cannot be read, or that has no sequence file.
+pub fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, DataError> {
+    let mut files = vec![];
+    for path in paths {
+        if is_stdin(path) || !path.is_dir() {
+            files.push(path.clone());
+            continue;
+        }
+        let fail = |e| DataError::at(path, DataErrorKind::Read(e));
+        let mut inside = vec![];
+        for entry in fs::read_dir(path).map_err(fail)? {
+            let file = entry.map_err(fail)?.path();
+            if file.is_file() && is_sequence_file(&file) {
+                inside.push(file);
+            }
+        }
+        if inside.is_empty() {
+            let what = format!(
+                "a folder without a sequence file; names of sequence files end with {}, perhaps with {} behind it",
+                ENDINGS.join(", "),
+                COMPRESSED.join(", ")
+            );
+            return Err(DataError::at(path, DataErrorKind::Malformed(what)));
+        }
+        inside.sort();
+        files.extend(inside);
+    }
+    Ok(files)
+}
+
+/// Whether a file's name is one of FASTA or FASTQ, plain or compressed.
+fn is_sequence_file(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let plain = COMPRESSED.iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(&name);
+    ENDINGS.iter().any(|ending| plain.len() > ending.len() && plain.ends_with(ending))
+}
+
 /// The bytes of the file at `path`, if it is a regular one; an error if it cannot be read at all.
 pub(super) fn size(path: &Path) -> Result<Option<u64>, DataError> {
     if is_stdin(path) {

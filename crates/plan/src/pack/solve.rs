@@ -4,12 +4,13 @@
 //! time.
 //!
 //! The cuts lose nothing, so a part solved to its bound is solved for good:
-//! - *instants*: only the largest live sets matter, so time is renumbered by them;
+//! - *instants*: only the maximal live sets matter, so time is renumbered by them, once;
 //! - *gaps*: parts of time that no item crosses share nothing and are solved apart;
 //! - *floors*: an item alive through the whole part lies at the bottom of some best packing.
 //!
-//! A residual stream that is updated in place is such a floor, and the layers above it fall apart
-//! into equal parts: each kind is solved once and its offsets are repeated.
+//! The activations that a training step keeps for its backward pass are such floors, nested layer in layer; a residual
+//! stream that is updated in place is one too. What stands above them falls apart into equal parts: each kind is solved
+//! once and its offsets are repeated. Cutting n items takes O(n log n), however deep the floors are nested.
 
 use std::collections::BTreeMap;
 
@@ -63,9 +64,8 @@ pub fn solve(problem: &Problem) -> Packing {
             block: Block { size: units(i), birth: problem.items[i].birth, death: problem.items[i].death },
         })
         .collect();
-    let steps = effort(part.len());
-    let mut solver = Solver { offsets: vec![0; problem.items.len()], steps, solved: BTreeMap::new() };
-    let height = solver.place(part, 0, 0);
+    let mut solver = Solver { offsets: vec![0; problem.items.len()], solved: BTreeMap::new() };
+    let height = solver.place(part);
     let offsets = solver.offsets.iter().map(|units| units * problem.align).collect();
     Packing { offsets, height: height * problem.align }
 }
@@ -76,9 +76,6 @@ fn effort(blocks: usize) -> u64 {
     let n = blocks as u64;
     50_000 + n * (160 * n.isqrt()).max(4_000)
 }
-
-/// What it costs to renumber and cut one entry, in steps of the search (sorts and copies).
-const CUT_COST: u64 = 160;
 
 /// A block and the item that it stands for.
 #[derive(Clone, Copy)]
@@ -94,45 +91,85 @@ type Kind = (u64, Vec<Block>);
 struct Solver {
     /// Per item, in units of the alignment.
     offsets: Vec<u64>,
-    /// What is left of the effort of cutting: deep nests of floors are better searched than cut.
-    steps: u64,
     /// Offsets of the parts seen so far.
     solved: BTreeMap<Kind, Vec<u64>>,
 }
 
-impl Solver {
-    /// Places `part` on top of `base` and returns its top. Nothing is gained by a top below
-    /// `enough`: something else reaches that high.
-    fn place(&mut self, mut part: Vec<Entry>, base: u64, enough: u64) -> u64 {
-        renumber(&mut part);
-        let mut pieces: Vec<(u64, &[Entry])> = split(&part).into_iter().map(|p| (load(p), p)).collect();
-        // The highest piece first: the others then need only stay below it.
-        pieces.sort_by_key(|&(load, _)| std::cmp::Reverse(load));
-        let mut top = base;
-        for (load, piece) in pieces {
-            let goal = enough.max(top).max(base + load);
-            top = top.max(self.place_piece(piece, base, goal));
-        }
-        top
-    }
+/// A part of time that no remaining item crosses the ends of, with the items alive in it alone.
+#[derive(Clone, Copy)]
+struct Piece {
+    /// The instants, last one included.
+    from: u32,
+    to: u32,
+    /// Its entries, a range of all.
+    first: usize,
+    end: usize,
+    /// The largest sum of live sizes of these entries.
+    load: u64,
+}
 
-    /// Places a piece that no instant divides: its floors first, then what stands on them.
-    fn place_piece(&mut self, piece: &[Entry], base: u64, goal: u64) -> u64 {
-        let start = piece[0].block.birth;
-        let last = piece.iter().map(|e| e.block.death).max().unwrap_or(start);
-        let (floors, rest): (Vec<Entry>, Vec<Entry>) =
-            piece.iter().partition(|e| e.block.birth == start && e.block.death == last);
-        let cost = CUT_COST * piece.len() as u64;
-        if floors.is_empty() || self.steps < cost {
-            return self.place_whole(piece, base, goal);
+/// The pieces above some floors, of which the first `done` are placed.
+struct Level {
+    pieces: Vec<Piece>,
+    done: usize,
+    /// Where the pieces start.
+    base: u64,
+    /// The highest end so far.
+    top: u64,
+    /// Nothing is gained by a top below it: something else reaches that high.
+    enough: u64,
+    /// Floors below the pieces: how many, and the sum of their sizes.
+    floors: (usize, u64),
+}
+
+impl Solver {
+    /// Places all entries and returns their top. Floors are nested as deep as a model has layers, so the walk over them
+    /// keeps its own stack.
+    fn place(&mut self, mut part: Vec<Entry>) -> u64 {
+        renumber(&mut part);
+        let Some(last) = part.iter().map(|e| e.block.death).max() else { return 0 };
+        let cuts = Cuts::of(&part);
+        let whole = Piece { from: 0, to: last, first: 0, end: part.len(), load: 0 };
+        let mut levels = vec![Level {
+            pieces: cuts.split(&part, whole, (0, 0)),
+            done: 0,
+            base: 0,
+            top: 0,
+            enough: 0,
+            floors: (0, 0),
+        }];
+        loop {
+            let depth = levels.len();
+            let level = &mut levels[depth - 1];
+            let Some(&piece) = level.pieces.get(level.done) else {
+                let top = level.top;
+                levels.pop();
+                match levels.last_mut() {
+                    Some(below) => below.top = below.top.max(top),
+                    None => return top,
+                }
+                continue;
+            };
+            level.done += 1;
+            let goal = level.enough.max(level.top).max(level.base + piece.load);
+            let entries = &part[piece.first..piece.end];
+            // Sorted by birth, then the longest life: floors come first.
+            let spans = |e: &&Entry| e.block.birth == piece.from && e.block.death == piece.to;
+            let count = entries.iter().take_while(spans).count();
+            if count == 0 {
+                level.top = level.top.max(self.place_whole(entries, level.base, goal));
+                continue;
+            }
+            let (mut top, (mut number, mut sum)) = (level.base, level.floors);
+            for floor in &entries[..count] {
+                self.offsets[floor.item] = top;
+                top = floor.block.end(top);
+                (number, sum) = (number + 1, sum + floor.block.size);
+            }
+            let rest = Piece { first: piece.first + count, ..piece };
+            let pieces = if rest.first < rest.end { cuts.split(&part, rest, (number, sum)) } else { vec![] };
+            levels.push(Level { pieces, done: 0, base: top, top, enough: goal, floors: (number, sum) });
         }
-        self.steps -= cost;
-        let mut top = base;
-        for floor in floors {
-            self.offsets[floor.item] = top;
-            top = floor.block.end(top);
-        }
-        if rest.is_empty() { top } else { self.place(rest, top, goal) }
     }
 
     /// Searches for a packing of a piece that cannot be cut, unless its like was seen before.
@@ -148,6 +185,71 @@ impl Solver {
             top = top.max(entry.block.end(base + offset));
         }
         top
+    }
+}
+
+/// Where a part can be cut when floors are taken away. Removing items that are alive at every instant of a piece keeps
+/// its live sets maximal, so instants are numbered once, and "the items that cross from instant t to t + 1" and "the sum
+/// of live sizes at t" change by the floors alone.
+struct Cuts {
+    /// By number of items that cross from an instant to the next: those instants, ascending.
+    crossed: Vec<Vec<u32>>,
+    /// `loads[j][t]`: the largest sum of live sizes among the instants t to t + 2^j - 1.
+    loads: Vec<Vec<u64>>,
+}
+
+impl Cuts {
+    /// Of entries in order of birth, whose instants are renumbered.
+    fn of(part: &[Entry]) -> Self {
+        let all = blocks(part);
+        let sums = loads(&all);
+        let mut change = vec![0i64; sums.len() + 1];
+        for block in &all {
+            change[block.birth as usize] += 1;
+            change[block.death as usize] -= 1;
+        }
+        let (mut crossed, mut open): (Vec<Vec<u32>>, i64) = (vec![], 0);
+        for (t, change) in (0u32..).zip(&change[..sums.len()]) {
+            open += change;
+            let number = open as usize;
+            if crossed.len() <= number {
+                crossed.resize(number + 1, vec![]);
+            }
+            crossed[number].push(t);
+        }
+        let mut table = vec![sums];
+        while table[table.len() - 1].len() > 1 << (table.len() - 1) {
+            let (last, width) = (&table[table.len() - 1], 1 << (table.len() - 1));
+            table.push((0..last.len() - width).map(|t| last[t].max(last[t + width])).collect());
+        }
+        Self { crossed, loads: table }
+    }
+
+    /// The largest sum of live sizes from one instant to another, floors included.
+    fn load(&self, from: u32, to: u32) -> u64 {
+        let (from, to) = (from as usize, to as usize);
+        let level = (to - from + 1).ilog2() as usize;
+        self.loads[level][from].max(self.loads[level][to + 1 - (1 << level)])
+    }
+
+    /// What a part falls into above `floors` (their number and sum of sizes), the largest load first: the other pieces
+    /// then need only stay below it.
+    fn split(&self, part: &[Entry], whole: Piece, (number, sum): (usize, u64)) -> Vec<Piece> {
+        let none = vec![];
+        let places = self.crossed.get(number).unwrap_or(&none);
+        let places = &places[places.partition_point(|&t| t < whole.from)..];
+        let ends = places.iter().copied().take_while(|&t| t < whole.to).chain([whole.to]);
+        let (mut pieces, mut from, mut first) = (vec![], whole.from, whole.first);
+        for to in ends {
+            let end = first + part[first..whole.end].partition_point(|e| e.block.birth <= to);
+            if end > first {
+                let load = self.load(from, to) - sum;
+                pieces.push(Piece { from, to, first, end, load });
+            }
+            (from, first) = (to + 1, end);
+        }
+        pieces.sort_by_key(|piece| std::cmp::Reverse(piece.load));
+        pieces
     }
 }
 
@@ -176,23 +278,6 @@ fn renumber(part: &mut [Entry]) {
     part.sort_by_key(|e| (e.block.birth, std::cmp::Reverse((e.block.death, e.block.size)), e.item));
 }
 
-/// Cuts entries in order of birth where nobody is alive on both sides.
-fn split(part: &[Entry]) -> Vec<&[Entry]> {
-    let mut pieces = Vec::new();
-    let (mut from, mut last) = (0, 0);
-    for (i, entry) in part.iter().enumerate() {
-        if i > from && entry.block.birth > last {
-            pieces.push(&part[from..i]);
-            from = i;
-        }
-        last = last.max(entry.block.death);
-    }
-    if from < part.len() {
-        pieces.push(&part[from..]);
-    }
-    pieces
-}
-
 /// The blocks of a piece in order of birth, time counted from its start.
 fn blocks(piece: &[Entry]) -> Vec<Block> {
     let start = piece.first().map_or(0, |e| e.block.birth);
@@ -200,11 +285,6 @@ fn blocks(piece: &[Entry]) -> Vec<Block> {
         .iter()
         .map(|e| Block { birth: e.block.birth - start, death: e.block.death - start, ..e.block })
         .collect()
-}
-
-/// The largest sum of live sizes of a piece.
-fn load(piece: &[Entry]) -> u64 {
-    loads(&blocks(piece)).into_iter().max().unwrap_or(0)
 }
 
 /// The sum of live sizes at each instant, for blocks in order of birth.

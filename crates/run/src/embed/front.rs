@@ -4,6 +4,7 @@
 use super::RunError;
 use crate::Tokenizer;
 use crate::ordered::{Feed, Results, Worker, start};
+use data::alphabet::{Alphabet, uracil_to_thymine};
 use data::ids::IdSet;
 use data::limits::spawn;
 use data::sequence::{Reader, Record};
@@ -53,6 +54,8 @@ pub(super) struct Batch {
     ends: Vec<usize>,
     pub(super) skipped: Vec<Skipped>,
     pub(super) truncated: u64,
+    /// Sequences with U, which a DNA model reads as T.
+    pub(super) rna: u64,
     /// Bytes taken from the files so far.
     pub(super) bytes_read: u64,
 }
@@ -120,6 +123,10 @@ impl Front {
         if self.per_input && input != self.result {
             (self.ids, self.result) = (IdSet::new(), input);
         }
+        self.alphabet().check(&self.record, &self.reader)?;
+        if self.alphabet() == Alphabet::Nucleotides && uracil_to_thymine(&mut self.record.seq) > 0 {
+            batch.rna += 1;
+        }
         let id = &self.record.id;
         let letters = match &self.tokenizer {
             Tokenizer::Esm => esm::residues(&self.record.seq),
@@ -144,6 +151,13 @@ impl Front {
         batch.ends.push(batch.letters.len());
         batch.heads.push(Sequence { id: id.clone(), length: letters.len() as u64, result: self.result });
         Ok(true)
+    }
+
+    fn alphabet(&self) -> Alphabet {
+        match &self.tokenizer {
+            Tokenizer::Esm => Alphabet::AminoAcids,
+            Tokenizer::Bpe(_) => Alphabet::Nucleotides,
+        }
     }
 
     fn too_long(&self, letters: usize, limit: usize) -> RunError {

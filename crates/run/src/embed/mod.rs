@@ -393,6 +393,7 @@ struct Counts {
     empty: u64,
     duplicates: u64,
     truncated: u64,
+    rna: u64,
 }
 
 /// Skipped records that get a line of their own; the rest is counted.
@@ -414,6 +415,7 @@ fn stream(
             count(skipped, &mut counts, observer);
         }
         counts.truncated += batch.truncated;
+        counts.rna += batch.rna;
         let stop: Stop<'_> = &|| stopped(observer, STOPPED);
         let pushed = batch.sequences().try_for_each(|(sequence, tokens)| {
             stop()?;
@@ -435,6 +437,9 @@ fn stream(
     }
     if counts.truncated > 0 {
         observer.say(Level::Info, &format!("{} sequences were cut at the maximal length", counts.truncated));
+    }
+    if counts.rna > 0 {
+        observer.say(Level::Info, &format!("{} sequences have the letter U, which is read as T", counts.rna));
     }
     Ok(counts)
 }

@@ -17,7 +17,7 @@ mod resume;
 mod run;
 mod stage;
 
-pub use data::sequence::stem;
+pub use data::sequence::{files, stem};
 pub use options::{Models, Options, Shard};
 
 use crate::machine::Tracker;
@@ -25,6 +25,7 @@ use crate::observer::stopped;
 use crate::process::Process;
 use crate::session::lanes_worth;
 use crate::{EncoderModel, HeadModel, Level, Observer, RunError, Settings};
+use data::alphabet::Alphabet;
 use data::sequence::{Extent, Input, Reader, Record, digests, extent};
 use data::weights::HubEnv;
 use exec::Executor;
@@ -198,7 +199,9 @@ pub(crate) fn among(folder: &Path, folders: &[PathBuf]) -> bool {
 fn look_at_inputs(options: &Options) -> Result<(), RunError> {
     Reader::open(&options.inputs)?;
     for path in options.inputs.iter().filter(|p| p.is_file()) {
-        Reader::open([path])?.read_into(&mut Record::default())?;
+        let (mut reader, mut record) = (Reader::open([path])?, Record::default());
+        reader.read_into(&mut record)?;
+        Alphabet::Nucleotides.check(&record, &reader)?;
     }
     Ok(())
 }

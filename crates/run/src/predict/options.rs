@@ -20,6 +20,8 @@ pub struct Options {
     pub models: Models,
     /// Bases of a chunk.
     pub length: usize,
+    /// Whether letters are taken as VirNucPro takes them: codons with U are dropped. Otherwise U is read as T.
+    pub original_alphabet: bool,
     /// A record is called virus from this score on.
     pub threshold: f32,
     /// Whether to write the files between VirNucPro's stages.
@@ -83,6 +85,7 @@ impl Options {
         json!({
             "length": self.length,
             "threshold": self.threshold,
+            "original_alphabet": self.original_alphabet,
             "keep_intermediate": self.keep_intermediate,
             "save_embeddings": self.save_embeddings.map(EmbeddingFormat::name),
             "source": self.source,

@@ -8,6 +8,7 @@ use crate::predict::options::Shard;
 use crate::predict::output::{Field, Note};
 use crate::predict::queues::Queues;
 use crate::{RunError, Tokenizer};
+use data::alphabet::{Alphabet, uracil_to_thymine};
 use data::chunk::{Chunk, chunks};
 use data::ids::IdSet;
 use data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
@@ -25,6 +26,8 @@ pub(crate) struct Front {
     pub(crate) length: usize,
     pub(crate) dna: Tokenizer,
     pub(crate) protein: Tokenizer,
+    /// Whether U is left as it is, as in VirNucPro, which drops codons with it.
+    pub(crate) original_alphabet: bool,
     /// Whether jobs carry the text of the intermediate files.
     pub(crate) intermediate: bool,
     /// Whether the end of a record carries its sequence.
@@ -172,6 +175,11 @@ impl Cutter {
                 }
             }
             self.announce(&reader);
+            if let Err(error) = Alphabet::Nucleotides.check(&record, &reader) {
+                let _ = self.flush();
+                self.feed.fail(error.into());
+                return Ok(vec![]);
+            }
             let place = reader.position().map_or(String::new(), |(p, line)| format!("{}:{line}", p.display()));
             if self.record(&mut record, &place).and_then(|()| self.flush_full()).is_err() {
                 return Ok(vec![]);
@@ -191,8 +199,9 @@ impl Cutter {
     }
 
     fn record(&mut self, record: &mut Record, place: &str) -> Result<(), Gone> {
+        let name = record.id.clone();
         let note = |kind: &'static str, detail: String, action: &'static str| {
-            Part::Event(Event::Note(Note { seq_name: record.id.clone(), kind, detail, action }))
+            Part::Event(Event::Note(Note { seq_name: name.clone(), kind, detail, action }))
         };
         if record.seq.is_empty() {
             self.job.parts.push(note("empty", place.to_owned(), "skipped"));
@@ -203,6 +212,13 @@ impl Cutter {
             let detail = format!("{place}: the id came before");
             self.job.parts.push(note("duplicate_id", detail, "skipped, the first is kept"));
             return Ok(());
+        }
+        if !self.front.original_alphabet {
+            let uracil = uracil_to_thymine(&mut record.seq);
+            if uracil > 0 {
+                let detail = format!("{place}: {uracil} letters are U");
+                self.job.parts.push(note("rna", detail, "U is read as T"));
+            }
         }
         if let Some(detail) = odd_characters(&record.seq) {
             self.job.parts.push(note("non_iupac", detail, "codons with them are dropped"));
@@ -350,6 +366,7 @@ mod tests {
             length: 500,
             dna: EncoderModel::builtin_dna().expect("built in").tokenizer,
             protein: Tokenizer::Esm,
+            original_alphabet: false,
             intermediate: false,
             sequences: false,
             workers: 2,

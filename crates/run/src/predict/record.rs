@@ -103,6 +103,7 @@ impl Story<'_> {
                 "sort_by_length": self.options.sort_by_length,
                 "budget_bytes": self.budget.0,
                 "gpu": self.options.settings.device.options(),
+                "flags_without_effect": self.options.settings.unused_flags,
             },
             "plan": self.program.map(price::to_json).transpose()?,
             "plan_of_nucleotide_stage": self.before,

@@ -327,6 +327,7 @@ impl Run<'_> {
             length: self.options.length,
             dna: self.opened.dna.tokenizer.clone(),
             protein: self.opened.protein.tokenizer.clone(),
+            original_alphabet: self.options.original_alphabet,
             intermediate: self.options.keep_intermediate && parts.outputs.is_some(),
             sequences: self.opened.head.trained && parts.outputs.is_some(),
             workers: self.options.workers,

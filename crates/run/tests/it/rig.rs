@@ -60,6 +60,7 @@ pub fn builtin(input: &Path, output: &Path) -> Options {
         force: false,
         models: Models::default(),
         length: 500,
+        original_alphabet: false,
         threshold: 0.5,
         keep_intermediate: true,
         save_embeddings: None,

@@ -1,0 +1,126 @@
+//! Which letters a sequence is made of: RNA read as DNA, and input of the wrong kind refused. Invariant: a sequence that is
+//! refused is one that no reader of the other kind could have meant; ambiguity codes, N and gaps are always accepted.
+
+use crate::sequence::{Reader, Record};
+use crate::{DataError, DataErrorKind};
+
+/// What the sequences of a file are read as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Alphabet {
+    /// DNA or RNA.
+    Nucleotides,
+    /// Proteins, one letter for each residue.
+    AminoAcids,
+}
+
+/// Sequences shorter than this are not judged as DNA among proteins: a peptide may consist of A, C, G and T.
+const JUDGED: usize = 40;
+
+/// Replaces U by T and u by t; returns how many letters were replaced.
+pub fn uracil_to_thymine(seq: &mut [u8]) -> usize {
+    let mut replaced = 0;
+    for letter in seq {
+        // U and T differ in their last bit, in both cases.
+        let is_uracil = *letter | 0x20 == b'u';
+        *letter -= u8::from(is_uracil);
+        replaced += usize::from(is_uracil);
+    }
+    replaced
+}
+
+impl Alphabet {
+    /// Why a sequence cannot be of this alphabet; `None` where it can. Nucleotide sequences are refused where at most half
+    /// of their letters are A, C, G, T, U, N or gaps and one letter is no IUPAC nucleotide code; proteins where at most half
+    /// of their letters are amino acids, or where they have 40 letters or more, all of them A, C, G, T, U or N.
+    pub fn refusal(self, seq: &[u8]) -> Option<String> {
+        let upper = || seq.iter().map(u8::to_ascii_uppercase);
+        let count = |letters: &[u8]| upper().filter(|letter| letters.contains(letter)).count();
+        let first_outside = |letters: &[u8]| upper().find(|letter| !letters.contains(letter));
+        match self {
+            Self::Nucleotides => {
+                let bases = count(b"ACGTUN-");
+                let other = first_outside(b"ACGTURYSWKMBDHVN-").filter(|_| 2 * bases <= seq.len())?;
+                Some(format!(
+                    "no nucleotide sequence: {bases} of {} letters are A, C, G, T, U or N, and {:?} is no nucleotide code; \
+                     give DNA or RNA here, and proteins to `plimsoll embed` with a protein model",
+                    seq.len(),
+                    char::from(other),
+                ))
+            }
+            Self::AminoAcids => {
+                // The letters of the ESM-2 alphabet, a stop at the end, gaps.
+                let residues = count(b"LAGVSERTIDPKQNFYMHWCXBUZO.-*");
+                if 2 * residues <= seq.len() && !seq.is_empty() {
+                    return Some(format!(
+                        "no protein: {residues} of {} letters are amino acids; give protein sequences to this model",
+                        seq.len()
+                    ));
+                }
+                let has = |letter: u8| upper().any(|other| other == letter);
+                let is_dna = seq.len() >= JUDGED
+                    && first_outside(b"ACGTUN-").is_none()
+                    && [b'A', b'C', b'G'].into_iter().all(has)
+                    && (has(b'T') || has(b'U'));
+                is_dna.then(|| {
+                    format!(
+                        "no protein: all of its {} letters are A, C, G, T, U or N; translate it first, or give it to a DNA model",
+                        seq.len()
+                    )
+                })
+            }
+        }
+    }
+
+    /// An error that names file, line and record, where a record of `reader` cannot be of this alphabet.
+    ///
+    /// # Errors
+    /// [`DataErrorKind::Malformed`] with the reason of [`Alphabet::refusal`].
+    pub fn check(self, record: &Record, reader: &Reader) -> Result<(), DataError> {
+        let Some(why) = self.refusal(&record.seq) else { return Ok(()) };
+        let kind = DataErrorKind::Malformed(why);
+        let error = match reader.position() {
+            Some((path, line)) => DataError::at(path, kind).with_line(line),
+            None => DataError::new(kind),
+        };
+        Err(error.with_id(record.id.as_str()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uracil_is_read_as_thymine_in_both_cases() {
+        let mut seq = b"AUGuacNTt-".to_vec();
+        assert_eq!(uracil_to_thymine(&mut seq), 2);
+        assert_eq!(seq, b"ATGtacNTt-");
+    }
+
+    #[test]
+    fn alphabets_refuse_the_other_kind_and_nothing_odd() {
+        const PROTEIN: &[u8] = b"MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQAPILSRVGDGTQDNLSGAEKAVQVKVKALPDAQFEVV";
+        let dna = b"ATGACCATGATTACGGATTCACTGGCCGTCGTTTTACAACGTCGTGACTGGGAAAACCCTGGC";
+        let half = [&dna[..30], b"EFILPQ"].concat();
+        for (alphabet, seq, refused) in [
+            (Alphabet::Nucleotides, PROTEIN, true),
+            (Alphabet::Nucleotides, &PROTEIN.to_ascii_lowercase()[..], true),
+            (Alphabet::Nucleotides, dna, false),
+            (Alphabet::Nucleotides, &half, false),
+            (Alphabet::Nucleotides, b"NNNNNNNNNN", false),
+            (Alphabet::Nucleotides, b"RYSWKMRYSWKM", false),
+            (Alphabet::Nucleotides, b"AUGGCC--NN", false),
+            (Alphabet::Nucleotides, b"", false),
+            (Alphabet::AminoAcids, PROTEIN, false),
+            (Alphabet::AminoAcids, dna, true),
+            (Alphabet::AminoAcids, &dna[..20], false),
+            (Alphabet::AminoAcids, &[b'G'; 60], false),
+            (Alphabet::AminoAcids, b"0123456789ACD", true),
+            (Alphabet::AminoAcids, b"XXXXXXXXXX", false),
+            (Alphabet::AminoAcids, b"", false),
+        ] {
+            let why = alphabet.refusal(seq);
+            assert_eq!(why.is_some(), refused, "{alphabet:?} {}: {why:?}", String::from_utf8_lossy(seq));
+        }
+    }
+}
