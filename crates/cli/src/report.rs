@@ -46,8 +46,8 @@ pub fn embedded(report: &embed::Report, values: &'static str) -> String {
     if report.empty > 0 {
         rows.push(("skipped, empty", report.empty.to_string()));
     }
-    if report.duplicates > 0 {
-        rows.push(("skipped, repeated id", report.duplicates.to_string()));
+    if report.renamed > 0 {
+        rows.push(("repeated ids, renamed", report.renamed.to_string()));
     }
     if report.truncated > 0 {
         rows.push(("cut at the maximal length", report.truncated.to_string()));

@@ -37,6 +37,32 @@ impl IdSet {
         self.shards[(hash >> 56) as usize].insert(hash.rotate_left(8))
     }
 
+    /// Records are told apart by file and record, tables by names. `None` where `id` is new and names its record by itself;
+    /// otherwise the name of the record: `id#F` for the first repetition in a file behind the first, `id#F.R` for every other,
+    /// where the record is number R of file number F, both counted from 1. `shown` is a name as tables show it, in which two
+    /// names must not become one.
+    pub fn rename(
+        &mut self,
+        id: &str,
+        file: usize,
+        record: u64,
+        shown: impl Fn(&str) -> String,
+    ) -> Option<String> {
+        if self.insert(&shown(id)) {
+            return None;
+        }
+        let mut name = format!("{id}#{file}");
+        if file > 1 && self.insert(&shown(&name)) {
+            return Some(name);
+        }
+        name.push_str(&format!(".{record}"));
+        // A record may have been given such a name in its file.
+        while !self.insert(&shown(&name)) {
+            name.push('#');
+        }
+        Some(name)
+    }
+
     /// Ids in the set.
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.len).sum()
@@ -133,5 +159,25 @@ mod tests {
         let mut shard = Shard::default();
         assert!(shard.insert(0));
         assert!(!shard.insert(0));
+    }
+
+    #[test]
+    fn repeated_ids_get_names_of_their_own() {
+        let mut ids = IdSet::new();
+        let mut name = |id: &str, file, record| ids.rename(id, file, record, str::to_owned);
+        for (id, file, record, wanted) in [
+            ("a", 1, 1, None),
+            ("b#2", 1, 2, None),
+            ("a", 1, 3, Some("a#1.3")),
+            ("b", 1, 4, None),
+            ("a", 2, 1, Some("a#2")),
+            ("b", 2, 2, Some("b#2.2")),
+            ("a", 2, 3, Some("a#2.3")),
+            ("a#2.4", 2, 9, None),
+            ("a", 2, 4, Some("a#2.4#")),
+            ("c", 2, 5, None),
+        ] {
+            assert_eq!(name(id, file, record).as_deref(), wanted, "{id} {file} {record}");
+        }
     }
 }

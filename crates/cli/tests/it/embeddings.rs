@@ -194,13 +194,14 @@ fn what_is_skipped_is_said() {
     let words = ["embed", "--precision", "f32", "--model", &golden("esm2"), "p.faa", "-o", "e.npy", "--json"];
     let ran = folder.run(&words);
     let summary: serde_json::Value = serde_json::from_str(&ran.ended(0).stdout()).expect("JSON");
-    assert_eq!(summary["skipped"], serde_json::json!({"empty": 2, "duplicate_id": 1}));
+    assert_eq!(summary["skipped"], serde_json::json!({"empty": 2}));
+    assert_eq!(summary["renamed"], 1);
     for line in ["warning: 'empty' is empty", "warning: 'a' came before", "warning: 'stop' is empty"] {
         assert!(ran.stderr().contains(line), "{}", ran.stderr());
     }
-    assert_eq!(npy(&folder, "e").iter().map(|(id, _)| id.as_str()).collect::<Vec<_>>(), ["a", "b"]);
-    // The first of the two is kept, and a final stop is no residue.
-    folder.write("q.faa", ">a\nMKV\n>b\nMKVLAT\n");
+    assert_eq!(npy(&folder, "e").iter().map(|(id, _)| id.as_str()).collect::<Vec<_>>(), ["a", "a#1.3", "b"]);
+    // Both of one id are computed, and a final stop is no residue.
+    folder.write("q.faa", ">a\nMKV\n>a#1.3\nAAAA\n>b\nMKVLAT\n");
     embed(&folder, "esm2", &["q.faa", "-o", "q.npy"]);
     assert_eq!(npy(&folder, "e"), npy(&folder, "q"));
 }

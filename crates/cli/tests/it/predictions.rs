@@ -247,3 +247,37 @@ fn a_gpu_flag_under_auto_is_a_warning_where_the_cpu_computes() {
     let warnings = ran.stderr().matches("--no-cuda-streams has no effect").count();
     assert_eq!(warnings, 1, "{}", ran.stderr());
 }
+
+#[test]
+fn mates_and_samples_that_share_names_are_all_computed() {
+    let folder = Folder::new("mates");
+    let reads = String::from_utf8(fs::read(golden(READS)).expect("golden")).expect("text");
+    let records: Vec<&str> = reads.split_inclusive("\n>").map(|r| r.trim_matches(['>', '\n'])).collect();
+    let sequence = |i: usize| records[i].split_once('\n').expect("a title and letters").1;
+    // Two files with the same names and other sequences, and the same sequences under names of their own.
+    folder.write("r1.fa", format!(">x\n{}\n>y\n{}\n", sequence(0), sequence(1)));
+    folder.write("r2.fa", format!(">x\n{}\n>y\n{}\n", sequence(2), sequence(3)));
+    folder.write(
+        "apart.fa",
+        format!(">x\n{}\n>y\n{}\n>x#2\n{}\n>y#2\n{}\n", sequence(0), sequence(1), sequence(2), sequence(3)),
+    );
+    let words = ["--weights", &golden(""), "--precision", "f32", "-q", "-o"];
+    folder.run(&[&["predict", "r1.fa", "r2.fa"][..], &words, &["both"]].concat()).ended(0);
+    folder.run(&[&["predict", "apart.fa"][..], &words, &["apart"]].concat()).ended(0);
+    for file in
+        ["predictions.tsv", "windows.tsv", "prediction_results.txt", "prediction_results_highestscore.csv"]
+    {
+        let (got, wanted) = (folder.read(&format!("both/{file}")), folder.read(&format!("apart/{file}")));
+        assert_eq!(String::from_utf8_lossy(&got), String::from_utf8_lossy(&wanted), "{file}");
+    }
+    let notes = String::from_utf8(folder.read("both/notes.tsv")).expect("text");
+    assert!(notes.contains("x\tduplicate_id") && notes.contains("is x#2"), "{notes}");
+    // Shards of the same two files name records alike.
+    for shard in ["1/2", "2/2"] {
+        let out = format!("shard{}", &shard[..1]);
+        folder.run(&[&["predict", "r1.fa", "r2.fa", "--shard", shard][..], &words, &[&out]].concat()).ended(0);
+    }
+    let merge = ["--merge", "shard1", "--merge", "shard2"];
+    folder.run(&[&["predict", "r1.fa", "r2.fa"][..], &merge, &words, &["merged"]].concat()).ended(0);
+    assert!(folder.read("merged/predictions.tsv") == folder.read("both/predictions.tsv"));
+}

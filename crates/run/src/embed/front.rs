@@ -1,5 +1,6 @@
 //! From files to tokens: a thread reads, others tokenize. Invariant: records are taken in input order by the same
-//! rules whether they are only measured or embedded; empty records and later ones of an id are skipped.
+//! rules whether they are only measured or embedded; empty records are skipped, and later ones of an id get
+//! names of their own.
 
 use super::RunError;
 use crate::Tokenizer;
@@ -29,7 +30,15 @@ pub(super) struct Limits {
 #[derive(Debug)]
 pub(super) enum Skipped {
     Empty(String),
-    Duplicate(String),
+}
+
+/// A record whose id came before.
+#[derive(Debug)]
+pub(super) struct Renamed {
+    /// As it stands in the file.
+    pub(super) id: String,
+    /// As results name the record.
+    pub(super) name: String,
 }
 
 /// A sequence that is embedded.
@@ -53,6 +62,7 @@ pub(super) struct Batch {
     /// Where the letters of each end; of a batch that was tokenized, where the tokens do.
     ends: Vec<usize>,
     pub(super) skipped: Vec<Skipped>,
+    pub(super) renamed: Vec<Renamed>,
     pub(super) truncated: u64,
     /// Sequences with U, which a DNA model reads as T.
     pub(super) rna: u64,
@@ -80,7 +90,7 @@ impl Batch {
     }
 
     fn is_full(&self) -> bool {
-        self.letters.len() >= BATCH_LETTERS || self.skipped.len() >= BATCH_LETTERS
+        self.letters.len() >= BATCH_LETTERS || self.skipped.len() + self.renamed.len() >= BATCH_LETTERS
     }
 }
 
@@ -90,6 +100,8 @@ pub(super) struct Front {
     record: Record,
     /// Of the result that records go to now.
     ids: IdSet,
+    /// The numbers of the file and of the record in it, from 1.
+    place: (usize, u64),
     result: usize,
     per_input: bool,
     tokenizer: Tokenizer,
@@ -105,7 +117,7 @@ impl Front {
         limits: Limits,
     ) -> Result<Self, RunError> {
         let (reader, record) = (Reader::open(inputs)?, Record::default());
-        Ok(Self { reader, record, ids: IdSet::new(), result: 0, per_input, tokenizer, limits })
+        Ok(Self { reader, record, ids: IdSet::new(), place: (0, 0), result: 0, per_input, tokenizer, limits })
     }
 
     /// Bytes of the input; `None` with a pipe, which can be read only once.
@@ -123,6 +135,8 @@ impl Front {
         if self.per_input && input != self.result {
             (self.ids, self.result) = (IdSet::new(), input);
         }
+        let same = self.place.0 == input + 1;
+        self.place = (input + 1, if same { self.place.1 + 1 } else { 1 });
         self.alphabet().check(&self.record, &self.reader)?;
         if self.alphabet() == Alphabet::Nucleotides && uracil_to_thymine(&mut self.record.seq) > 0 {
             batch.rna += 1;
@@ -136,10 +150,9 @@ impl Front {
             batch.skipped.push(Skipped::Empty(id.clone()));
             return Ok(true);
         }
-        if !self.ids.insert(id) {
-            batch.skipped.push(Skipped::Duplicate(id.clone()));
-            return Ok(true);
-        }
+        // With a result for each input, names are those of an input alone.
+        let file = if self.per_input { 1 } else { self.place.0 };
+        let name = self.ids.rename(id, file, self.place.1, str::to_owned);
         let limit = self.limits.letters.unwrap_or(usize::MAX);
         if letters.len() > limit {
             if !self.limits.truncate {
@@ -149,7 +162,11 @@ impl Front {
         }
         batch.letters.extend_from_slice(&letters[..letters.len().min(limit)]);
         batch.ends.push(batch.letters.len());
-        batch.heads.push(Sequence { id: id.clone(), length: letters.len() as u64, result: self.result });
+        if let Some(name) = &name {
+            batch.renamed.push(Renamed { id: id.clone(), name: name.clone() });
+        }
+        let id = name.unwrap_or_else(|| id.clone());
+        batch.heads.push(Sequence { id, length: letters.len() as u64, result: self.result });
         Ok(true)
     }
 

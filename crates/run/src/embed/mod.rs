@@ -129,8 +129,8 @@ pub struct Report {
     pub width: u64,
     /// Records without letters, which were skipped.
     pub empty: u64,
-    /// Later records of an id, which were skipped.
-    pub duplicates: u64,
+    /// Later records of an id, which results name `id#FILE` or `id#FILE.RECORD`.
+    pub renamed: u64,
     /// Sequences that were cut.
     pub truncated: u64,
     /// Tokens through the encoder.
@@ -156,7 +156,8 @@ impl Report {
             "files": files,
             "sequences": self.sequences,
             "width": self.width,
-            "skipped": {"empty": self.empty, "duplicate_id": self.duplicates},
+            "skipped": {"empty": self.empty},
+            "renamed": self.renamed,
             "truncated": self.truncated,
             "tokens": self.tokens,
             "seconds": self.seconds,
@@ -241,7 +242,7 @@ fn run(
         sequences,
         width,
         empty: counts.empty,
-        duplicates: counts.duplicates,
+        renamed: counts.renamed,
         truncated: counts.truncated,
         tokens,
         seconds: start.elapsed().as_secs_f64(),
@@ -391,12 +392,12 @@ fn plan_in(
 #[derive(Default)]
 struct Counts {
     empty: u64,
-    duplicates: u64,
+    renamed: u64,
     truncated: u64,
     rna: u64,
 }
 
-/// Skipped records that get a line of their own; the rest is counted.
+/// Skipped and renamed records that get a line of their own; the rest is counted.
 const MOST_LINES: u64 = 10;
 
 /// Reads and computes until the input ends.
@@ -412,7 +413,13 @@ fn stream(
     let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1))?;
     while let Some(batch) = stream.next(&mut || stopped(observer, STOPPED))? {
         for skipped in &batch.skipped {
-            count(skipped, &mut counts, observer);
+            let Skipped::Empty(id) = skipped;
+            counts.empty += 1;
+            say(&counts, format!("'{id}' is empty: skipped"), observer);
+        }
+        for Renamed { id, name } in &batch.renamed {
+            counts.renamed += 1;
+            say(&counts, format!("'{id}' came before: the results name this record '{name}'"), observer);
         }
         counts.truncated += batch.truncated;
         counts.rna += batch.rna;
@@ -431,9 +438,11 @@ fn stream(
     warn(engine, observer);
     drained?;
     report(engine, &start, &mut progress, observer);
-    let skipped = counts.empty + counts.duplicates;
-    if skipped > MOST_LINES {
-        observer.say(Level::Warning, &format!("{skipped} records were skipped in all"));
+    if counts.empty + counts.renamed > MOST_LINES {
+        let Counts { empty, renamed, .. } = counts;
+        let text =
+            format!("in all, {empty} empty records were skipped, and {renamed} with a repeated id renamed");
+        observer.say(Level::Warning, &text);
     }
     if counts.truncated > 0 {
         observer.say(Level::Info, &format!("{} sequences were cut at the maximal length", counts.truncated));
@@ -447,18 +456,9 @@ fn stream(
 /// What a signal leaves of an embedding.
 const STOPPED: &str = "nothing was written; the same command starts over";
 
-fn count(skipped: &Skipped, counts: &mut Counts, observer: &mut dyn Observer) {
-    let text = match skipped {
-        Skipped::Empty(id) => {
-            counts.empty += 1;
-            format!("'{id}' is empty: skipped")
-        }
-        Skipped::Duplicate(id) => {
-            counts.duplicates += 1;
-            format!("'{id}' came before: skipped, the first is kept")
-        }
-    };
-    let so_far = counts.empty + counts.duplicates;
+/// A warning for each of the first skipped and renamed records; the others are told in detail only.
+fn say(counts: &Counts, text: String, observer: &mut dyn Observer) {
+    let so_far = counts.empty + counts.renamed;
     observer.say(if so_far <= MOST_LINES { Level::Warning } else { Level::Detail }, &text);
 }
 

@@ -137,7 +137,7 @@ pub(crate) fn start(front: Front, inputs: &[PathBuf]) -> Result<Stream, RunError
     let progress = Arc::clone(&bytes_read);
     let reader = move || {
         let (job, ids, source) = (Job::default(), IdSet::new(), None);
-        let mut cutter = Cutter { front, job, feed, ids, progress, windows: 0, source };
+        let mut cutter = Cutter { front, job, feed, ids, progress, windows: 0, source, file: 0, record: 0 };
         cutter.read(input)
     };
     let reader = spawn("reader", reader).map_err(RunError::thread("reader"))?;
@@ -155,6 +155,9 @@ struct Cutter {
     windows: u64,
     /// The file of the last record.
     source: Option<PathBuf>,
+    /// The numbers of that file and of the record in it, from 1.
+    file: usize,
+    record: u64,
 }
 
 impl Cutter {
@@ -181,7 +184,7 @@ impl Cutter {
                 return Ok(vec![]);
             }
             let place = reader.position().map_or(String::new(), |(p, line)| format!("{}:{line}", p.display()));
-            if self.record(&mut record, &place).and_then(|()| self.flush_full()).is_err() {
+            if self.cut(&mut record, &place).and_then(|()| self.flush_full()).is_err() {
                 return Ok(vec![]);
             }
             self.progress.store(reader.bytes_read(), Ordering::Relaxed);
@@ -190,6 +193,9 @@ impl Cutter {
 
     /// Says from which file the record comes that was read last, where it is another one.
     fn announce(&mut self, reader: &Reader) {
+        let file = reader.inputs().len() + 1;
+        self.record = if file == self.file { self.record + 1 } else { 1 };
+        self.file = file;
         let Some((path, _)) = reader.position() else { return };
         if self.source.as_deref() != Some(path) {
             self.source = Some(path.to_owned());
@@ -198,7 +204,7 @@ impl Cutter {
         }
     }
 
-    fn record(&mut self, record: &mut Record, place: &str) -> Result<(), Gone> {
+    fn cut(&mut self, record: &mut Record, place: &str) -> Result<(), Gone> {
         let name = record.id.clone();
         let note = |kind: &'static str, detail: String, action: &'static str| {
             Part::Event(Event::Note(Note { seq_name: name.clone(), kind, detail, action }))
@@ -208,10 +214,11 @@ impl Cutter {
             return Ok(());
         }
         // As it stands in tables: there, two ids must not become one.
-        if !self.ids.insert(&Field(&record.id).to_string()) {
-            let detail = format!("{place}: the id came before");
-            self.job.parts.push(note("duplicate_id", detail, "skipped, the first is kept"));
-            return Ok(());
+        let shown = |name: &str| Field(name).to_string();
+        if let Some(name) = self.ids.rename(&record.id, self.file, self.record, shown) {
+            let detail = format!("{place}: the id came before; in the tables this record is {}", Field(&name));
+            self.job.parts.push(note("duplicate_id", detail, "computed under a name of its own"));
+            record.id = name;
         }
         if !self.front.original_alphabet {
             let uracil = uracil_to_thymine(&mut record.seq);

@@ -200,12 +200,16 @@ fn the_same_input_under_another_name_is_another_result() {
 }
 
 #[test]
-fn ids_that_tables_show_alike_are_one() {
+fn ids_that_tables_show_alike_are_told_apart() {
     let folder = Folder::new("alike");
     let input = folder.write("alike.fa", ">a\u{1b}\nACGTACGTACGT\n>a\\u{1b}\nTTGTACGTACGT\n");
     let report = run(&Options { inputs: vec![input], ..options(&folder.path("out")) });
-    assert_eq!(report.unwrap_or_else(|e| panic!("{e}")).counts.records, 1);
+    assert_eq!(report.unwrap_or_else(|e| panic!("{e}")).counts.records, 2);
     assert!(read(folder.path("out/notes.tsv")).contains("duplicate_id"));
+    let table = read(folder.path("out/predictions.tsv"));
+    let names: std::collections::BTreeSet<&str> =
+        table.lines().skip(1).filter_map(|l| l.split('\t').next()).collect();
+    assert_eq!(names.len(), 2, "{table}");
 }
 
 #[test]
