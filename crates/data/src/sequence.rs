@@ -60,6 +60,15 @@ enum Format {
     Fastq,
 }
 
+/// Checks the format of a file and the name of its first record, without holding the record.
+pub fn look(path: &Path) -> Result<(), DataError> {
+    let (mut open, mut title) = (Open::new(Source::open(path)?)?, Vec::new());
+    match open.measure(&mut title)? {
+        Some(_) => open.name(&title, &mut String::new()),
+        None => Ok(()),
+    }
+}
+
 /// What records take, without holding one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Extent {

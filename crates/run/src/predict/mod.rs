@@ -25,8 +25,7 @@ use crate::observer::stopped;
 use crate::process::Process;
 use crate::session::lanes_worth;
 use crate::{EncoderModel, HeadModel, Level, Observer, RunError, Settings};
-use data::alphabet::Alphabet;
-use data::sequence::{Extent, Input, Reader, Record, digests, extent};
+use data::sequence::{Extent, Input, Reader, digests, extent};
 use data::weights::HubEnv;
 use exec::Executor;
 use folder::Found;
@@ -41,6 +40,7 @@ use resume::Keys;
 use run::Run;
 use serde_json::Value;
 use stage::Stage;
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -114,6 +114,8 @@ pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Ve
     let settings = Settings { budget: Some(options.settings.line()?), lanes, ..options.settings.clone() };
     look_at_inputs(options)?;
     let opened = open(options, observer)?;
+    let process = Process::of(&settings).unwrap_or_default().lines;
+    let settings = Settings { process, ..settings };
     let mut warm = None;
     let mut reports = vec![];
     for (output_dir, input) in folders {
@@ -154,38 +156,42 @@ fn predict_one(
     tracker.track("opened");
     let shape = shape(opened, options);
     let budget = options.settings.line()?;
-    let (queues, process) = host(options, opened, budget, inputs.is_some(), observer)?;
-    let settings = Settings { process, ..options.settings.clone() };
-    let (options, mut keys) = (&Options { settings, ..options.clone() }, keys);
-    keys.iter_mut().for_each(|keys| keys.block = queues.block);
-    let run = Run { options, opened, shape: &shape, budget, keys, inputs, queues };
+    let hosts = hosts(options, opened, budget, inputs.is_some(), observer)?;
+    let run = Run { options, opened, shape: &shape, budget, keys, inputs, hosts, chosen: Cell::new(0) };
     match options.merge.is_empty() {
         true => run.stages(start, tracker, warm, observer),
         false => run.merge(start, tracker, observer),
     }
 }
 
-/// How large the queues are, and the lines of the process, where the line is about the host's memory. Files are read once for
-/// their longest record.
-fn host(
+/// How large the queues may be, from the largest down, each with the lines of its process, where the host's memory has a line.
+/// Files are read once for their longest record.
+fn hosts(
     options: &Options,
     opened: &Opened,
     budget: Bytes,
     files: bool,
     observer: &dyn Observer,
-) -> Result<(Queues, Vec<Staging>), RunError> {
-    let process = Process::of(&options.settings);
-    let extent = match process.is_some() && files && options.merge.is_empty() {
+) -> Result<Vec<(Queues, Vec<Staging>)>, RunError> {
+    // Of several inputs, the first one's arena is in the heap by now, so what the process held before it was noted.
+    let before = &options.settings.process;
+    let process = || match before.is_empty() {
+        true => Process::of(&options.settings),
+        false => Some(Process { lines: before.clone() }),
+    };
+    let extent = match process().is_some() && files && options.merge.is_empty() {
         true => extent(&options.inputs, &|| stopped(observer, "nothing had begun"))?,
         false => Extent::default(),
     };
-    let Some(_) = process else { return Ok((Queues::within(None, options, &extent), vec![])) };
+    // Asked once more: a decoder has held what it needs by now.
+    let Some(process) = process() else { return Ok(vec![(Queues::USUAL, vec![])]) };
     let line = Settings { budget: Some(budget), ..options.settings.clone() }.host_line()?;
-    let queues = Queues::within(line.map(|line| line.0), options, &extent);
-    // Again: a decoder has held what it needs by now.
-    let mut process = Process::of(&options.settings).unwrap_or_default();
-    queues.bill(options, &extent, opened.head.trained, &mut process);
-    Ok((queues, process.lines))
+    let billed = |queues: Queues| {
+        let mut process = process.clone();
+        queues.bill(options, &extent, opened.head.trained, &mut process);
+        (queues, process.lines)
+    };
+    Ok(Queues::within(line, options, &extent).map(billed).collect())
 }
 
 /// Whether a folder is one of these, whatever they are called.
@@ -199,9 +205,7 @@ pub(crate) fn among(folder: &Path, folders: &[PathBuf]) -> bool {
 fn look_at_inputs(options: &Options) -> Result<(), RunError> {
     Reader::open(&options.inputs)?;
     for path in options.inputs.iter().filter(|p| p.is_file()) {
-        let (mut reader, mut record) = (Reader::open([path])?, Record::default());
-        reader.read_into(&mut record)?;
-        Alphabet::Nucleotides.check(&record, &reader)?;
+        data::sequence::look(path)?;
     }
     Ok(())
 }

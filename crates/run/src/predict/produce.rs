@@ -366,7 +366,7 @@ mod tests {
     /// Records that are skipped are notes, and notes are memory.
     #[test]
     fn jobs_of_skipped_records_are_bounded() {
-        let job_parts = Queues::usual().job_parts;
+        let job_parts = Queues::USUAL.job_parts;
         let path = std::env::temp_dir().join(format!("plimsoll-skipped-{}.fa", std::process::id()));
         std::fs::write(&path, ">again\nACGT\n".repeat(10 * job_parts)).expect("written");
         let front = Front {
@@ -378,7 +378,7 @@ mod tests {
             sequences: false,
             workers: 2,
             prefetch: 2,
-            queues: Queues::usual(),
+            queues: Queues::USUAL,
             kept: Arc::default(),
             shard: None,
         };

@@ -5,6 +5,7 @@ use super::Options;
 use super::resume::{EMBEDDINGS, RESULTS};
 use crate::process::Process;
 use data::sequence::Extent;
+use graph::Bytes;
 use std::fs;
 use std::mem::size_of;
 
@@ -26,16 +27,19 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
+    /// Those of a run that has memory.
+    pub(crate) const USUAL: Self = Self {
+        job_bases: 64 << 10,
+        job_parts: 1 << 10,
+        items: 1 << 16,
+        bytes: 32 << 20,
+        block: 8 << 20,
+        sort: 16 << 20,
+    };
+
     /// From the usual ones down.
     const SIZES: [Self; 3] = [
-        Self {
-            job_bases: 64 << 10,
-            job_parts: 1 << 10,
-            items: 1 << 16,
-            bytes: 32 << 20,
-            block: 8 << 20,
-            sort: 16 << 20,
-        },
+        Self::USUAL,
         Self {
             job_bases: 16 << 10,
             job_parts: 256,
@@ -54,21 +58,20 @@ impl Queues {
         },
     ];
 
-    /// Those of a run that has memory.
-    #[cfg(test)]
-    pub(crate) fn usual() -> Self {
-        Self::SIZES[0]
-    }
-
     /// The part of a line that queues may take, if they can do with less.
     const SHARE: u64 = 8;
 
-    /// The largest that take an eighth of a line, or the least; where the line is not about the host's memory, the usual.
-    pub(crate) fn within(line: Option<u64>, options: &Options, extent: &Extent) -> Self {
-        let [usual, small, least] = Self::SIZES;
-        let Some(line) = line else { return usual };
-        let fits = |queues: &Self| queues.held(options, extent) <= line / Self::SHARE;
-        [usual, small].into_iter().find(fits).unwrap_or(least)
+    /// Those to try, from the largest that take an eighth of a line down to the least: where a plan does not fit beside larger
+    /// ones it may beside smaller ones.
+    pub(crate) fn within(
+        line: Option<Bytes>,
+        options: &Options,
+        extent: &Extent,
+    ) -> impl Iterator<Item = Self> {
+        let [.., least] = Self::SIZES;
+        let fits =
+            move |queues: &Self| line.is_none_or(|line| queues.held(options, extent) <= line.0 / Self::SHARE);
+        Self::SIZES.into_iter().filter(move |queues| *queues == least || fits(queues))
     }
 
     /// The most that all of them hold, but for what a record holds.

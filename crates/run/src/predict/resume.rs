@@ -21,8 +21,6 @@ pub(crate) struct Keys {
     key: Value,
     every: std::time::Duration,
     watch: Watch,
-    /// Bytes of a block of a journal.
-    pub(crate) block: usize,
 }
 
 /// A journal that is there to be gone on with.
@@ -49,7 +47,7 @@ impl Keys {
             "replaces": options.force,
         });
         let (dir, every) = (options.output_dir.clone(), options.commit_every);
-        Ok(Self { dir, key, every, watch, block: 0 })
+        Ok(Self { dir, key, every, watch })
     }
 
     /// Whether a run that was told to replace what is in the folder was broken, and this is the same.
@@ -60,11 +58,11 @@ impl Keys {
         Ok(difference(&found, &self.key).is_none() && found["replaces"] == true)
     }
 
-    /// Opens the journal of a stage, or starts it.
+    /// Opens the journal of a stage, or starts it: rows of `width` values, in blocks of about `block` bytes.
     pub(crate) fn open(
         &self,
         stage: Stage,
-        width: usize,
+        (width, block): (usize, usize),
         observer: &mut dyn Observer,
     ) -> Result<Opening, RunError> {
         let (path, what) = match stage {
@@ -73,7 +71,7 @@ impl Keys {
         };
         let Some(blocks) = self.of_this_run(&path)? else {
             let journal = Journal::create(&path, self.key.to_string().as_bytes())?;
-            let keeper = Some(Keeper::new(journal, self.watch.clone(), self.every, 0, self.block));
+            let keeper = Some(Keeper::new(journal, self.watch.clone(), self.every, 0, block));
             return Ok(Opening { shelf: Shelf::default(), keeper });
         };
         let looked = Looked::through(&path, blocks, width).map_err(unusable)?;
@@ -83,8 +81,7 @@ impl Keys {
             let text = format!("{count} {what} ({}): going on behind them", path.display());
             observer.say(Level::Info, &text);
         }
-        let keeper =
-            journal.map(|journal| Keeper::new(journal, self.watch.clone(), self.every, count, self.block));
+        let keeper = journal.map(|journal| Keeper::new(journal, self.watch.clone(), self.every, count, block));
         Ok(Opening { shelf, keeper })
     }
 

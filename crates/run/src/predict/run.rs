@@ -23,8 +23,9 @@ use data::pack::Fill;
 use data::sequence::Input;
 use exec::Executor;
 use graph::Bytes;
-use plan::{PlanError, Program, Stream};
+use plan::{PlanError, Program, Staging, Stream};
 use serde_json::{Value, json};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -38,8 +39,10 @@ pub(crate) struct Run<'a> {
     pub(crate) keys: Option<Keys>,
     /// What the inputs are; `None` where they can be read only once.
     pub(crate) inputs: Option<Vec<Input>>,
-    /// How large the queues are.
-    pub(crate) queues: Queues,
+    /// How large the queues may be, from the largest down, each with the lines of its process.
+    pub(crate) hosts: Vec<(Queues, Vec<Staging>)>,
+    /// Which of them it is, once there is a plan.
+    pub(crate) chosen: Cell<usize>,
 }
 
 /// What a stage leaves.
@@ -164,7 +167,7 @@ impl Run<'_> {
     /// The journal of a stage; nothing where the input can be read only once.
     fn journal(&self, stage: Stage, width: usize, observer: &mut dyn Observer) -> Result<Opening, RunError> {
         match &self.keys {
-            Some(keys) => keys.open(stage, width, observer),
+            Some(keys) => keys.open(stage, (width, self.queues().block), observer),
             None => Ok(Opening { shelf: Shelf::default(), keeper: None }),
         }
     }
@@ -172,16 +175,24 @@ impl Run<'_> {
     fn outputs(&self) -> Result<Outputs, RunError> {
         let options = output_options(self.options, self.opened, self.shape);
         let mut outputs = Outputs::create(&self.options.output_dir, options)?;
-        outputs.hold(self.queues.sort);
+        outputs.hold(self.queues().sort);
         Ok(outputs)
     }
 
     /// The stages and their programs: one for all, or where that does not fit the nucleotide encoder first.
     fn plan(&self, observer: &mut dyn Observer) -> Result<Vec<(Stage, Program)>, RunError> {
         // The line was read once: what is free changes from moment to moment.
-        let settings = Settings { budget: Some(self.budget), ..self.options.settings.clone() };
-        let worth = settings.worth(lanes_worth(&self.options.inputs));
-        settings.in_lanes(worth, |settings| self.plan_in(settings, observer))
+        let worth = self.options.settings.worth(lanes_worth(&self.options.inputs));
+        for last in 0..self.hosts.len() {
+            self.chosen.set(last);
+            let settings = Settings { budget: Some(self.budget), ..self.settings() };
+            match settings.in_lanes(worth, |settings| self.plan_in(settings, observer)) {
+                // Beside smaller queues there is more for plans.
+                Err(RunError::Plan(PlanError::OverBudget(_))) if last + 1 < self.hosts.len() => {}
+                planned => return planned,
+            }
+        }
+        Err(RunError::Refused("there are no queues to plan with; this is a bug of ours".to_owned()))
     }
 
     /// The same with lanes that were chosen: several only where one stage does all.
@@ -239,11 +250,11 @@ impl Run<'_> {
         if let Some((_, executors)) = warm.take_if(|(s, executors)| *s == stage && fits(executors)) {
             return Compute::new(executors, stage, self.shape, self.options);
         }
-        self.options.settings.within_line(&program, self.budget, self.kept(stage, &program))?;
+        self.settings().within_line(&program, self.budget, self.kept(stage, &program))?;
         observer.say(Level::Info, &self.memory_line(stage, &program));
         let plans = PLANS.map(|name| program.index(name));
         let lanes = program.lanes();
-        let settings = Settings { budget: Some(self.budget), lanes, ..self.options.settings.clone() };
+        let settings = Settings { budget: Some(self.budget), lanes, ..self.settings() };
         let (target, precision) = (settings.target()?, settings.precision()?);
         let build =
             &mut |tokens, weights| self.shape.program(&target, precision, (stage, lanes), tokens, weights);
@@ -265,7 +276,7 @@ impl Run<'_> {
         }
         if let Some(executor) = executors.first() {
             let program = executor.program();
-            self.options.settings.within_line(program, self.budget, self.kept(stage, program))?;
+            self.settings().within_line(program, self.budget, self.kept(stage, program))?;
         }
         Compute::new(executors, stage, self.shape, self.options)
     }
@@ -273,7 +284,18 @@ impl Run<'_> {
     /// The plan against the line.
     fn memory_line(&self, stage: Stage, program: &Program) -> String {
         let kept = self.kept(stage, program);
-        memory_lines(&self.options.settings, program, self.budget, kept, "embeddings")
+        memory_lines(&self.settings(), program, self.budget, kept, "embeddings")
+    }
+
+    /// How large the queues are.
+    fn queues(&self) -> Queues {
+        self.hosts.get(self.chosen.get()).map_or(Queues::USUAL, |(queues, _)| *queues)
+    }
+
+    /// The machine, with the lines of the process beside these queues.
+    fn settings(&self) -> Settings {
+        let process = self.hosts.get(self.chosen.get()).map_or(vec![], |(_, process)| process.clone());
+        Settings { process, ..self.options.settings.clone() }
     }
 
     /// What waits in the host's memory between steps.
@@ -286,7 +308,7 @@ impl Run<'_> {
     /// Reads and computes until the input ends. What is finished when it ends too early is kept.
     fn stream(&self, parts: Parts, observer: &mut dyn Observer) -> Result<Done, RunError> {
         let front = self.front(&parts);
-        let mut engine = Engine::new(parts, self.queues);
+        let mut engine = Engine::new(parts, self.queues());
         let start = Instant::now();
         let poured = self.pour(front, &mut engine, observer);
         engine.totals.seconds.streaming = start.elapsed().as_secs_f64();
@@ -332,7 +354,7 @@ impl Run<'_> {
             sequences: self.opened.head.trained && parts.outputs.is_some(),
             workers: self.options.workers,
             prefetch: self.options.prefetch,
-            queues: self.queues,
+            queues: self.queues(),
             kept: Arc::clone(&parts.results.coverage),
             shard: self.options.shard,
         }
