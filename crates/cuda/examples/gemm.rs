@@ -6,6 +6,8 @@
 //! and their ratio; then each candidate: its milliseconds, `own` for kernels of the canonical order, or in which kinds of
 //! operands it had the canonical bits (1 or 0 each), with `+` where it is admitted, and a digest of its outputs.
 
+// `attention.rs` uses the rest of it.
+#[expect(dead_code)]
 mod timing;
 
 use exec::{Device, DeviceError, Launch, Operand};

@@ -4,3 +4,4 @@ mod arena;
 mod attention;
 mod compile;
 mod products;
+mod whole;
