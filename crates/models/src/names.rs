@@ -81,6 +81,13 @@ fn legacy_norm(tensor: &str) -> Option<String> {
 
 /// fair-esm 2.0.0's name, without the prefixes of older files.
 fn fair_esm(tensor: &str) -> Option<String> {
+    // fair-esm ties `lm_head.weight` to the embedding and has no module `decoder`.
+    if tensor == "lm_head.decoder.weight" {
+        return Some("lm_head.weight".to_owned());
+    }
+    if tensor.starts_with("lm_head.") {
+        return Some(tensor.to_owned());
+    }
     let plain = match tensor {
         "embeddings.word_embeddings.weight" => Some("embed_tokens.weight"),
         "encoder.emb_layer_norm_after.weight" => Some("emb_layer_norm_after.weight"),
@@ -132,6 +139,11 @@ mod tests {
             ),
             ("lm_head.layer_norm.bias", "lm_head.layer_norm.bias"),
             ("embeddings.word_embeddings.weight", "embed_tokens.weight"),
+            ("lm_head.dense.weight", "encoder.lm_head.dense.weight"),
+            ("lm_head.layer_norm.bias", "encoder.lm_head.layer_norm.bias"),
+            ("lm_head.bias", "encoder.lm_head.bias"),
+            ("lm_head.decoder.weight", "lm_head.weight"),
+            ("lm_head.decoder.weight", "encoder.lm_head.weight"),
         ] {
             assert!(has(tensor, name), "{tensor} is not looked for as {name}");
         }
