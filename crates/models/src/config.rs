@@ -32,7 +32,8 @@ impl fmt::Display for ConfigError {
             Self::Key { key, wanted, found } => write!(f, "`{key}` must be {wanted}, found {found}"),
             Self::Kind(found) => write!(
                 f,
-                "model_type {found} is not known; known are `esm` (ESM-2) and `bert` with alibi_starting_size (DNABERT-S)"
+                "model_type {found} is not known; known are `esm` (ESM-2) and `bert` of DNABERT-S (with \
+                 `alibi_starting_size`, with DNABERT's code in `auto_map`, or with its vocabulary of 4096 tokens)"
             ),
         }
     }
@@ -103,9 +104,7 @@ impl Encoder {
         let keys = Keys(value.as_object().unwrap_or(&empty));
         match keys.0.get("model_type").and_then(Value::as_str) {
             Some("esm") => Ok(Self::Esm2(Esm2Config::from_keys(&keys)?)),
-            Some("bert") if keys.0.contains_key("alibi_starting_size") => {
-                Ok(Self::DnabertS(DnabertConfig::from_keys(&keys)?))
-            }
+            Some("bert") if keys.is_dnabert() => Ok(Self::DnabertS(DnabertConfig::from_keys(&keys)?)),
             other => Err(ConfigError::Kind(other.map_or("(none)".to_owned(), |k| format!("`{}`", shown(k))))),
         }
     }
@@ -165,6 +164,21 @@ fn shown(text: &str) -> String {
 pub(crate) struct Keys<'a>(pub(crate) &'a Map<String, Value>);
 
 impl Keys<'_> {
+    /// Whether a configuration of model_type `bert` describes DNABERT-S or DNABERT-2, and not a BERT with position
+    /// embeddings. `alibi_starting_size` is optional: DNABERT's own configuration class has a default for it, and
+    /// ALiBi's slopes do not depend on it.
+    fn is_dnabert(&self) -> bool {
+        // The classes of DNABERT's remote code, which transformers names `repository--module.class` or `module.class`.
+        let is_own_code = |class: &Value| {
+            let module = class.as_str().and_then(|c| c.rsplit("--").next()).and_then(|c| c.split('.').next());
+            matches!(module, Some("bert_layers" | "configuration_bert"))
+        };
+        let auto_map = self.0.get("auto_map").and_then(Value::as_object);
+        self.0.contains_key("alibi_starting_size")
+            || auto_map.is_some_and(|map| map.values().any(is_own_code))
+            || self.0.get("vocab_size").and_then(Value::as_u64) == Some(4096)
+    }
+
     pub(crate) fn bad(&self, key: &'static str, wanted: impl Into<String>) -> ConfigError {
         let found = self.0.get(key).map_or("nothing".to_owned(), |value| shown(&value.to_string()));
         ConfigError::Key { key, wanted: wanted.into(), found }
@@ -262,5 +276,47 @@ impl Keys<'_> {
     /// A switch that only has one implemented position.
     pub(crate) fn must_be(&self, key: &'static str, wanted: bool) -> Result<(), ConfigError> {
         if self.flag(key, wanted)? == wanted { Ok(()) } else { Err(self.bad(key, wanted.to_string())) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A configuration of model_type `bert` with `more` keys.
+    fn bert(vocab_size: u64, more: Value) -> Result<Encoder, ConfigError> {
+        let mut config = json!({
+            "model_type": "bert",
+            "vocab_size": vocab_size,
+            "type_vocab_size": 2,
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "max_position_embeddings": 512,
+        });
+        let keys = config.as_object_mut().expect("an object");
+        keys.extend(more.as_object().expect("an object").clone());
+        Encoder::from_json(&config.to_string())
+    }
+
+    #[test]
+    fn dnabert_s_needs_no_alibi_starting_size() {
+        let known = crate::known("zhihan1996/DNABERT-S").expect("known");
+        let auto_map = |class: &str| json!({"auto_map": {"AutoModel": class}});
+        for (vocab_size, more) in [
+            (4096, json!({})),
+            (4096, json!({"alibi_starting_size": null})),
+            (4096, json!({"alibi_starting_size": 512})),
+            (4096, auto_map("bert_layers.BertModel")),
+            (4096, auto_map("zhihan1996/DNABERT-2-117M--bert_layers.BertModel")),
+        ] {
+            assert_eq!(bert(vocab_size, more.clone()).ok().as_ref(), Some(&known), "{more}");
+        }
+        assert!(bert(5000, auto_map("configuration_bert.BertConfig")).is_ok());
+        // BERT with position embeddings is another model.
+        for more in [json!({}), auto_map("other.BertModel")] {
+            assert!(matches!(bert(30_522, more.clone()), Err(ConfigError::Kind(_))), "{more}");
+        }
     }
 }

@@ -5,6 +5,7 @@ use crate::hub::{self, CONFIG, Need, TOKENIZER};
 use crate::{Observer, RunError, adapter, bundle};
 use data::bounded;
 use data::hex::hex;
+use data::printable::{Name, Place};
 use data::tokenize::{bpe, bpe::Bpe, esm};
 use data::weights::{HubEnv, Weights};
 use exec::ParamSource;
@@ -32,6 +33,9 @@ pub struct EncoderModel {
     /// The files beside the weights that results depend on: name and SHA-256 in hexadecimal.
     pub described_by: Vec<(&'static str, String)>,
 }
+
+/// The names of a model's tokens, a line each.
+const VOCABULARY: &str = "vocab.txt";
 
 /// Bytes of a config.json; those of the hub have one thousand.
 const LARGEST_CONFIG: u64 = 1 << 20;
@@ -73,7 +77,10 @@ impl EncoderModel {
         let folder = config.parent().unwrap_or(Path::new("."));
         let mut described_by = vec![(CONFIG, sha256(text.as_bytes()))];
         let tokenizer = match &encoder {
-            Encoder::Esm2(_) => Tokenizer::Esm,
+            Encoder::Esm2(_) => {
+                check_vocabulary(folder)?;
+                Tokenizer::Esm
+            }
             Encoder::DnabertS(_) => {
                 let path = folder.join(TOKENIZER);
                 let bytes = bounded::read(&path, bpe::LARGEST).map_err(RunError::io(&path))?;
@@ -194,7 +201,7 @@ impl EncoderModel {
     pub fn source(&self, graph: &Graph) -> ParamSource {
         let weights = self.weights.clone();
         let found = pieces(graph).map(|piece| (piece.tensor.clone(), self.place(&piece.tensor)));
-        let places: BTreeMap<String, Place> = found.collect();
+        let places: BTreeMap<String, Slice> = found.collect();
         Box::new(move |param, elements, out| {
             let done = read_pieces(param, elements, out, &mut |piece, range, out| {
                 let place = places.get(&piece.tensor);
@@ -206,23 +213,23 @@ impl EncoderModel {
     }
 
     /// Where the values of a tensor are. `check` made sure that there is such a place.
-    fn place(&self, tensor: &str) -> Place {
+    fn place(&self, tensor: &str) -> Slice {
         match self.find(tensor) {
-            Some(name) => Place::File(name),
-            None => Place::Memory(derived(&self.encoder, tensor).unwrap_or_default()),
+            Some(name) => Slice::File(name),
+            None => Slice::Memory(derived(&self.encoder, tensor).unwrap_or_default()),
         }
     }
 }
 
 /// Where the values of a tensor are.
-enum Place {
+enum Slice {
     /// In the weight file, under this name.
     File(String),
     /// Here: they follow from the configuration.
     Memory(Vec<f32>),
 }
 
-impl Place {
+impl Slice {
     fn read(&self, weights: &Weights, range: Range<u64>, out: &mut [f32]) -> Result<(), RunError> {
         match self {
             Self::File(name) => weights.read_f32(name, range, out)?,
@@ -296,6 +303,29 @@ pub(crate) fn read_config(path: &Path) -> Result<String, RunError> {
         )),
         _ => RunError::io(path)(source),
     })
+}
+
+/// Refuses the folder of an ESM-2 model whose `vocab.txt` is not ESM-2's alphabet: token numbers would stand for other
+/// residues. The file may be absent.
+fn check_vocabulary(folder: &Path) -> Result<(), RunError> {
+    let path = folder.join(VOCABULARY);
+    if !path.exists() {
+        return Ok(());
+    }
+    let text = bounded::read_text(&path, LARGEST_CONFIG).map_err(RunError::io(&path))?;
+    let Some(difference) = esm::vocabulary_difference(&text) else { return Ok(()) };
+    let shown = |token: Option<String>| match token {
+        Some(token) => format!("`{}`", Name(&token)),
+        None => "the end of the file".to_owned(),
+    };
+    let (expected, found) = (shown(difference.expected), shown(difference.found));
+    Err(RunError::Refused(format!(
+        "{}, line {}: expected {expected}, found {found}; ESM-2 models are run with ESM-2's own alphabet of {} tokens, \
+         so restore the model's own {VOCABULARY}",
+        Place(&path),
+        difference.line,
+        esm::VOCAB
+    )))
 }
 
 fn sha256(bytes: &[u8]) -> String {

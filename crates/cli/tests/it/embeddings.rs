@@ -278,3 +278,14 @@ fn the_log_has_the_details_and_the_time() {
     assert!(log.lines().count() >= 2 && log.contains("memory line") && log.contains("cpu ("), "{log}");
     assert!(log.lines().all(|l| l.starts_with("20") && l.as_bytes()[19] == b'Z'), "{log}");
 }
+
+#[test]
+fn an_esm2_folder_with_another_vocabulary_is_refused() {
+    let folder = Folder::new("other_vocabulary");
+    folder.model("esm2", "vocab.txt", |text| text.replace("L\nA\n", "A\nL\n"));
+    folder.write("p.faa", ">a\nMKVLA\n");
+    let ran = folder.run(&["embed", "--model", "esm2", "p.faa", "-o", "e.npy"]);
+    let wanted = "vocab.txt, line 5: expected `L`, found `A`";
+    assert!(ran.ended(1).stderr().contains(wanted), "{}", ran.stderr());
+    assert!(!folder.path("e.npy").exists());
+}

@@ -48,6 +48,35 @@ pub fn vocabulary() -> String {
     starts.into_iter().chain(letters).chain(ends).map(|name| name + "\n").collect()
 }
 
+/// A line of a `vocab.txt` that differs from [`vocabulary`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VocabularyDifference {
+    /// The line, counted from 1.
+    pub line: usize,
+    /// The token of the known alphabet; `None` after its end.
+    pub expected: Option<String>,
+    /// The token of the file; `None` after its end.
+    pub found: Option<String>,
+}
+
+/// The first line in which `text`, a `vocab.txt`, differs from [`vocabulary`]. Lines are compared without the white
+/// space around them, and empty lines at the end do not count, as in the reference tokenizer.
+pub fn vocabulary_difference(text: &str) -> Option<VocabularyDifference> {
+    let known = vocabulary();
+    let (mut expected, mut found) = (known.lines(), text.trim_end().lines().map(str::trim));
+    for line in 1.. {
+        match (expected.next(), found.next()) {
+            (None, None) => break,
+            (expected, found) if expected == found => {}
+            (expected, found) => {
+                let (expected, found) = (expected.map(str::to_owned), found.map(str::to_owned));
+                return Some(VocabularyDifference { line, expected, found });
+            }
+        }
+    }
+    None
+}
+
 /// The residues of a protein as files give it: without one `*` at the end, which marks the stop.
 pub fn residues(protein: &[u8]) -> &[u8] {
     protein.strip_suffix(b"*").unwrap_or(protein)
@@ -107,5 +136,25 @@ mod tests {
 
     fn with_ends(letters: std::ops::Range<i32>) -> Vec<i32> {
         std::iter::once(CLS).chain(letters).chain([EOS]).collect()
+    }
+
+    #[test]
+    fn a_vocabulary_that_differs_is_told_by_line() {
+        let known = vocabulary();
+        assert_eq!(vocabulary_difference(&known), None);
+        assert_eq!(vocabulary_difference(&known.replace('\n', "\r\n")), None);
+        assert_eq!(vocabulary_difference(known.trim_end()), None);
+        let check = |text: &str, line, expected: Option<&str>, found: Option<&str>| {
+            let wanted = VocabularyDifference {
+                line,
+                expected: expected.map(str::to_owned),
+                found: found.map(str::to_owned),
+            };
+            assert_eq!(vocabulary_difference(text), Some(wanted), "{text:?}");
+        };
+        check(&known.replace("L\nA\n", "A\nL\n"), 5, Some("L"), Some("A"));
+        check(&known.replace("<mask>\n", ""), 33, Some("<mask>"), None);
+        check(&format!("{known}<more>\n"), 34, None, Some("<more>"));
+        check("", 1, Some("<cls>"), None);
     }
 }
