@@ -24,7 +24,7 @@ use data::sequence::Reader;
 use data::weights::HubEnv;
 use engine::{Engine, Reading, Rows};
 use exec::Executor;
-use front::{BATCH_LETTERS, Front, Limits, Skipped};
+use front::{BATCH_LETTERS, Front, Limits, Renamed, Skipped};
 use graph::{Bounds, Bytes, Graph, VerifyError};
 use models::Encoder;
 use output::{Kind, Results, Targets};
