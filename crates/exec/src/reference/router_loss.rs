@@ -86,7 +86,7 @@ mod tests {
             let ins = [dloss.clone(), logits.clone(), experts.clone()];
             let grad = run(Op::RouterLossGrad(RouterLossGrad { balance, z }), &ins, &[&[5, 4]]);
             let op = Op::RouterLoss(RouterLoss { balance, z });
-            check_gradient(op, &[logits, experts], 0, &dloss, &grad[0], &[&[1]; 3]);
+            check_gradient(op, &[logits, experts], 0, &dloss, &grad[0], &[&[1][..]; 3]);
         }
     }
 }
