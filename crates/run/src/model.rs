@@ -63,9 +63,8 @@ impl EncoderModel {
     /// Opens a folder, a weight file, or a model of the hub, which is fetched where the cache has not all of it.
     pub fn open(name: &str, env: &HubEnv, observer: &mut dyn Observer) -> Result<Self, RunError> {
         let place = hub::local(name, Need::Model, env, observer)?;
-        let config = place.config();
-        adapter::refuse(config.parent().unwrap_or(Path::new(".")))?;
-        let text = read_config(&config)?;
+        adapter::refuse(place.config().parent().unwrap_or(Path::new(".")))?;
+        let (config, text) = hub::config_text(&place)?;
         let encoder =
             Encoder::from_json(&text).map_err(|source| RunError::Config { path: config.clone(), source })?;
         let Some(weights) = place.weights() else {
