@@ -104,6 +104,7 @@ fn a_checkpoint_in_half_precision_is_the_hubs_model() {
     let wanted = embedded(&folder, "hub");
     assert_eq!(embedded(&folder, &format!("m/{CHECKPOINT}")), wanted);
     assert_eq!(embedded(&folder, "m"), wanted);
+    fs::create_dir(folder.path("c")).expect("a folder");
     let ran = folder.run(&["convert", "m", "-o", "c/model.safetensors", "--json"]);
     let report: Value = serde_json::from_str(&ran.ended(0).stdout()).expect("JSON");
     assert_eq!(report["config"], "c/config.json");
