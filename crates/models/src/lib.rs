@@ -30,6 +30,6 @@ pub use known::{KNOWN, known, moe};
 pub use lora::{Lora, TrainingError};
 pub use mlm::Task;
 pub use mlp_head::{HeadConfig, mlp_head};
-pub use names::{candidates, derived, twins};
+pub use names::{candidates, derived, from_fair_esm, twins};
 pub use training::Training;
 pub use tuning::{Group, Tuning, group, trains};

@@ -79,6 +79,51 @@ fn legacy_norm(tensor: &str) -> Option<String> {
     }
 }
 
+/// (the hub's module, fair-esm's module) of a layer.
+const FAIR_ESM_MODULES: [(&str, &str); 9] = [
+    ("attention.self.query.", "self_attn.q_proj."),
+    ("attention.self.key.", "self_attn.k_proj."),
+    ("attention.self.value.", "self_attn.v_proj."),
+    ("attention.self.rotary_embeddings.", "self_attn.rot_emb."),
+    ("attention.output.dense.", "self_attn.out_proj."),
+    ("attention.LayerNorm.", "self_attn_layer_norm."),
+    ("intermediate.dense.", "fc1."),
+    ("output.dense.", "fc2."),
+    ("LayerNorm.", "final_layer_norm."),
+];
+
+/// fair-esm's prefixes; the longer one first, as it begins with the shorter one.
+const FAIR_ESM_PREFIXES: [&str; 2] = ["encoder.sentence_encoder.", "encoder."];
+
+/// The hub's name of a tensor of a fair-esm ESM-2 checkpoint, of which `tensor` is the name with or without prefix;
+/// `None` for a tensor that ESM-2 does not have.
+pub fn from_fair_esm(tensor: &str) -> Option<String> {
+    let stripped = FAIR_ESM_PREFIXES.iter().find_map(|prefix| tensor.strip_prefix(prefix));
+    let name = stripped.unwrap_or(tensor);
+    match name {
+        "lm_head.weight" => return Some("lm_head.decoder.weight".to_owned()),
+        "lm_head.bias"
+        | "lm_head.dense.weight"
+        | "lm_head.dense.bias"
+        | "lm_head.layer_norm.weight"
+        | "lm_head.layer_norm.bias" => return Some(name.to_owned()),
+        "embed_tokens.weight" => return Some("esm.embeddings.word_embeddings.weight".to_owned()),
+        "emb_layer_norm_after.weight" | "emb_layer_norm_after.bias" => {
+            return Some(format!("esm.encoder.{name}"));
+        }
+        "contact_head.regression.weight" | "contact_head.regression.bias" => {
+            return Some(format!("esm.{name}"));
+        }
+        _ => {}
+    }
+    let (layer, rest) = name.strip_prefix("layers.")?.split_once('.')?;
+    layer.parse::<u32>().ok()?;
+    FAIR_ESM_MODULES.iter().find_map(|(hub, fair)| {
+        let leaf = rest.strip_prefix(fair)?;
+        Some(format!("esm.encoder.layer.{layer}.{hub}{leaf}"))
+    })
+}
+
 /// fair-esm 2.0.0's name, without the prefixes of older files.
 fn fair_esm(tensor: &str) -> Option<String> {
     // fair-esm ties `lm_head.weight` to the embedding and has no module `decoder`.
@@ -92,24 +137,15 @@ fn fair_esm(tensor: &str) -> Option<String> {
         "embeddings.word_embeddings.weight" => Some("embed_tokens.weight"),
         "encoder.emb_layer_norm_after.weight" => Some("emb_layer_norm_after.weight"),
         "encoder.emb_layer_norm_after.bias" => Some("emb_layer_norm_after.bias"),
+        "lm_head.decoder.weight" => Some("lm_head.weight"),
+        head if head.starts_with("lm_head.") => Some(head),
         _ => None,
     };
     if let Some(name) = plain {
         return Some(name.to_owned());
     }
     let (layer, rest) = tensor.strip_prefix("encoder.layer.")?.split_once('.')?;
-    let modules = [
-        ("attention.self.query.", "self_attn.q_proj."),
-        ("attention.self.key.", "self_attn.k_proj."),
-        ("attention.self.value.", "self_attn.v_proj."),
-        ("attention.self.rotary_embeddings.", "self_attn.rot_emb."),
-        ("attention.output.dense.", "self_attn.out_proj."),
-        ("attention.LayerNorm.", "self_attn_layer_norm."),
-        ("intermediate.dense.", "fc1."),
-        ("output.dense.", "fc2."),
-        ("LayerNorm.", "final_layer_norm."),
-    ];
-    modules.iter().find_map(|(hub, fair)| {
+    FAIR_ESM_MODULES.iter().find_map(|(hub, fair)| {
         let leaf = rest.strip_prefix(hub)?;
         Some(format!("layers.{layer}.{fair}{leaf}"))
     })
@@ -155,5 +191,39 @@ mod tests {
         assert_eq!(f.len(), 32);
         assert_eq!(f[0], 1.0);
         assert!(f.iter().all(|&x| f16::from_f32(x).to_f32() == x));
+    }
+
+    #[test]
+    fn fair_esm_names_become_the_hubs_and_are_found_again() {
+        let encoder = known("esm2_t6_8M_UR50D").expect("known");
+        for (fair, hub) in [
+            ("encoder.sentence_encoder.embed_tokens.weight", "esm.embeddings.word_embeddings.weight"),
+            (
+                "encoder.sentence_encoder.layers.3.self_attn.out_proj.bias",
+                "esm.encoder.layer.3.attention.output.dense.bias",
+            ),
+            (
+                "encoder.sentence_encoder.layers.0.self_attn.rot_emb.inv_freq",
+                "esm.encoder.layer.0.attention.self.rotary_embeddings.inv_freq",
+            ),
+            (
+                "encoder.sentence_encoder.layers.5.final_layer_norm.weight",
+                "esm.encoder.layer.5.LayerNorm.weight",
+            ),
+            ("encoder.emb_layer_norm_after.bias", "esm.encoder.emb_layer_norm_after.bias"),
+            ("layers.1.fc2.weight", "esm.encoder.layer.1.output.dense.weight"),
+            ("encoder.lm_head.weight", "lm_head.decoder.weight"),
+            ("encoder.lm_head.dense.weight", "lm_head.dense.weight"),
+            ("encoder.lm_head.layer_norm.bias", "lm_head.layer_norm.bias"),
+        ] {
+            assert_eq!(from_fair_esm(fair).as_deref(), Some(hub), "{fair}");
+            let canonical = hub.strip_prefix("esm.").unwrap_or(hub);
+            assert!(candidates(&encoder, canonical).iter().any(|name| name == fair), "{fair}");
+        }
+        for unknown in
+            ["encoder.sentence_encoder.embed_positions.weight", "layers.x.fc1.weight", "lm_head.more"]
+        {
+            assert_eq!(from_fair_esm(unknown), None, "{unknown}");
+        }
     }
 }

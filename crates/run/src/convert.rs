@@ -1,17 +1,21 @@
 //! `plimsoll convert`: any weights that can be read to one safetensors file. Invariant: the file appears only when
 //! it was read back and every tensor in it has the name, type, shape and bytes that the input has.
 //!
+//! A fair-esm checkpoint gets the hub's names and a config.json beside the output; other names are kept.
+//!
 //! Names that share a storage (tied weights) are written each with their own bytes: no name is lost, and
 //! safetensors has no sharing.
 
-use crate::{Level, Observer, RunError, Transfer};
+use crate::hub::CONFIG;
+use crate::{Level, Observer, RunError, Transfer, fair_esm};
 use data::atomic::AtomicFile;
 use data::printable::{Name, Place};
 use data::weights::{Tensor, Weights, safetensors_header};
 use graph::Bytes;
+use models::from_fair_esm;
 use serde_json::{Value, json};
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -32,6 +36,8 @@ pub struct Options {
 pub struct Report {
     /// The safetensors file.
     pub output: PathBuf,
+    /// The config.json, written for a fair-esm checkpoint.
+    pub config: Option<PathBuf>,
     /// Tensors in it.
     pub tensors: u64,
     /// Numbers in them.
@@ -45,6 +51,7 @@ impl Report {
     pub fn to_json(&self) -> Value {
         json!({
             "output": self.output.display().to_string(),
+            "config": self.config.as_ref().map(|path| path.display().to_string()),
             "tensors": self.tensors,
             "elements": self.elements,
             "bytes": self.bytes,
@@ -59,19 +66,35 @@ const PART: u64 = 1 << 18;
 pub fn convert(options: &Options, observer: &mut dyn Observer) -> Result<Report, RunError> {
     let Options { input, output, force } = options;
     check_output(output, *force)?;
-    let weights = Weights::open(input)?;
+    let checkpoint = fair_esm::in_folder(input)?.unwrap_or_else(|| input.clone());
+    let config = match fair_esm::is_checkpoint(&checkpoint)? {
+        true => Some((output.with_file_name(CONFIG), fair_esm::config(&checkpoint)?)),
+        false => None,
+    };
+    if let Some((path, _)) = config.as_ref().filter(|(path, _)| path.exists() && !force) {
+        let shown = Place(path);
+        return Err(RunError::Refused(format!("{shown} is there already; use --force or another folder")));
+    }
+    let weights = Weights::open(&checkpoint)?;
+    let names = names(&weights, config.is_some())?;
     let tensors = in_file_order(&weights)?;
     let bytes: u64 = tensors.iter().map(|t| t.bytes()).sum();
     observer.say(Level::Info, &format!("{} tensors, {}", tensors.len(), Bytes(bytes)));
 
     let mut file = AtomicFile::create(output)?;
-    write(&weights, &tensors, &mut file, &mut Told { observer, file: output, bytes, done: 0 })?;
+    write(&weights, &tensors, &names, &mut file, &mut Told { observer, file: output, bytes, done: 0 })?;
     let written = Weights::open(file.written()?)?;
     observer.say(Level::Detail, "reading it back");
-    compare(&weights, &written, &mut Told { observer, file: output, bytes, done: 0 })?;
+    compare(&weights, &written, &names, &mut Told { observer, file: output, bytes, done: 0 })?;
     file.commit()?;
+    if let Some((path, text)) = &config {
+        let mut file = AtomicFile::create(path)?;
+        file.write_all(text.as_bytes()).map_err(|e| file.error(e))?;
+        file.commit()?;
+    }
     let elements = tensors.iter().map(|t| t.elements()).sum();
-    Ok(Report { output: output.clone(), tensors: tensors.len() as u64, elements, bytes })
+    let config = config.map(|(path, _)| path);
+    Ok(Report { output: output.clone(), config, tensors: tensors.len() as u64, elements, bytes })
 }
 
 fn check_output(output: &Path, force: bool) -> Result<(), RunError> {
@@ -83,6 +106,28 @@ fn check_output(output: &Path, force: bool) -> Result<(), RunError> {
         true => Err(RunError::Refused(format!("{shown} is there already; use --force or another name"))),
         false => Ok(()),
     }
+}
+
+/// The output's name of each tensor: the hub's names for a fair-esm checkpoint, else the input's.
+fn names(weights: &Weights, is_fair_esm: bool) -> Result<BTreeMap<String, String>, RunError> {
+    let mut names = BTreeMap::new();
+    let mut sources: BTreeMap<String, String> = BTreeMap::new();
+    for tensor in weights.tensors() {
+        let name = tensor.name();
+        let renamed = if is_fair_esm { from_fair_esm(name) } else { Some(name.to_owned()) };
+        let Some(renamed) = renamed else {
+            let (path, name) = (Place(weights.path()), Name(name));
+            return Err(RunError::Refused(format!("{path}: ESM-2 on the hub has no tensor for `{name}`")));
+        };
+        if let Some(other) = sources.insert(renamed.clone(), name.to_owned()) {
+            let (path, name, other) = (Place(weights.path()), Name(name), Name(&other));
+            return Err(RunError::Refused(format!(
+                "{path}: `{other}` and `{name}` are the same tensor of the hub"
+            )));
+        }
+        names.insert(name.to_owned(), renamed);
+    }
+    Ok(names)
 }
 
 /// Wide types first, so that each tensor begins at a multiple of its type, as the safetensors crate writes them.
@@ -101,11 +146,13 @@ fn in_file_order(weights: &Weights) -> Result<Vec<&Tensor>, RunError> {
 fn write(
     weights: &Weights,
     tensors: &[&Tensor],
+    names: &BTreeMap<String, String>,
     file: &mut AtomicFile,
     told: &mut Told<'_>,
 ) -> Result<(), RunError> {
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
-    let header = safetensors_header(tensors.iter().map(|t| (t.name(), t.dtype(), t.shape())), &metadata);
+    let header =
+        safetensors_header(tensors.iter().map(|t| (&*names[t.name()], t.dtype(), t.shape())), &metadata);
     file.write_all(&header).map_err(|e| file.error(e))?;
     let mut buffer = vec![];
     for tensor in tensors {
@@ -119,7 +166,12 @@ fn write(
 }
 
 /// Every tensor of both, by name, type, shape and bytes.
-fn compare(input: &Weights, written: &Weights, told: &mut Told<'_>) -> Result<(), RunError> {
+fn compare(
+    input: &Weights,
+    written: &Weights,
+    names: &BTreeMap<String, String>,
+    told: &mut Told<'_>,
+) -> Result<(), RunError> {
     let differs = |name: &str| {
         let (path, name) = (Place(input.path()), Name(name));
         RunError::Refused(format!(
@@ -127,18 +179,19 @@ fn compare(input: &Weights, written: &Weights, told: &mut Told<'_>) -> Result<()
              is the disk broken?"
         ))
     };
-    if let Some(more) = written.tensors().find(|t| input.get(t.name()).is_none()) {
+    let expected: BTreeSet<&String> = names.values().collect();
+    if let Some(more) = written.tensors().find(|t| !expected.contains(&t.name().to_owned())) {
         return Err(differs(more.name()));
     }
     let (mut a, mut b) = (vec![], vec![]);
     for tensor in input.tensors() {
-        let other = written.expect(tensor.name(), tensor.shape())?;
+        let other = written.expect(&names[tensor.name()], tensor.shape())?;
         if other.dtype() != tensor.dtype() {
             return Err(differs(tensor.name()));
         }
         for part in parts(tensor) {
             input.read_bytes(tensor.name(), part.clone(), &mut a)?;
-            written.read_bytes(tensor.name(), part, &mut b)?;
+            written.read_bytes(other.name(), part, &mut b)?;
             if a != b {
                 return Err(differs(tensor.name()));
             }

@@ -1,7 +1,8 @@
 //! A model by name, brought here if it must be. Invariant: a path, a model that is complete in the cache, and
 //! `HF_HUB_OFFLINE` never touch the network; what is fetched is what the model's family needs, and nothing else.
 
-use crate::{Level, Observer, RunError, Transfer};
+use crate::model::read_config;
+use crate::{Level, Observer, RunError, Transfer, fair_esm};
 use data::printable::Place;
 use data::weights::{
     FOLDER_FILES, HubEnv, HubError, HubErrorKind, ModelPath, Repository, Step, WeightsError, find_in_hub,
@@ -75,6 +76,9 @@ pub(crate) fn local(
     env: &HubEnv,
     observer: &mut dyn Observer,
 ) -> Result<ModelPath, RunError> {
+    if let Some(file) = fair_esm::in_folder(Path::new(model))? {
+        return Ok(ModelPath::WeightFile(file));
+    }
     local_of(model, need, Family::Encoders, env, observer)
 }
 
@@ -100,6 +104,13 @@ fn local_of(
     }
     let found = find_in_hub(model, env);
     let complete = found.as_ref().is_ok_and(|folder| lacks(folder, need).is_empty());
+    if let Some(file) = fair_esm::in_torch_cache(model, env).filter(|_| !complete) {
+        observer.say(Level::Info, &format!("{model} is {}, which torch.hub fetched", Place(&file)));
+        return Ok(ModelPath::WeightFile(file));
+    }
+    if !is_hub_id(model) {
+        return Ok(resolve_model(model, env)?);
+    }
     if env.offline || complete {
         return Ok(ModelPath::Folder(found?));
     }
@@ -108,6 +119,19 @@ fn local_of(
     fetch.observer.say(Level::Info, &format!("{model} is not complete in {}: fetching it", Place(&into)));
     fetch.all(need)?;
     Ok(resolve_model(model, env)?)
+}
+
+/// The text of a model's configuration and the path that stands for it in messages: config.json, or a fair-esm
+/// checkpoint that has none beside it.
+pub(crate) fn config_text(place: &ModelPath) -> Result<(PathBuf, String), RunError> {
+    let path = place.config();
+    if let ModelPath::WeightFile(file) = place {
+        if !path.exists() && fair_esm::is_checkpoint(file)? {
+            return Ok((file.clone(), fair_esm::config(file)?));
+        }
+    }
+    let text = read_config(&path)?;
+    Ok((path, text))
 }
 
 /// The files that a model's folder needs and has not; a model of an unknown family lacks nothing that could be

@@ -35,6 +35,7 @@ mod device;
 pub mod doctor;
 pub mod embed;
 mod error;
+mod fair_esm;
 mod hub;
 mod ladder;
 mod lanes;

@@ -63,9 +63,8 @@ impl EncoderModel {
     /// Opens a folder, a weight file, or a model of the hub, which is fetched where the cache has not all of it.
     pub fn open(name: &str, env: &HubEnv, observer: &mut dyn Observer) -> Result<Self, RunError> {
         let place = hub::local(name, Need::Model, env, observer)?;
-        let config = place.config();
-        adapter::refuse(config.parent().unwrap_or(Path::new(".")))?;
-        let text = read_config(&config)?;
+        adapter::refuse(place.config().parent().unwrap_or(Path::new(".")))?;
+        let (config, text) = hub::config_text(&place)?;
         let encoder =
             Encoder::from_json(&text).map_err(|source| RunError::Config { path: config.clone(), source })?;
         let Some(weights) = place.weights() else {
@@ -89,7 +88,9 @@ impl EncoderModel {
             }
         };
         let model = Self::new(name, encoder, weights, tokenizer, described_by)?;
-        Ok(Self { folder: Some(folder.to_owned()), ..model })
+        // A fair-esm checkpoint is its own configuration: nothing beside it belongs to the model.
+        let folder = config.ends_with(CONFIG).then(|| folder.to_owned());
+        Ok(Self { folder, ..model })
     }
 
     /// The nucleotide encoder that is compiled in.
@@ -288,7 +289,12 @@ impl HeadModel {
 
     /// The chunk length that the head's file name speaks of: `300_model.pth`.
     pub fn named_length(&self) -> Option<usize> {
-        let file = Path::new(&self.name).file_name()?.to_str()?;
+        Self::length_in_name(Path::new(&self.name))
+    }
+
+    /// The window length that the name of a head's file states: 300 of `300_model.pth`.
+    pub fn length_in_name(path: &Path) -> Option<usize> {
+        let file = path.file_name()?.to_str()?;
         let digits = file.find(|c: char| !c.is_ascii_digit())?;
         file[digits..].starts_with("_model").then(|| file[..digits].parse().ok())?
     }

@@ -2,7 +2,6 @@
 
 use crate::hub::{self, Need};
 use crate::lanes::{HOST, planned};
-use crate::model::read_config;
 use crate::session::{LETTERS_OF_LANE, bounds, on_cpu, threads};
 use crate::{RunError, Settings, Silent, machine};
 use data::bounded;
@@ -106,8 +105,8 @@ pub fn encoder(model: &str) -> Result<Encoder, RunError> {
     if let Some(encoder) = known(model).filter(|_| !Path::new(model).exists()) {
         return Ok(encoder);
     }
-    let path = hub::local(model, Need::Config, &HubEnv::from_process(), &mut Silent)?.config();
-    let text = read_config(&path)?;
+    let place = hub::local(model, Need::Config, &HubEnv::from_process(), &mut Silent)?;
+    let (path, text) = hub::config_text(&place)?;
     Encoder::from_json(&text).map_err(|source| RunError::Config { path, source })
 }
 

@@ -11,7 +11,8 @@ use std::process::ExitCode;
 /// Write weights as one safetensors file: from torch's .bin, .pt or .pth, shards, or a model's folder
 ///
 /// Nothing in the input is executed. Names, types, shapes and values are kept; the file is read back and compared
-/// before it appears.
+/// before it appears. A fair-esm checkpoint (esm2_t*_UR50D.pt) gets the hub's names, and a config.json beside the
+/// result.
 #[derive(Debug, Args)]
 pub struct Convert {
     /// The weights: a file, an index of shards, or a model's folder

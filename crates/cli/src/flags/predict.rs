@@ -8,7 +8,7 @@ use crate::terminal::Terminal;
 use clap::{Args, ValueEnum};
 use run::predict::output::EmbeddingFormat;
 use run::predict::{Models, Options, Report, Shard, files, predict, predict_each, stem};
-use run::{Level, Observer, RunError, Settings, machine};
+use run::{HeadModel, Level, Observer, RunError, Settings, machine};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -33,9 +33,10 @@ pub struct Predict {
     #[arg(long)]
     force: bool,
 
-    /// Bases of a window; the head must have been trained for it
-    #[arg(long, alias = "expected-length", default_value_t = 500, value_name = "BASES", value_parser = length)]
-    length: u64,
+    /// Bases of a window; the head must have been trained for it [default: the length in the head's name, such
+    /// as 300_model.pth, or else 500]
+    #[arg(long, alias = "expected-length", value_name = "BASES", value_parser = length)]
+    length: Option<u64>,
 
     /// Take letters as VirNucPro does: codons with U are dropped [default: U is read as T]
     #[arg(long)]
@@ -106,7 +107,8 @@ pub struct Predict {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Models (without any: small built-in ones, which are untrained)")]
 struct ModelFlags {
-    /// Folder with all models: dnabert_s/, esm2/, and head.pth or head.safetensors
+    /// Folder with all models: dnabert_s/, esm2/, and a head: head.safetensors, head.pth, 500_model.pth or
+    /// 300_model.pth
     #[arg(long, value_name = "DIR")]
     weights: Option<PathBuf>,
 
@@ -118,7 +120,7 @@ struct ModelFlags {
     #[arg(long, value_name = "PATH|HUB_ID")]
     protein_model: Option<String>,
 
-    /// VirNucPro's classifier, such as 500_model.pth
+    /// VirNucPro's classifier, such as 500_model.pth; given alone, it takes VirNucPro's encoders from the hub
     #[arg(long, value_name = "PATH")]
     head: Option<PathBuf>,
 }
@@ -209,6 +211,9 @@ impl Predict {
         let settings = Settings { stream: self.streaming.stream(), ..self.machine.settings(self.prefetch)? };
         let most = WORKERS * settings.device.count();
         let workers = self.dataloader_workers.map_or_else(|| machine::cores().min(most), |n| n as usize);
+        let models = self.models.models(self.length)?;
+        let named = || models.head.as_deref().and_then(HeadModel::length_in_name);
+        let length = self.length.map(|n| n as usize).or_else(named).unwrap_or(LENGTH);
         Ok(Options {
             inputs: files(&self.inputs)?,
             output_dir: self.output_dir.clone().unwrap_or_else(|| match self.per_input {
@@ -216,8 +221,8 @@ impl Predict {
                 false => default_folder(&self.inputs),
             }),
             force: self.force,
-            models: self.models.models()?,
-            length: self.length as usize,
+            models,
+            length,
             original_alphabet: self.original_alphabet,
             threshold: self.threshold,
             keep_intermediate: self.keep_intermediate,
@@ -241,43 +246,94 @@ impl Predict {
 
 impl ModelFlags {
     /// As `run` takes them: each flag by itself wins over the bundle.
-    fn models(&self) -> Result<Models, RunError> {
+    fn models(&self, length: Option<u64>) -> Result<Models, RunError> {
         let Self { weights, dna_model, protein_model, head } = self;
         let Some(bundle) = weights else {
-            let given = [
-                ("--dna-model", dna_model.is_some()),
-                ("--protein-model", protein_model.is_some()),
-                ("--head", head.is_some()),
-            ];
-            let missing: Vec<&str> = given.iter().filter(|(_, there)| !there).map(|(flag, _)| *flag).collect();
-            if !missing.is_empty() && missing.len() < given.len() {
-                return Err(RunError::Refused(format!(
-                    "the three models belong together: give {} too, or --weights with a folder of all",
-                    missing.join(" and ")
-                )));
+            let Some(head) = head else {
+                if dna_model.is_some() || protein_model.is_some() {
+                    let text = "encoders need the head that was trained with them: give --head too, such as \
+                                500_model.pth, or --weights with a folder of all";
+                    return Err(RunError::Refused(text.to_owned()));
+                }
+                return Ok(Models { dna: None, protein: None, head: None });
+            };
+            // Before gigabytes of encoders are fetched for it.
+            if !head.exists() {
+                return Err(RunError::Refused(format!("--head {}: there is no such file", run::Place(head))));
             }
-            return Ok(Models { dna: dna_model.clone(), protein: protein_model.clone(), head: head.clone() });
+            let or_hub =
+                |model: &Option<String>, id: &str| Some(model.clone().unwrap_or_else(|| id.to_owned()));
+            let (dna, protein) = (or_hub(dna_model, DNA_ID), or_hub(protein_model, PROTEIN_ID));
+            return Ok(Models { dna, protein, head: Some(head.clone()) });
         };
         Ok(Models {
-            dna: Some(dna_model.clone().map_or_else(|| part(bundle, &["dnabert_s"]), Ok)?),
-            protein: Some(protein_model.clone().map_or_else(|| part(bundle, &["esm2"]), Ok)?),
-            head: Some(head.clone().map_or_else(|| part(bundle, HEADS).map(PathBuf::from), Ok)?),
+            dna: Some(dna_model.clone().map_or_else(|| part(bundle, "dnabert_s"), Ok)?),
+            protein: Some(protein_model.clone().map_or_else(|| part(bundle, "esm2"), Ok)?),
+            head: Some(head.clone().map_or_else(|| bundled_head(bundle, length), Ok)?),
         })
     }
 }
 
-/// The head of a bundle: safetensors before a pickle.
-const HEADS: &[&str] = &["head.safetensors", "head.pth"];
+/// Bases of a window where neither `--length` nor the head's name states them.
+const LENGTH: usize = 500;
 
-/// The first of `names` that the bundle has. What is missing is said here: a path that does not exist would
-/// be taken for a hub id.
-fn part(bundle: &Path, names: &[&str]) -> Result<String, RunError> {
-    let there = names.iter().map(|name| bundle.join(name)).find(|path| path.exists());
-    there.map(|path| path.display().to_string()).ok_or_else(|| {
-        let (folder, wanted) = (bundle.display(), names.join(" or "));
-        let text = "a folder of weights holds dnabert_s/, esm2/ and head.safetensors or head.pth";
-        RunError::Refused(format!("--weights {folder}: there is no {wanted} in it; {text}"))
-    })
+/// VirNucPro's encoders on the hub, for a head that is given alone.
+const DNA_ID: &str = "zhihan1996/DNABERT-S";
+const PROTEIN_ID: &str = "facebook/esm2_t36_3B_UR50D";
+
+/// The head of a bundle without a length in its name: safetensors before a pickle.
+const HEADS: [&str; 2] = ["head.safetensors", "head.pth"];
+
+/// An encoder's folder in the bundle. A missing one is an error here: a path that does not exist would be taken for a
+/// hub id.
+fn part(bundle: &Path, name: &str) -> Result<String, RunError> {
+    let path = bundle.join(name);
+    if path.exists() { Ok(path.display().to_string()) } else { Err(incomplete(bundle, name)) }
+}
+
+/// The head of a bundle: [`HEADS`], or one that is named by its length as VirNucPro's are (`500_model.pth`), of which
+/// `length` chooses.
+fn bundled_head(bundle: &Path, length: Option<u64>) -> Result<PathBuf, RunError> {
+    if let Some(head) = HEADS.iter().map(|name| bundle.join(name)).find(|path| path.exists()) {
+        return Ok(head);
+    }
+    let entries = std::fs::read_dir(bundle).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut heads: Vec<(usize, PathBuf)> =
+        entries.filter_map(|path| Some((HeadModel::length_in_name(&path)?, path))).collect();
+    heads.sort();
+    let names = |heads: &[(usize, PathBuf)]| {
+        let names = heads.iter().filter_map(|(_, path)| path.file_name()).map(|name| name.to_string_lossy());
+        names.collect::<Vec<_>>().join(" and ")
+    };
+    let all = names(&heads);
+    if let Some(length) = length {
+        heads.retain(|(named, _)| *named as u64 == length);
+    }
+    match &heads[..] {
+        [(_, head)] => Ok(head.clone()),
+        [] if all.is_empty() => {
+            Err(incomplete(bundle, "head.safetensors, head.pth, 500_model.pth or 300_model.pth"))
+        }
+        [] => Err(RunError::Refused(format!(
+            "--weights {}: it holds {all}, and none for --length {}; leave --length out, or name a head with --head",
+            run::Place(bundle),
+            length.unwrap_or_default()
+        ))),
+        _ => Err(RunError::Refused(format!(
+            "--weights {}: it holds {}; choose with --length or --head",
+            run::Place(bundle),
+            names(&heads)
+        ))),
+    }
+}
+
+fn incomplete(bundle: &Path, missing: &str) -> RunError {
+    RunError::Refused(format!(
+        "--weights {}: there is no {missing} in it; a folder of weights holds dnabert_s/ ({DNA_ID} on the hub), esm2/ \
+         ({PROTEIN_ID}) and a head (head.safetensors, head.pth, 500_model.pth or 300_model.pth); --head 500_model.pth \
+         without --weights takes both encoders from the hub",
+        run::Place(bundle)
+    ))
 }
 
 /// `<stem>_plimsoll` of the first input.

@@ -46,7 +46,7 @@ fn predict(input: &str) -> Vec<String> {
 }
 
 fn embed(input: &str) -> Vec<String> {
-    ["embed", "--model", &golden("esm2"), input, "-o", "out/e.npy", "-q"].map(str::to_owned).to_vec()
+    ["embed", "--model", &golden("dnabert_s"), input, "-o", "out/e.npy", "-q"].map(str::to_owned).to_vec()
 }
 
 /// An empty folder `out`.
@@ -101,7 +101,7 @@ fn text_that_breaks_off_in_the_middle() {
 fn inputs_that_are_no_files() {
     let folder = Folder::new("fault_folder");
     fs::create_dir(folder.path("reads.fa")).expect("a folder");
-    check_input(&folder, "reads.fa", "a folder, not a file");
+    check_input(&folder, "reads.fa", "a folder without a sequence file");
     check_input(&folder, "nowhere.fa", "there is no such file");
     folder.write("closed.fa", reads());
     let mut closed = fs::metadata(folder.path("closed.fa")).expect("there").permissions();

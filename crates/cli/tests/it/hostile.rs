@@ -69,7 +69,10 @@ fn ids_stay_in_their_fields() {
     folder.run(&[&words[..], &more].concat()).ended(0).is_plain(FORGED);
     assert_eq!(entries(&folder, ""), ["in"].map(str::to_owned).into());
     assert_eq!(entries(&folder, "in"), ["log", "out", "reads.fa"].map(str::to_owned).into());
-    let shown: Vec<String> = ids().iter().map(|id| shown(id)).chain([shown("odd\x1b[31m")]).collect();
+    // The repeated id is computed under a name of its own.
+    let repeated = format!("{}#1.23", ids()[3]);
+    let shown: Vec<String> =
+        ids().iter().map(|id| shown(id)).chain([shown(&repeated), shown("odd\x1b[31m")]).collect();
     // Rows without the header, and the tabs of each.
     for (file, header, rows, tabs) in [
         ("predictions.tsv", 1, shown.len(), 6),
@@ -112,7 +115,8 @@ fn ids_are_kept_in_embeddings() {
     let folder = Folder::new("hostile_embed");
     folder.write("p.faa", fasta("MKVLAAGIVG"));
     let esm = golden("esm2");
-    let wanted: Vec<String> = ids().into_iter().chain(["odd\x1b[31m".to_owned()]).collect();
+    let wanted: Vec<String> =
+        ids().into_iter().chain([format!("{}#1.23", ids()[3]), "odd\x1b[31m".to_owned()]).collect();
     for (name, pool) in [("e.npy", "mean"), ("e.safetensors", "mean"), ("t.safetensors", "tokens")] {
         let words = ["embed", "--model", &esm, "p.faa", "-o", name, "--pool", pool, "-v"];
         folder.run(&words).ended(0).is_plain(FORGED);

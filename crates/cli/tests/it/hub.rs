@@ -74,7 +74,7 @@ fn a_language_model_of_the_hub_is_trained() {
     for name in ["config.json", "model.safetensors"] {
         folder.write(&format!("models/llama/{name}"), fs::read(fixture.join(name)).expect("fixture"));
     }
-    let ids: Vec<u8> = (0..4000u16).flat_map(|i| (i * i % 39).to_le_bytes()).collect();
+    let ids: Vec<u8> = (0..4000u16).flat_map(|i| (i % 199 * (i % 199) % 39).to_le_bytes()).collect();
     folder.write("ids.bin", ids);
     let run = "model: {from: org/llama}\ndata: {train: [ids.bin], longest: 16, workers: 1}\n\
                batch: {tokens: 64, micro_tokens: 64}\nrun: {steps: 2, threads: 1, output: out}\n";

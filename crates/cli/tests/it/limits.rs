@@ -15,10 +15,23 @@ const NOBODY: u32 = 65534;
 fn commands() -> Vec<Vec<String>> {
     let [reads, corpus, mini, esm] =
         [example("reads.fa"), example("corpus.txt"), example("moe-mini.yaml"), golden("esm2")];
+    let proteins = golden("esm2/proteins.faa");
     let data = format!("data.train=[\"{corpus}\"]");
     let words = [
         vec!["predict", &reads, "-o", "predicted", "--force", "-q", "--threads", "4"],
-        vec!["embed", "--model", &esm, &reads, "-o", "e.npy", "--truncate", "--force", "-q", "--threads", "4"],
+        vec![
+            "embed",
+            "--model",
+            &esm,
+            &proteins,
+            "-o",
+            "e.npy",
+            "--truncate",
+            "--force",
+            "-q",
+            "--threads",
+            "4",
+        ],
         vec![
             "train",
             &mini,

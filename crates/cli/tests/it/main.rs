@@ -7,6 +7,7 @@ mod documents;
 mod embedding_formats;
 mod embedding_layers;
 mod embeddings;
+mod fair_esm;
 mod faults;
 mod harness;
 mod hostile;

@@ -157,7 +157,7 @@ fn flags_of_a_gpu_on_the_cpu() {
 
 #[test]
 fn a_part_of_the_models() {
-    check("half_a_bundle", |_| {}, &["predict", "reads.fa", "--head", "head.pth"], 1);
+    check("half_a_bundle", |_| {}, &["predict", "reads.fa", "--dna-model", "dnabert_s"], 1);
     check(
         "part_of_a_bundle",
         |f| f.write("w/esm2/config.json", "{}"),

@@ -14,9 +14,10 @@ fn every_known_model_has_a_plan_on_every_target() {
     let folder = Folder::new("plans");
     for (model, _) in models::KNOWN {
         for (target, threads) in [("cpu", Some("2")), ("cpu", Some("8")), ("h200", None), ("4090", None)] {
-            let words = ["--model", model, "--target", target, "--tokens", "1024", "--budget", "1TB"];
-            let threads = threads.map(|n| ["--threads", n]);
-            let plan = plan(&folder, &[&words[..], threads.as_ref().map_or(&[], |words| words)].concat());
+            let words = ["--model", model, "--target", target, "--tokens", "1024"];
+            // A card has the memory that it has; what does not fit there is streamed.
+            let more = threads.map(|n| ["--threads", n, "--budget", "1TB"]);
+            let plan = plan(&folder, &[&words[..], more.as_ref().map_or(&[], |words| words)].concat());
             let keys: Vec<&String> = plan.as_object().expect("an object").keys().collect();
             let wanted = [
                 "bounds",
@@ -166,10 +167,10 @@ fn training_as_text() {
     let folder = Folder::new("plan_train");
     folder.write("run.yaml", TRAINED);
     let words = ["plan", "--train", "run.yaml", "--target", "cpu"];
-    folder.run(&[&words[..], &["--budget", "598MB"]].concat()).ended(0).matches("plan_train");
+    folder.run(&[&words[..], &["--budget", "45MB"]].concat()).ended(0).matches("plan_train");
     let set =
         ["--set", "optimizer.kind=adamw", "--set", "batch.micro_tokens=2048", "--set", "memory.remat=none"];
-    let refused = [&words[..], &["--budget", "594MB"], &set].concat();
+    let refused = [&words[..], &["--budget", "70MB"], &set].concat();
     folder.run(&refused).ended(4).matches("plan_train_refused");
 }
 
@@ -222,7 +223,7 @@ fn remedies_of_training_are_true() {
     };
     // Nothing is left to choose, so with more budget it is the plan that was refused.
     let refused = rate(&[], "1GB");
-    for (budget, least) in [("626MB", 5), ("622MB", 3), ("594MB", 1)] {
+    for (budget, least) in [("74MB", 5), ("71MB", 3), ("50MB", 1)] {
         let flags = set(&asked);
         let words = ["plan", "--train", "run.yaml", "--target", "cpu", "--budget", budget];
         let words: Vec<&str> = words.into_iter().chain(flags.iter().map(String::as_str)).collect();
@@ -243,11 +244,11 @@ fn remedies_of_training_are_true() {
 #[test]
 fn training_as_json() {
     let folder = Folder::new("plan_train_json");
-    let plan = trained(&folder, &["--budget", "598MB"]);
+    let plan = trained(&folder, &["--budget", "45MB"]);
     let ledger = plan["ledger"].as_object().expect("an object");
     let sum: u64 = ledger.values().filter_map(Value::as_u64).sum();
     assert_eq!(Some(sum), plan["peak_bytes"].as_u64());
-    assert!(sum <= 598_000_000, "{sum}");
+    assert!(sum <= 45_000_000, "{sum}");
     assert!(plan["rejected"].as_array().is_some_and(|r| !r.is_empty()));
     let chosen = &plan["chosen"];
     let tokens = chosen["micro_tokens"].as_u64().zip(chosen["accumulation"].as_u64());
@@ -257,8 +258,11 @@ fn training_as_json() {
 #[test]
 fn more_budget_never_trains_slower() {
     let folder = Folder::new("plan_train_budgets");
-    let rate = |budget: &&str| trained(&folder, &["--budget", budget])["tokens_per_second"].as_f64();
-    let rates: Vec<_> = ["592MB", "594MB", "595MB", "599MB", "607MB", "1GB"].iter().map(rate).collect();
+    // Of one optimizer: `auto` prefers AdamW to a faster optimizer that keeps less.
+    let adamw = ["--set", "optimizer.kind=adamw", "--budget"];
+    let rate =
+        |budget: &&str| trained(&folder, &[&adamw[..], &[budget]].concat())["tokens_per_second"].as_f64();
+    let rates: Vec<_> = ["40MB", "42MB", "45MB", "50MB", "60MB", "1GB"].iter().map(rate).collect();
     assert!(rates.is_sorted() && rates[0] < rates[5], "{rates:?}");
 }
 
@@ -269,9 +273,9 @@ fn the_largest_that_trains() {
         [("tokens", "batch.micro_tokens"), ("layers", "model.layers"), ("hidden", "model.hidden")]
     {
         // What is recomputed is given, so that a plan is made once for each candidate.
-        let budget = ["--budget", "594MB", "--set", "memory.remat=none"];
+        let budget = ["--budget", "45MB", "--set", "memory.remat=none"];
         let plan = trained(&folder, &[&budget[..], &["--largest", size]].concat());
-        assert!(plan["peak_bytes"].as_u64().is_some_and(|peak| peak <= 594_000_000), "{size}");
+        assert!(plan["peak_bytes"].as_u64().is_some_and(|peak| peak <= 45_000_000), "{size}");
         let (value, next) = (&plan["largest"]["value"], plan["largest"]["refused"].as_u64().expect("a number"));
         match size {
             "tokens" => assert_eq!(&plan["chosen"]["micro_tokens"], value),

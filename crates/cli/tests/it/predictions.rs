@@ -154,16 +154,46 @@ fn sequences_that_fail_are_exit_code_2() {
 }
 
 #[test]
-fn a_head_for_other_windows_is_warned_of() {
+fn the_head_names_the_length_of_windows() {
     let folder = Folder::new("length");
     fs::copy(golden("head.pth"), folder.path("300_model.pth")).expect("copied");
-    let check = |length: &str, warns: bool| {
+    let run = |more: &[&str]| {
         let words = ["predict", &golden(READS), "--weights", &golden(""), "--head", "300_model.pth", "-q"];
-        let ran = folder.run(&[&words[..], &["--length", length, "-o", length]].concat());
-        assert_eq!(ran.ended(0).stderr().contains("a head for chunks of 300"), warns, "{}", ran.stderr());
+        folder.run(&[&words[..], more].concat())
     };
-    check("500", true);
-    check("300", false);
+    let ran = run(&["--length", "500", "-o", "refused"]);
+    let wanted = "300_model.pth is a head for windows of 300 bases, --length is 500; leave --length out";
+    assert!(ran.ended(1).stderr().contains(wanted), "{}", ran.stderr());
+    run(&["--length", "300", "-o", "given"]).ended(0);
+    run(&["-o", "named"]).ended(0);
+    assert_eq!(folder.read("named/windows.tsv"), folder.read("given/windows.tsv"));
+}
+
+#[test]
+fn virnucpros_heads_are_found_in_a_folder_of_weights() {
+    let folder = Folder::new("virnucpro_heads");
+    let words = ["predict", &golden(READS), "--weights", "w", "--dna-model", &golden("dnabert_s"), "-q"];
+    let esm2 = golden("esm2");
+    let run = |more: &[&str]| folder.run(&[&words[..], &["--protein-model", &esm2], more].concat());
+    folder.write("w/300_model.pth", fs::read(golden("head.pth")).expect("golden"));
+    run(&["-o", "one"]).ended(0);
+    folder.write("w/500_model.pth", fs::read(golden("head.pth")).expect("golden"));
+    let ran = run(&["-o", "two"]);
+    assert!(ran.ended(1).stderr().contains("300_model.pth and 500_model.pth"), "{}", ran.stderr());
+    run(&["-o", "three", "--length", "300"]).ended(0);
+    assert_eq!(folder.read("one/windows.tsv"), folder.read("three/windows.tsv"));
+}
+
+#[test]
+fn a_head_alone_takes_the_encoders_of_the_hub() {
+    let folder = Folder::new("head_alone");
+    fs::copy(golden("head.pth"), folder.path("500_model.pth")).expect("copied");
+    // The cache is empty, and the network is off.
+    let ran = folder.run(&["predict", &golden(READS), "--head", "500_model.pth"]);
+    assert!(ran.ended(1).stderr().contains("zhihan1996/DNABERT-S"), "{}", ran.stderr());
+    let dna = golden("dnabert_s");
+    let ran = folder.run(&["predict", &golden(READS), "--head", "500_model.pth", "--dna-model", &dna]);
+    assert!(ran.ended(1).stderr().contains("facebook/esm2_t36_3B_UR50D"), "{}", ran.stderr());
 }
 
 /// The fields of predictions.tsv, without its header.
@@ -204,7 +234,7 @@ fn proteins_are_refused_by_the_name_of_the_first() {
     let protein = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQAPILSRVGDGTQDNLSGAEKAVQVKVKALPDAQFEVV";
     folder.write("first.faa", format!(">prot_1 x\n{protein}\n"));
     folder.write("later.fa", format!(">fine\n{}\n>prot_2\n{protein}\n", "ACGT".repeat(50)));
-    for (file, name, line) in [("first.faa", "prot_1", ":1"), ("later.fa", "prot_2", ":3")] {
+    for (file, name, line) in [("first.faa", "prot_1", "line 1"), ("later.fa", "prot_2", "line 3")] {
         let ran = folder.run(&["predict", file, "-o", "out", "-q"]);
         let text = ran.ended(1).stderr();
         for part in [file, name, line, "no nucleotide sequence", "plimsoll embed"] {

@@ -34,6 +34,8 @@ pub struct HubEnv {
     pub hf_home: Option<PathBuf>,
     /// `XDG_CACHE_HOME`: the cache is `huggingface/hub` in it.
     pub xdg_cache_home: Option<PathBuf>,
+    /// `TORCH_HOME`: torch.hub's checkpoints are in its folder `hub/checkpoints`.
+    pub torch_home: Option<PathBuf>,
     /// `HOME`: the cache is `.cache/huggingface/hub` in it.
     pub home: Option<PathBuf>,
     /// `HF_HUB_OFFLINE`: nothing is fetched.
@@ -117,6 +119,7 @@ impl HubEnv {
             hub_cache: path("HF_HUB_CACHE"),
             hf_home: path("HF_HOME"),
             xdg_cache_home: path("XDG_CACHE_HOME"),
+            torch_home: path("TORCH_HOME"),
             offline: text("HF_HUB_OFFLINE").is_some_and(is_true),
             endpoint: text("HF_ENDPOINT"),
             token: text("HF_TOKEN").map(Token),
@@ -133,6 +136,14 @@ impl HubEnv {
     /// The cache folder, whether or not it exists; `None` when no variable is set.
     pub fn cache_dir(&self) -> Option<PathBuf> {
         self.hub_cache.clone().or_else(|| Some(self.hf_folder()?.join("hub")))
+    }
+
+    /// The folder in which torch.hub keeps downloaded checkpoints, whether or not it exists; `None` when no variable
+    /// is set. Source: torch/hub.py, `_get_torch_home` and `load_state_dict_from_url`.
+    pub fn torch_checkpoints(&self) -> Option<PathBuf> {
+        let from_home = || Some(self.home.as_ref()?.join(".cache/torch"));
+        let from_xdg = || Some(self.xdg_cache_home.as_ref()?.join("torch"));
+        Some(self.torch_home.clone().or_else(from_xdg).or_else(from_home)?.join("hub/checkpoints"))
     }
 
     /// The folder of all that huggingface_hub keeps.
@@ -271,6 +282,19 @@ mod tests {
         check("a/b--c", false);
         check("a b/c", false);
         check("a/", false);
+    }
+
+    #[test]
+    fn torch_hub_has_a_folder_of_its_own() {
+        let check = |pairs: &[(&str, &str)], expected: Option<&str>| {
+            let lookup = |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into());
+            let found = HubEnv::from_lookup(lookup).torch_checkpoints();
+            assert_eq!(found, expected.map(PathBuf::from), "{pairs:?}");
+        };
+        check(&[], None);
+        check(&[("HOME", "/h")], Some("/h/.cache/torch/hub/checkpoints"));
+        check(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")], Some("/x/torch/hub/checkpoints"));
+        check(&[("HOME", "/h"), ("TORCH_HOME", "~/t"), ("XDG_CACHE_HOME", "/x")], Some("/h/t/hub/checkpoints"));
     }
 
     #[test]

@@ -120,6 +120,14 @@ impl<'a> Value<'a> {
         self.object.file.pickle.get(self.id, key).map(|id| self.at(id))
     }
 
+    /// An attribute of an instance, from the state that the pickle holds for it.
+    pub fn attribute(self, name: &str) -> Option<Value<'a>> {
+        match self.node() {
+            Node::Object { state: Some(state), .. } => self.at(*state).get(name),
+            _ => None,
+        }
+    }
+
     /// The items of a list, tuple or set; none of anything else.
     pub fn items(self) -> impl ExactSizeIterator<Item = Value<'a>> {
         let items = match self.node() {

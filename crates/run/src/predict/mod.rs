@@ -242,9 +242,11 @@ fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, RunErr
         observer.say(Level::Warning, text);
     }
     if let Some(length) = head.named_length().filter(|&l| l != options.length) {
-        let text =
-            format!("{} is a head for chunks of {length} bases, --length is {}", head.name, options.length);
-        observer.say(Level::Warning, &text);
+        return Err(RunError::Refused(format!(
+            "{} is a head for windows of {length} bases, --length is {}; leave --length out, or give the head for {} \
+             bases",
+            head.name, options.length, options.length
+        )));
     }
     let digests = record::digests(&dna, &protein, &head)?;
     Ok(Opened { dna, protein, head, digests })
