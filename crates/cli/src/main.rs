@@ -53,6 +53,7 @@ static HEAP: run::Heap = run::Heap;
 
 fn main() -> ExitCode {
     run::limit_slack();
+    run::bill_whole_process();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

@@ -3,13 +3,13 @@
 
 use crate::DeviceError;
 use graph::Bytes;
-use std::alloc::{GlobalAlloc, Layout, System};
+use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A huge page: the arena starts on one, so that the kernel can back all of it with huge ones, which saves
 /// most of the address translation of streamed weights.
-const HUGE_PAGE: usize = 2 << 20;
+pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
 /// Bytes of host memory, on huge pages where the kernel gives them.
 #[derive(Debug)]
@@ -35,9 +35,9 @@ impl Block {
         let fail = || DeviceError::OutOfMemory { bytes };
         let size = usize::try_from(bytes.0).map_err(|_| fail())?.max(1);
         let layout = Layout::from_size_align(size, HUGE_PAGE).map_err(|_| fail())?;
-        // Not by the process's allocator, which would end the process where this is an error.
+        // At this alignment the process's allocator leaves a refusal to its caller (`heap.rs`).
         // SAFETY: the layout's size is not zero.
-        let start = NonNull::new(unsafe { System.alloc(layout) }).ok_or_else(fail)?;
+        let start = NonNull::new(unsafe { alloc(layout) }).ok_or_else(fail)?;
         // Only a wish: where it is not granted, pages are small and nothing else changes.
         #[cfg(target_os = "linux")]
         // SAFETY: the range is the allocation; the call changes no content.
@@ -171,7 +171,7 @@ impl Arena {
 impl Drop for Block {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this layout.
-        unsafe { System.dealloc(self.start.as_ptr(), self.layout) }
+        unsafe { dealloc(self.start.as_ptr(), self.layout) }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The process's allocator: the system's, which ends the process with exit code 4 and a message where the system refuses
 //! memory. Invariant: the message is made and written without an allocation.
 
+use crate::arena::HUGE_PAGE;
 use std::alloc::{GlobalAlloc, Layout, System};
 
 /// Exit code of a run that does not fit in memory.
@@ -19,7 +20,7 @@ const MAPPED: i32 = 256 << 10;
 
 /// The allocator of the `plimsoll` binary. Without it Rust aborts (SIGABRT) where the system refuses memory.
 ///
-/// What may fail with an error instead, such as [the arena](crate::cpu::CpuDevice), allocates by [`System`].
+/// Arenas alone are aligned to a huge page, and their owner turns a refusal into an error: for them null is returned.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Heap;
 
@@ -27,17 +28,17 @@ pub struct Heap;
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's contract is the system allocator's.
-        got(unsafe { System.alloc(layout) }, layout.size())
+        got(unsafe { System.alloc(layout) }, layout.size(), layout.align())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: as in `alloc`.
-        got(unsafe { System.alloc_zeroed(layout) }, layout.size())
+        got(unsafe { System.alloc_zeroed(layout) }, layout.size(), layout.align())
     }
 
     unsafe fn realloc(&self, old: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: as in `alloc`.
-        got(unsafe { System.realloc(old, layout, size) }, size)
+        got(unsafe { System.realloc(old, layout, size) }, size, layout.align())
     }
 
     unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
@@ -58,8 +59,8 @@ pub fn limit_slack() {
 }
 
 #[inline]
-fn got(pointer: *mut u8, bytes: usize) -> *mut u8 {
-    if pointer.is_null() {
+fn got(pointer: *mut u8, bytes: usize, align: usize) -> *mut u8 {
+    if pointer.is_null() && align < HUGE_PAGE {
         refused(bytes);
     }
     pointer

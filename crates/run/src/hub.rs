@@ -125,10 +125,11 @@ fn local_of(
 /// checkpoint that has none beside it.
 pub(crate) fn config_text(place: &ModelPath) -> Result<(PathBuf, String), RunError> {
     let path = place.config();
-    if let ModelPath::WeightFile(file) = place {
-        if !path.exists() && fair_esm::is_checkpoint(file)? {
-            return Ok((file.clone(), fair_esm::config(file)?));
-        }
+    if let ModelPath::WeightFile(file) = place
+        && !path.exists()
+        && fair_esm::is_checkpoint(file)?
+    {
+        return Ok((file.clone(), fair_esm::config(file)?));
     }
     let text = read_config(&path)?;
     Ok((path, text))

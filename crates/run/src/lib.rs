@@ -62,4 +62,5 @@ pub use lanes::Usage;
 pub use model::{EncoderModel, HeadModel, Tokenizer};
 pub use observer::{Level, Observer, Progress, Silent, Trained, Transfer};
 pub use plan::{Precision, Stream, Target};
+pub use process::bill_whole_process;
 pub use session::Settings;

@@ -7,6 +7,7 @@ use exec::memory::kib;
 use graph::Bytes;
 use plan::{Bill, Ledger, PIECE, PlanError, Program, Staging};
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What the heap's line is rounded up to, so that two runs of one command have the same line.
 const HEAP_STEP: u64 = 4 << 20;
@@ -30,6 +31,15 @@ pub(crate) struct Process {
     pub(crate) lines: Vec<Staging>,
 }
 
+/// Whether this process runs one command and nothing else.
+static IS_A_COMMAND: AtomicBool = AtomicBool::new(false);
+
+/// Says that this process runs one command and nothing else, so that its code, heap and stacks count against a memory budget.
+/// The command line calls it at its start; a program that uses this library holds memory that is not a run's to bill.
+pub fn bill_whole_process() {
+    IS_A_COMMAND.store(true, Ordering::Relaxed);
+}
+
 impl Process {
     /// The lines of a process to which a command adds its own; `None` where the host's memory has no line.
     pub(crate) fn of(settings: &Settings) -> Option<Self> {
@@ -41,7 +51,7 @@ impl Process {
     /// the most that its heap and stacks have held so far. `None` where the line is not about the host's memory, or the
     /// system does not tell.
     pub(crate) fn now(settings: &Settings) -> Option<Self> {
-        if settings.device != Device::Cpu {
+        if settings.device != Device::Cpu || !IS_A_COMMAND.load(Ordering::Relaxed) {
             return None;
         }
         let maps = fs::read_to_string("/proc/self/maps").ok()?;

@@ -46,7 +46,8 @@ fn predict(input: &str) -> Vec<String> {
 }
 
 fn embed(input: &str) -> Vec<String> {
-    ["embed", "--model", &golden("dnabert_s"), input, "-o", "out/e.npy", "-q"].map(str::to_owned).to_vec()
+    let model = if input.ends_with(".faa") { "esm2" } else { "dnabert_s" };
+    ["embed", "--model", &golden(model), input, "-o", "out/e.npy", "-q"].map(str::to_owned).to_vec()
 }
 
 /// An empty folder `out`.

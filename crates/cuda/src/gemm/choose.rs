@@ -45,7 +45,10 @@ impl Order {
             DType::F32 if !form.tf32 => Self::Loops,
             // On Hopper the library's TF32, whose bits no instruction of ours has, is more than twice as fast as `mma.sync`.
             DType::F32
-                if context.card.capability == HOPPER && !form.gate() && form.n % 4 == 0 && form.k % 4 == 0 =>
+                if context.card.capability == HOPPER
+                    && !form.gate()
+                    && form.n.is_multiple_of(4)
+                    && form.k.is_multiple_of(4) =>
             {
                 Self::Pinned
             }

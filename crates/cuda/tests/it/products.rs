@@ -650,29 +650,57 @@ fn check_steps(dtype: DType, tf32: bool) {
     }
 }
 
-/// Tests of an element type each, which run beside each other.
-macro_rules! for_every_type {
-    ($check:ident: $($name:ident $dtype:ident $tf32:literal),*) => {
-        $(#[test]
-        fn $name() {
-            $check(DType::$dtype, $tf32);
-        })*
-    };
+// A test of each element type, which run beside each other.
+
+#[test]
+fn every_candidate_of_bf16_has_the_canonical_bits() {
+    check_every_candidate(DType::Bf16, false);
 }
 
-for_every_type!(check_every_candidate:
-    every_candidate_of_bf16_has_the_canonical_bits Bf16 false,
-    every_candidate_of_f16_has_the_canonical_bits F16 false,
-    every_candidate_of_f32_has_the_canonical_bits F32 false,
-    every_candidate_of_tf32_has_the_canonical_bits F32 true,
-    every_candidate_of_fp8_has_the_canonical_bits F8 false);
+#[test]
+fn every_candidate_of_f16_has_the_canonical_bits() {
+    check_every_candidate(DType::F16, false);
+}
 
-for_every_type!(check_steps:
-    steps_of_any_size_have_the_same_bits_in_bf16 Bf16 false,
-    steps_of_any_size_have_the_same_bits_in_f16 F16 false,
-    steps_of_any_size_have_the_same_bits_in_f32 F32 false,
-    steps_of_any_size_have_the_same_bits_in_tf32 F32 true,
-    steps_of_any_size_have_the_same_bits_in_fp8 F8 false);
+#[test]
+fn every_candidate_of_f32_has_the_canonical_bits() {
+    check_every_candidate(DType::F32, false);
+}
+
+#[test]
+fn every_candidate_of_tf32_has_the_canonical_bits() {
+    check_every_candidate(DType::F32, true);
+}
+
+#[test]
+fn every_candidate_of_fp8_has_the_canonical_bits() {
+    check_every_candidate(DType::F8, false);
+}
+
+#[test]
+fn steps_of_any_size_have_the_same_bits_in_bf16() {
+    check_steps(DType::Bf16, false);
+}
+
+#[test]
+fn steps_of_any_size_have_the_same_bits_in_f16() {
+    check_steps(DType::F16, false);
+}
+
+#[test]
+fn steps_of_any_size_have_the_same_bits_in_f32() {
+    check_steps(DType::F32, false);
+}
+
+#[test]
+fn steps_of_any_size_have_the_same_bits_in_tf32() {
+    check_steps(DType::F32, true);
+}
+
+#[test]
+fn steps_of_any_size_have_the_same_bits_in_fp8() {
+    check_steps(DType::F8, false);
+}
 
 #[test]
 fn mixed_types_are_refused() {

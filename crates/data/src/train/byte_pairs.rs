@@ -26,7 +26,7 @@ const PART: usize = 16 << 10;
 /// may be others than those of the whole.
 const LONGEST_PART: usize = 64 << 10;
 /// What the crate holds for a byte of a part, measured with room to spare (`tests/it/train/memory.rs`).
-const SCRATCH: u64 = 384;
+const SCRATCH: u64 = 512;
 /// Tokens of a byte of a text, where a blank becomes the three bytes of a mark that has no token of its own.
 const MOST_TOKENS: usize = 3;
 /// Tokens of what is put before a text.
@@ -85,7 +85,17 @@ impl BytePairs {
                 tokenizer.with_model(model);
             }
             ModelWrapper::Unigram(model) => {
-                let mut model: Unigram = model.clone();
+                let mut pieces: Vec<(String, f64)> = model.iter().cloned().collect();
+                // A Unigram model finds every piece in a text, special ones too: these get names that no text has. Their
+                // ids are known to the tokenizer by then.
+                for (&id, token) in tokenizer.get_added_tokens_decoder().iter() {
+                    if let Some((name, _)) = pieces.get_mut(id as usize).filter(|_| token.special) {
+                        *name = format!("\u{ffff}special {id}\u{ffff}");
+                    }
+                }
+                let unknown = file["model"]["unk_id"].as_u64().map(|id| id as usize);
+                let byte_fallback = file["model"]["byte_fallback"] == true;
+                let mut model = Unigram::from(pieces, unknown, byte_fallback)?;
                 model.resize_cache(CACHED as usize);
                 tokenizer.with_model(model);
             }

@@ -106,7 +106,7 @@ fn inputs_and_outputs_have_the_trainers_names() {
     check(
         c.train_graph(BOUNDS, &plain).expect("verified"),
         &["ids", "spans", "targets"],
-        &["loss", "aux", "balance_loss"],
+        &["loss", "aux", "balance_loss", "router_z_loss"],
     );
     let experts = c.experts.as_mut().expect("experts");
     (experts.capacity, experts.balance, experts.z) = (1250, 0.0, 0.0);

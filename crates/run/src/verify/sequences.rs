@@ -106,6 +106,8 @@ impl Golden {
     /// Those of a model, if there are any.
     pub(super) fn find(model: &EncoderModel, verdict: &mut Verdict) -> Result<Option<Self>, RunError> {
         let folder = model.weights.files().first().and_then(|file| file.parent());
+        // A file's name alone is one in the current folder.
+        let folder = folder.map(|folder| if folder.as_os_str().is_empty() { Path::new(".") } else { folder });
         let Some(folder) = folder.filter(|folder| folder.join(GOLDEN).exists()) else { return Ok(None) };
         let answers = Weights::open(&folder.join(GOLDEN))?;
         let names = answers.tensors().map(|t| t.name());

@@ -243,7 +243,7 @@ fn a_gradient_that_is_not_finite_moves_nothing_behind_it() {
             all.retain(|name, _| !name.contains("running_"));
             all
         };
-        let mut step = |run: &mut Run<'_>, dloss: f32| {
+        let step = |run: &mut Run<'_>, dloss: f32| {
             run.fixture.give(&mut run.executor, k);
             run.set(plans::MICRO, "d loss", &[dloss]);
             run.set(plans::MICRO, "unscale", &[1.0 / fixture.targets() as f32]);
