@@ -5,6 +5,7 @@ use crate::lanes::{HOST, planned};
 use crate::session::{LETTERS_OF_LANE, bounds, on_cpu, threads};
 use crate::{RunError, Settings, Silent, machine};
 use data::bounded;
+use data::pack::MOST_PACKS;
 use data::printable::Place;
 use data::weights::HubEnv;
 use graph::Bytes;
@@ -148,7 +149,7 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
             let policy = Policy { precision, weights, ..Policy::default() };
             let plan = compile_with(&graph, &policy, &target, &mut *dump)?;
             let program = Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]);
-            Ok(planned::with_outputs(program, planned::copies(lanes), 0, None)
+            Ok(planned::with_outputs(program, planned::copies(lanes), MOST_PACKS as u64, None)
                 .with_ring(OPEN_STEPS)
                 .with_lanes(lanes))
         };

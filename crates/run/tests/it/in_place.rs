@@ -62,12 +62,13 @@ fn planned_bytes_are_those_of_lanes() {
         let means = Bytes(planned.plans()[0].1.graph.bounds.sequences * 40 * 4);
         let outputs = if lanes == 1 { Bytes(2 * means.0) } else { Bytes(3 * lanes as u64 * means.0) };
         assert_eq!(planned.ledger().get("beside the arena: outputs on their way"), outputs);
+        let rows = planned.ledger().get("beside the arena: rows that wait for their turn");
         let (peak, region) = (planned.peak(), Region::new(ALLOCATOR));
         let executors = Settings { lanes, ..settings }.start(planned).expect("started");
         let change = region.change();
         let held = Bytes((change.bytes_allocated - change.bytes_deallocated) as u64);
         // Each executor has its plan and instructions beside its arena.
-        let (arenas, instructions) = (peak - outputs, Bytes(50_000 * lanes as u64));
+        let (arenas, instructions) = (peak - outputs - rows, Bytes(50_000 * lanes as u64));
         assert!(
             executors.len() == lanes && held >= arenas && held < arenas + instructions,
             "{held} for {arenas}"
