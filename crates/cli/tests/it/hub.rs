@@ -75,8 +75,9 @@ fn a_language_model_of_the_hub_is_trained() {
         folder.write(&format!("models/llama/{name}"), fs::read(fixture.join(name)).expect("fixture"));
     }
     let ids: Vec<u8> = (0..4000u16).flat_map(|i| (i % 199 * (i % 199) % 39).to_le_bytes()).collect();
+    folder.write("other.bin", &ids[..400]);
     folder.write("ids.bin", ids);
-    let run = "model: {from: org/llama}\ndata: {train: [ids.bin], validation: [ids.bin], longest: 16, workers: 1}\n\
+    let run = "model: {from: org/llama}\ndata: {train: [ids.bin], validation: [other.bin], longest: 16, workers: 1}\n\
                batch: {tokens: 64, micro_tokens: 64}\nrun: {steps: 2, threads: 1, output: out}\n";
     folder.write("run.yaml", run);
     let hub = hub_of(folder.path("models"));
