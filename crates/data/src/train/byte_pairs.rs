@@ -26,7 +26,7 @@ const PART: usize = 16 << 10;
 /// may be others than those of the whole.
 const LONGEST_PART: usize = 64 << 10;
 /// What the crate holds for a byte of a part, measured with room to spare (`tests/it/train/memory.rs`).
-const SCRATCH: u64 = 640;
+const SCRATCH: u64 = 528;
 /// Tokens of a byte of a text, where a blank becomes the three bytes of a mark that has no token of its own.
 const MOST_TOKENS: usize = 3;
 /// Tokens of what is put before a text.
