@@ -51,9 +51,11 @@ def proteins(path, count):
 
 
 def sha(path):
-    """Of a file, or of all files of a folder but the record of the run."""
+    """Of a file's bytes, or of the names and bytes of all files of a folder but the record of the run."""
+    if path.is_file():
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     whole = hashlib.sha256()
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+    for file in sorted(path.rglob("*")):
         if file.is_file() and file.name != "run.json" and not file.name.endswith((".log", ".html", ".json")):
             whole.update(file.name.encode() + file.read_bytes())
     return whole.hexdigest()[:16]
