@@ -58,6 +58,7 @@ pub use device::{Device, same_kind};
 pub use error::RunError;
 pub use exec::Machine;
 pub use exec::heap::{Heap, limit_slack};
+pub use fair_esm::Checkpoint;
 pub use lanes::Usage;
 pub use model::{EncoderModel, HeadModel, Tokenizer};
 pub use observer::{Level, Observer, Progress, Silent, Trained, Transfer};

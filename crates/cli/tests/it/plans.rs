@@ -124,9 +124,19 @@ fn the_doctor_looks() {
     let folder = Folder::new("doctor");
     let text = folder.run(&["doctor"]).ended(0).stdout();
     assert!(text.contains("no models"), "{text}");
-    assert!(text.contains("gemm_f32") && text.contains(&folder.path("hf/hub").display().to_string()), "{text}");
+    assert!(text.contains(&folder.path("hf/hub").display().to_string()), "{text}");
+    // What a person asks for first comes first; kernels come when they are asked for.
+    let parts = ["\nprocessor\n", "\nmemory\n", "\ngpu\n", "\nmodels\n", "\ndisk\n"];
+    let places: Vec<Option<usize>> = parts.iter().map(|part| text.find(part)).collect();
+    assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{text}");
+    assert!(text.contains("(--precision auto), also ") && text.contains(" free in "), "{text}");
+    assert!(!text.contains("gemm_f32"), "{text}");
+    let text = folder.run(&["doctor", "--kernels"]).ended(0).stdout();
+    assert!(text.contains("\nkernels, compiled for ") && text.contains("gemm_f32"), "{text}");
     let json: Value = serde_json::from_str(&folder.run(&["doctor", "--json"]).ended(0).stdout()).expect("JSON");
     assert_eq!(json["plimsoll"], env!("CARGO_PKG_VERSION"));
+    assert!(json["disk"][0]["free_bytes"].as_u64().is_some_and(|free| free > 0), "{json}");
+    assert!(json.get("kernels").is_none(), "{json}");
     for (name, file) in [("whole", Some("model.safetensors")), ("planned", None)] {
         let model = format!("hf/hub/models--org--{name}");
         folder.write(&format!("{model}/refs/main"), "0123abcd");
@@ -143,6 +153,10 @@ fn the_doctor_looks() {
         "org/partial": "incomplete, no snapshot of `main`",
     });
     assert_eq!(json["hub_cache"]["models"], wanted);
+    assert_eq!(json["torch_hub_cache"]["checkpoints"], serde_json::json!([]));
+    folder.write("torch/hub/checkpoints/esm2_t6_8M_UR50D.pt", "12345");
+    let text = folder.run(&["doctor"]).ended(0).stdout();
+    assert!(text.contains("facebook/esm2_t6_8M_UR50D: ESM-2, 5 B"), "{text}");
     folder.write("p.faa", ">a\nMKV\n");
     folder.run(&["embed", "--model", "org/whole", "p.faa", "-o", "e.npy"]).ended(0);
     folder.run(&["embed", "--model", "org/planned", "p.faa", "-o", "f.npy"]).ended(1);
