@@ -60,7 +60,7 @@ pub use exec::Machine;
 pub use exec::heap::{Heap, limit_slack};
 pub use fair_esm::Checkpoint;
 pub use lanes::Usage;
-pub use model::{EncoderModel, HeadModel, Tokenizer};
+pub use model::{EncoderModel, HEAD_NAMES, HeadModel, Tokenizer};
 pub use observer::{Level, Observer, Progress, Silent, Trained, Transfer};
 pub use plan::{Precision, Stream, Target};
 pub use process::bill_whole_process;

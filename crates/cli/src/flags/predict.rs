@@ -281,9 +281,6 @@ const LENGTH: usize = 500;
 const DNA_ID: &str = "zhihan1996/DNABERT-S";
 const PROTEIN_ID: &str = "facebook/esm2_t36_3B_UR50D";
 
-/// The head of a bundle without a length in its name: safetensors before a pickle.
-const HEADS: [&str; 2] = ["head.safetensors", "head.pth"];
-
 /// An encoder's folder in the bundle. A missing one is an error here: a path that does not exist would be taken for a
 /// hub id.
 fn part(bundle: &Path, name: &str) -> Result<String, RunError> {
@@ -291,29 +288,20 @@ fn part(bundle: &Path, name: &str) -> Result<String, RunError> {
     if path.exists() { Ok(path.display().to_string()) } else { Err(incomplete(bundle, name)) }
 }
 
-/// The head of a bundle: [`HEADS`], or one that is named by its length as VirNucPro's are (`500_model.pth`), of which
-/// `length` chooses.
+/// The head of a bundle, of which `length` chooses where there are several.
 fn bundled_head(bundle: &Path, length: Option<u64>) -> Result<PathBuf, RunError> {
-    if let Some(head) = HEADS.iter().map(|name| bundle.join(name)).find(|path| path.exists()) {
-        return Ok(head);
-    }
-    let entries = std::fs::read_dir(bundle).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut heads: Vec<(usize, PathBuf)> =
-        entries.filter_map(|path| Some((HeadModel::length_in_name(&path)?, path))).collect();
-    heads.sort();
-    let names = |heads: &[(usize, PathBuf)]| {
-        let names = heads.iter().filter_map(|(_, path)| path.file_name()).map(|name| name.to_string_lossy());
+    let mut heads = HeadModel::in_folder(bundle);
+    let names = |heads: &[PathBuf]| {
+        let names = heads.iter().filter_map(|path| path.file_name()).map(|name| name.to_string_lossy());
         names.collect::<Vec<_>>().join(" and ")
     };
     let all = names(&heads);
     if let Some(length) = length {
-        heads.retain(|(named, _)| *named as u64 == length);
+        heads.retain(|head| HeadModel::length_in_name(head).is_none_or(|named| named as u64 == length));
     }
     match &heads[..] {
-        [(_, head)] => Ok(head.clone()),
-        [] if all.is_empty() => {
-            Err(incomplete(bundle, "head.safetensors, head.pth, 500_model.pth or 300_model.pth"))
-        }
+        [head] => Ok(head.clone()),
+        [] if all.is_empty() => Err(incomplete(bundle, run::HEAD_NAMES)),
         [] => Err(RunError::Refused(format!(
             "--weights {}: it holds {all}, and none for --length {}; leave --length out, or name a head with --head",
             run::Place(bundle),
@@ -330,9 +318,9 @@ fn bundled_head(bundle: &Path, length: Option<u64>) -> Result<PathBuf, RunError>
 fn incomplete(bundle: &Path, missing: &str) -> RunError {
     RunError::Refused(format!(
         "--weights {}: there is no {missing} in it; a folder of weights holds dnabert_s/ ({DNA_ID} on the hub), esm2/ \
-         ({PROTEIN_ID}) and a head (head.safetensors, head.pth, 500_model.pth or 300_model.pth); --head 500_model.pth \
-         without --weights takes both encoders from the hub",
-        run::Place(bundle)
+         ({PROTEIN_ID}) and a head ({}); --head 500_model.pth without --weights takes both encoders from the hub",
+        run::Place(bundle),
+        run::HEAD_NAMES
     ))
 }
 
