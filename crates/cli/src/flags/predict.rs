@@ -1,6 +1,7 @@
 //! `plimsoll predict`: the flags.
 
 use super::machine::{Machine, Sorting, Streaming};
+use super::virnucpro::VirnucproFlags;
 use super::voice::Voice;
 use super::{at_least, at_least_one, print};
 use crate::report;
@@ -30,12 +31,12 @@ pub struct Predict {
     output_dir: Option<PathBuf>,
 
     /// Replace the results of another run in that folder
-    #[arg(long)]
+    #[arg(long, short_alias = 'f')]
     force: bool,
 
     /// Bases of a window; the head must have been trained for it [default: the length in the head's name, such
     /// as 300_model.pth, or else 500]
-    #[arg(long, alias = "expected-length", value_name = "BASES", value_parser = length)]
+    #[arg(long, alias = "expected-length", short_alias = 'e', value_name = "BASES", value_parser = length)]
     length: Option<u64>,
 
     /// Take letters as VirNucPro does: codons with U are dropped [default: U is read as T]
@@ -47,7 +48,7 @@ pub struct Predict {
     threshold: f32,
 
     /// Also write the windows and open reading frames: chunked.fa, nucleotide.fa, protein.faa
-    #[arg(long)]
+    #[arg(long, short_alias = 'k')]
     keep_intermediate: bool,
 
     /// Also write the embedding of every open reading frame
@@ -72,7 +73,7 @@ pub struct Predict {
 
     /// Threads that read and translate the input [default: the number of cores, at most 8 for
     /// each device]
-    #[arg(long, value_name = "N", value_parser = workers, help_heading = "Machine")]
+    #[arg(long, alias = "num-workers", short_alias = 'w', value_name = "N", value_parser = workers, help_heading = "Machine")]
     dataloader_workers: Option<u64>,
 
     /// Pieces of input that each of them prepares ahead
@@ -100,6 +101,9 @@ pub struct Predict {
     source: bool,
 
     #[command(flatten)]
+    virnucpro: VirnucproFlags,
+
+    #[command(flatten)]
     voice: Voice,
 }
 
@@ -121,7 +125,7 @@ struct ModelFlags {
     protein_model: Option<String>,
 
     /// VirNucPro's classifier, such as 500_model.pth; given alone, it takes VirNucPro's encoders from the hub
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, alias = "model-path", short_alias = 'p', value_name = "PATH")]
     head: Option<PathBuf>,
 }
 
@@ -175,7 +179,8 @@ const MOST_SHARDS: u64 = 100_000;
 
 impl Predict {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RunError> {
+    pub fn run(mut self) -> Result<ExitCode, RunError> {
+        self.take_foreign()?;
         let mut terminal = self.voice.terminal()?;
         terminal.listen()?;
         let options = self.options()?;
@@ -189,6 +194,17 @@ impl Predict {
             self.tell(report, &mut terminal)?;
         }
         Ok(ExitCode::from(if reports.iter().any(|r| r.failed > 0) { 2 } else { 0 }))
+    }
+
+    /// Puts what flags of virnucpro-broad say in the place of ours.
+    fn take_foreign(&mut self) -> Result<(), RunError> {
+        self.virnucpro.refuse()?;
+        let device = self.virnucpro.device(self.machine.device())?;
+        self.machine.take(device, self.virnucpro.threads());
+        let ModelFlags { head, weights, .. } = &self.models;
+        let length = self.virnucpro.length(head.as_ref(), weights.is_some())?;
+        self.length = self.length.or(length);
+        Ok(())
     }
 
     fn tell(&self, report: &Report, terminal: &mut Terminal) -> Result<(), RunError> {
