@@ -77,7 +77,7 @@ pub struct Predict {
     dataloader_workers: Option<u64>,
 
     /// Pieces of input that each of them prepares ahead
-    #[arg(long, default_value_t = 2, value_name = "N", value_parser = prefetch, help_heading = "Machine")]
+    #[arg(long, default_value_t = PREFETCH, value_name = "N", value_parser = prefetch, help_heading = "Machine")]
     prefetch: u64,
 
     /// Seconds between two commits of the journal that a broken run goes on from; 0 commits at every step
@@ -110,23 +110,23 @@ pub struct Predict {
 /// Which models; with none of these flags, the small built-in ones.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Models (without any: small built-in ones, which are untrained)")]
-struct ModelFlags {
+pub(super) struct ModelFlags {
     /// Folder with all models: dnabert_s/, esm2/, and a head: head.safetensors, head.pth, 500_model.pth or
     /// 300_model.pth
     #[arg(long, value_name = "DIR")]
-    weights: Option<PathBuf>,
+    pub(super) weights: Option<PathBuf>,
 
     /// DNA model, a folder or a hub id; VirNucPro's is zhihan1996/DNABERT-S
     #[arg(long, value_name = "PATH|HUB_ID")]
-    dna_model: Option<String>,
+    pub(super) dna_model: Option<String>,
 
     /// Protein model, a folder or a hub id; VirNucPro's is facebook/esm2_t36_3B_UR50D
     #[arg(long, value_name = "PATH|HUB_ID")]
-    protein_model: Option<String>,
+    pub(super) protein_model: Option<String>,
 
     /// VirNucPro's classifier, such as 500_model.pth; given alone, it takes VirNucPro's encoders from the hub
     #[arg(long, alias = "model-path", short_alias = 'p', value_name = "PATH")]
-    head: Option<PathBuf>,
+    pub(super) head: Option<PathBuf>,
 }
 
 /// How embeddings are saved.
@@ -137,7 +137,7 @@ enum Format {
     Parquet,
 }
 
-fn length(text: &str) -> Result<u64, String> {
+pub(super) fn length(text: &str) -> Result<u64, String> {
     let number = at_least(3, text).ok().filter(|&n| n <= 1 << 20);
     number.ok_or_else(|| "give the bases of a window, a codon (3) to 1048576".to_owned())
 }
@@ -173,6 +173,9 @@ fn shard(text: &str) -> Result<Shard, String> {
 
 /// Threads that read and translate for each device, where there are so many cores.
 const WORKERS: usize = 8;
+
+/// Pieces of input that each of them prepares ahead, and steps that a GPU keeps open.
+pub(super) const PREFETCH: u64 = 2;
 
 /// Shards beyond any cluster are a typing error.
 const MOST_SHARDS: u64 = 100_000;
@@ -225,11 +228,9 @@ impl Predict {
 
     fn options(&self) -> Result<Options, RunError> {
         let settings = Settings { stream: self.streaming.stream(), ..self.machine.settings(self.prefetch)? };
-        let most = WORKERS * settings.device.count();
-        let workers = self.dataloader_workers.map_or_else(|| machine::cores().min(most), |n| n as usize);
+        let workers = self.dataloader_workers.map_or_else(|| usual_workers(&settings), |n| n as usize);
         let models = self.models.models(self.length)?;
-        let named = || models.head.as_deref().and_then(HeadModel::length_in_name);
-        let length = self.length.map(|n| n as usize).or_else(named).unwrap_or(LENGTH);
+        let length = window_length(self.length, &models);
         Ok(Options {
             inputs: files(&self.inputs)?,
             output_dir: self.output_dir.clone().unwrap_or_else(|| match self.per_input {
@@ -260,9 +261,49 @@ impl Predict {
     }
 }
 
+/// Threads that read and translate where no flag says how many.
+fn usual_workers(settings: &Settings) -> usize {
+    machine::cores().min(WORKERS * settings.device.count())
+}
+
+/// Bases of a window: what was asked for, or what the head's name states.
+fn window_length(asked: Option<u64>, models: &Models) -> usize {
+    let named = || models.head.as_deref().and_then(HeadModel::length_in_name);
+    asked.map(|n| n as usize).or_else(named).unwrap_or(LENGTH)
+}
+
+/// A prediction of which nothing else is asked.
+pub(super) fn usual_options(
+    inputs: Vec<PathBuf>,
+    models: Models,
+    length: Option<u64>,
+    settings: Settings,
+) -> Options {
+    Options {
+        inputs,
+        output_dir: PathBuf::new(),
+        force: false,
+        length: window_length(length, &models),
+        models,
+        original_alphabet: false,
+        threshold: 0.5,
+        keep_intermediate: false,
+        save_embeddings: None,
+        strict: false,
+        workers: usual_workers(&settings),
+        prefetch: PREFETCH as usize,
+        commit_every: Duration::ZERO,
+        shard: None,
+        merge: vec![],
+        source: false,
+        sort_by_length: true,
+        settings,
+    }
+}
+
 impl ModelFlags {
     /// As `run` takes them: each flag by itself wins over the bundle.
-    fn models(&self, length: Option<u64>) -> Result<Models, RunError> {
+    pub(super) fn models(&self, length: Option<u64>) -> Result<Models, RunError> {
         let Self { weights, dna_model, protein_model, head } = self;
         let Some(bundle) = weights else {
             let Some(head) = head else {
