@@ -104,8 +104,8 @@ impl VirnucproFlags {
         }
     }
 
-    /// The window length that chooses the head, where --model-type names it. `has_models` says whether --head or --weights was
-    /// given, `head` is that of --head.
+    /// The window length that chooses the head, where --model-type names it. `head` is the file of --head, `has_weights` says
+    /// whether --weights was given.
     ///
     /// # Errors
     /// The head that the word stands for was not named: there is no folder of models beside the program.

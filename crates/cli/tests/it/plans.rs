@@ -344,7 +344,7 @@ fn prediction(words: &[&str]) -> Vec<String> {
 fn a_planned_prediction_is_the_one_that_runs() {
     let folder = Folder::new("plan_predict");
     let reads = golden("pipeline/reads.fa");
-    for budget in ["2GB", "400MB"] {
+    for budget in ["2GB", "250MB", "120MB"] {
         for tokens in [None, Some("512")] {
             let mut words = prediction(&["--memory-budget", budget]);
             words.extend(tokens.iter().flat_map(|tokens| ["--tokens".to_owned(), (*tokens).to_owned()]));
@@ -369,6 +369,23 @@ fn a_planned_prediction_is_the_one_that_runs() {
             let heaps = [ours, theirs].map(|process| process["heap"].as_u64().expect("bytes"));
             assert!(heaps[0].abs_diff(heaps[1]) <= 16 << 20, "{heaps:?}");
         }
+    }
+}
+
+/// What `predict` refuses is refused by its plan too, with the lines of the process in the bill.
+#[test]
+fn a_prediction_that_does_not_fit_has_a_refused_plan() {
+    let folder = Folder::new("plan_predict_refused");
+    let (reads, words) = (golden("pipeline/reads.fa"), prediction(&["--memory-budget", "20MB"]));
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let ran = folder.run(&[&["predict", &reads, "-o", "out", "-q"], &words[..]].concat()).ended(4).stderr();
+    let planned =
+        folder.run(&[&["plan", "--predict", "--input", &reads], &words[..]].concat()).ended(4).stderr();
+    for said in [ran, planned] {
+        assert!(
+            said.contains("the budget is 20 000 000 B") && said.contains("process: code and tables "),
+            "{said}"
+        );
     }
 }
 
