@@ -79,7 +79,7 @@ predict() {
     run "$python" "$here/predict_gpu.py" "$plimsoll" --precision $precisions
 }
 
-"$plimsoll" doctor | sed -n '/^gpu/,$p'
+"$plimsoll" doctor | sed -n '/^gpu/,/^$/p'
 for section in ${*:-esm2 lognormal dnabert attention predict}; do
     "$section"
 done

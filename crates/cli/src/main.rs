@@ -26,8 +26,10 @@ struct Cli {
 /// What scripts can rely on.
 const EXIT_CODES: &str = "\
 Exit codes: 0 success; 1 failure, bad usage or bad input; 2 some sequences failed to compute;
-3 the output folder holds what is of another run, or damaged; 4 it does not fit in memory;
-130 and 143 interrupted (Ctrl-C, SIGTERM): the same command goes on (predict) or starts over (embed)";
+3 the output folder holds what is of another run, or damaged (predict, embed, and for train its checkpoints);
+4 it does not fit in memory;
+130 and 143 interrupted (Ctrl-C, SIGTERM): the same command goes on (predict; train, from the checkpoint that it has
+just written) or starts over (embed)";
 
 #[derive(Debug, Subcommand)]
 enum Command {

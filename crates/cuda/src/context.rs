@@ -3,10 +3,12 @@
 
 use crate::api::Driver;
 use crate::event::Event;
+use crate::machine::FP8;
 use crate::trace::Trace;
 use crate::{CudaError, Libraries};
 use cudarc::driver::sys as cu;
 use graph::Bytes;
+use plan::Precision;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 
@@ -31,7 +33,23 @@ pub struct Card {
     pub driver: u32,
 }
 
+/// The oldest compute capability whose cards can be used.
+const OLDEST: (u32, u32) = (8, 0);
+
 impl Card {
+    /// Number formats that models can be computed in on this card, the one that is chosen by default first; none on a
+    /// card that is too old to be used.
+    pub fn precisions(&self) -> Vec<Precision> {
+        let mut formats = match self.capability < OLDEST {
+            true => vec![],
+            false => vec![Precision::Bf16, Precision::Fp16, Precision::F32, Precision::Tf32],
+        };
+        if self.capability >= FP8 {
+            formats.push(Precision::Fp8);
+        }
+        formats
+    }
+
     /// Whether a kernel may come to it before the one in front has ended, in records of steps too: from compute capability
     /// 9.0 on (CUDA programming guide, programmatic dependent launch), with a driver of CUDA 12.3.
     pub(crate) fn has_early_starts(&self) -> bool {
@@ -135,7 +153,7 @@ impl Context {
     pub(crate) fn new(ordinal: usize, streams: bool) -> Result<Self, CudaError> {
         let api = initialised(Libraries::whole()?)?;
         let (card, device) = card(api, ordinal)?;
-        if card.capability < (8, 0) {
+        if card.capability < OLDEST {
             return Err(CudaError::TooOld { card: card.name, capability: card.capability });
         }
         let mut context = ptr::null_mut();

@@ -6,6 +6,7 @@
 mod arena;
 pub mod cpu;
 mod device;
+pub mod disk;
 mod dynamic_codes;
 mod executor;
 pub mod heap;

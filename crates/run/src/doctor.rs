@@ -1,14 +1,17 @@
 //! `plimsoll doctor`: what this machine offers and what would run on it. Invariant: it only looks; a fact
 //! that cannot be read is missing, never guessed.
 
+use crate::fair_esm::{self, Checkpoint};
 use crate::hub::{CONFIG, Need, lacks};
 use crate::list::cached_ids;
 use crate::machine::{self, Memory};
 use crate::session::on_cpu;
 use crate::{Precision, RunError, Settings};
+use data::printable::Place;
 use data::weights::{FOLDER_FILES, HubEnv, find_in_hub};
 use exec::Device as _;
 use exec::cpu::{CpuDevice, Isa};
+use exec::disk;
 use graph::Bytes;
 use models::Encoder;
 use plan::KernelRow;
@@ -28,8 +31,10 @@ pub struct Doctor {
     pub isa: &'static str,
     /// What `--precision auto` takes here, of [`Isa::CHAIN`], and which precision that is.
     pub best: (&'static str, Precision),
-    /// The kernels of each op.
-    pub kernels: Vec<KernelRow>,
+    /// The kernels of each op, where they were asked for.
+    pub kernels: Option<Vec<KernelRow>>,
+    /// One line for each GPU, and for each library that GPUs need.
+    pub gpus: Vec<String>,
     /// Cores that this process may use: the default number of threads.
     pub cores: usize,
     /// Memory, container limits honoured.
@@ -42,24 +47,46 @@ pub struct Doctor {
     pub hub: Option<PathBuf>,
     /// Models in the hub cache: (id, what is there).
     pub models: Vec<(String, String)>,
+    /// The folder of the torch hub cache; `None` when no variable places it.
+    pub torch_hub: Option<PathBuf>,
+    /// fair-esm's checkpoints in the torch hub cache.
+    pub checkpoints: Vec<Checkpoint>,
+    /// Free space for results, and for models in the hub cache: (what it is for, its folder, free bytes).
+    pub disk: Vec<(&'static str, PathBuf, Option<Bytes>)>,
+}
+
+/// What the caller adds to the report.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// One line for each GPU, and for each library that GPUs need.
+    pub gpus: Vec<String>,
+    /// Whether to list the kernels of each op.
+    pub kernels: bool,
 }
 
 /// Looks at this machine.
-pub fn report() -> Result<Doctor, RunError> {
+pub fn report(options: Options) -> Result<Doctor, RunError> {
     let cores = machine::cores();
     let memory = machine::available();
     let hub = HubEnv::from_process();
+    let here = std::env::current_dir().map_err(RunError::io("."))?;
+    let mut disk = vec![("results", here)];
+    disk.extend(hub.cache_dir().map(|cache| ("models", cache)));
     Ok(Doctor {
         cpu: cpu_model(&read("/proc/cpuinfo")),
         features: features(&read("/proc/cpuinfo")),
         isa: Isa::detect().name(),
         best: (Isa::detect().best(), on_cpu(None)?),
-        kernels: CpuDevice::new(1).kernels(),
+        kernels: options.kernels.then(|| CpuDevice::new(1).kernels()),
+        gpus: options.gpus,
         cores,
         memory,
         machine: mem_total(&read("/proc/meminfo")).filter(|&all| all > memory.total),
         budget: Settings::default().line()?,
         models: cached(&hub),
+        torch_hub: hub.torch_checkpoints(),
+        checkpoints: fair_esm::cached(&hub),
+        disk: disk.into_iter().map(|(what, folder)| (what, folder.clone(), disk::free(&folder))).collect(),
         hub: hub.cache_dir(),
     })
 }
@@ -67,19 +94,21 @@ pub fn report() -> Result<Doctor, RunError> {
 /// The machine that this binary was compiled for.
 const PLATFORM: (&str, &str) = (std::env::consts::ARCH, std::env::consts::OS);
 
+/// What `--precision` takes on a CPU.
+const ON_CPU: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
+
 impl Doctor {
-    /// The same as JSON.
+    /// The report as JSON.
     pub fn to_json(&self) -> Value {
         let features: serde_json::Map<String, Value> =
             self.features.iter().map(|(name, has)| ((*name).to_owned(), json!(has))).collect();
-        let of_op = |op: &str| -> Vec<&str> {
-            self.kernels.iter().filter(|k| k.op == op).map(|k| k.kernel.as_str()).collect()
-        };
-        let kernels: serde_json::Map<String, Value> =
-            self.kernels.iter().map(|k| (k.op.clone(), json!(of_op(&k.op)))).collect();
         let models: serde_json::Map<String, Value> =
             self.models.iter().map(|(id, what)| (id.clone(), json!(what))).collect();
-        json!({
+        let path = |path: &PathBuf| path.display().to_string();
+        let checkpoint =
+            |c: &Checkpoint| json!({"model": c.model, "file": path(&c.file), "file_bytes": c.bytes});
+        let disk = |(what, folder, free): &(&str, PathBuf, Option<Bytes>)| json!({"for": what, "folder": path(folder), "free_bytes": free.map(|bytes| bytes.0)});
+        let mut report = json!({
             "plimsoll": env!("CARGO_PKG_VERSION"),
             "rust_at_least": env!("CARGO_PKG_RUST_VERSION"),
             "platform": format!("{}-{}", PLATFORM.0, PLATFORM.1),
@@ -88,7 +117,7 @@ impl Doctor {
             "instruction_set": self.isa,
             "best": self.best.0,
             "precision": self.best.1.name(),
-            "kernels": kernels,
+            "precisions": ON_CPU.map(Precision::name),
             "cores": self.cores,
             "default_threads": self.cores,
             "memory": {
@@ -97,8 +126,80 @@ impl Doctor {
                 "machine_bytes": self.machine.unwrap_or(self.memory.total).0,
                 "default_budget_bytes": self.budget.0,
             },
-            "hub_cache": {"folder": self.hub.as_ref().map(|p| p.display().to_string()), "models": models},
-        })
+            "gpu": self.gpus,
+            "hub_cache": {"folder": self.hub.as_ref().map(path), "models": models},
+            "torch_hub_cache": {
+                "folder": self.torch_hub.as_ref().map(path),
+                "checkpoints": self.checkpoints.iter().map(checkpoint).collect::<Vec<_>>(),
+            },
+            "disk": self.disk.iter().map(disk).collect::<Vec<_>>(),
+        });
+        if let Some(rows) = &self.kernels {
+            let of_op = |op: &str| -> Vec<&str> {
+                rows.iter().filter(|k| k.op == op).map(|k| k.kernel.as_str()).collect()
+            };
+            let kernels: serde_json::Map<String, Value> =
+                rows.iter().map(|k| (k.op.clone(), json!(of_op(&k.op)))).collect();
+            report["kernels"] = kernels.into();
+        }
+        report
+    }
+
+    fn write_processor(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let has = |wanted| self.features.iter().filter(move |(_, has)| *has == wanted).map(|(name, _)| *name);
+        let list = |names: Vec<&str>| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        let auto = self.best.1;
+        let others: Vec<&str> = ON_CPU.into_iter().filter(|p| *p != auto).map(Precision::name).collect();
+        writeln!(f, "\nprocessor")?;
+        writeln!(f, "  model            {}", self.cpu.as_deref().unwrap_or("unknown"))?;
+        writeln!(f, "  cores            {}, the default of --threads", self.cores)?;
+        writeln!(f, "  it has           {}", list(has(true).collect()))?;
+        writeln!(f, "  it lacks         {}", list(has(false).collect()))?;
+        writeln!(f, "  precision        {} (--precision auto), also {}", auto.name(), list(others))
+    }
+
+    fn write_memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "\nmemory")?;
+        writeln!(f, "  total            {}", self.memory.total)?;
+        if let Some(machine) = self.machine {
+            writeln!(f, "                   a container allows no more of the machine's {machine}")?;
+        }
+        writeln!(f, "  free             {}", self.memory.free)?;
+        writeln!(f, "  default budget   {} (80 % of what is free)", self.budget)
+    }
+
+    fn write_models(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "\nmodels")?;
+        match &self.hub {
+            Some(folder) => writeln!(f, "  hub cache        {}", Place(folder))?,
+            None => writeln!(f, "  hub cache        none: HF_HUB_CACHE, HF_HOME and HOME are not set")?,
+        }
+        if self.models.is_empty() {
+            writeln!(f, "    no models")?;
+        }
+        for (id, what) in &self.models {
+            writeln!(f, "    {id}: {what}")?;
+        }
+        match &self.torch_hub {
+            Some(folder) => writeln!(f, "  torch hub cache  {}", Place(folder))?,
+            None => writeln!(f, "  torch hub cache  none: TORCH_HOME, XDG_CACHE_HOME and HOME are not set")?,
+        }
+        if self.checkpoints.is_empty() {
+            writeln!(f, "    no ESM-2 checkpoints")?;
+        }
+        for Checkpoint { model, bytes, .. } in &self.checkpoints {
+            writeln!(f, "    {model}: ESM-2, {}", Bytes(*bytes))?;
+        }
+        Ok(())
+    }
+
+    fn write_disk(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "\ndisk")?;
+        for (what, folder, free) in &self.disk {
+            let free = free.map_or("unknown".to_owned(), |bytes| format!("{bytes} free"));
+            writeln!(f, "  for {what:<12} {free} in {}", Place(folder))?;
+        }
+        Ok(())
     }
 }
 
@@ -107,38 +208,20 @@ impl fmt::Display for Doctor {
         let (arch, os) = PLATFORM;
         let (version, rust) = (env!("CARGO_PKG_VERSION"), env!("CARGO_PKG_RUST_VERSION"));
         writeln!(f, "plimsoll {version} for {arch}-{os}, built with Rust {rust} or later")?;
-        let has = |wanted| self.features.iter().filter(move |(_, has)| *has == wanted).map(|(name, _)| *name);
-        let list = |names: Vec<&str>| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-        writeln!(f, "\nprocessor")?;
-        writeln!(f, "  model            {}", self.cpu.as_deref().unwrap_or("unknown"))?;
-        writeln!(f, "  it has           {}", list(has(true).collect()))?;
-        writeln!(f, "  it lacks         {}", list(has(false).collect()))?;
-        writeln!(f, "  cores            {}, the default of --threads", self.cores)?;
-        writeln!(f, "\nmemory")?;
-        writeln!(f, "  total            {}", self.memory.total)?;
-        if let Some(machine) = self.machine {
-            writeln!(f, "                   a container allows no more of the machine's {machine}")?;
+        self.write_processor(f)?;
+        self.write_memory(f)?;
+        writeln!(f, "\ngpu")?;
+        for line in &self.gpus {
+            writeln!(f, "  {line}")?;
         }
-        writeln!(f, "  free             {}", self.memory.free)?;
-        writeln!(f, "  default line     {} (80 % of what is free)", self.budget)?;
+        self.write_models(f)?;
+        self.write_disk(f)?;
+        let Some(kernels) = &self.kernels else { return Ok(()) };
         writeln!(f, "\nkernels, compiled for {}", self.isa)?;
-        let (best, precision) = (self.best.0, self.best.1.name());
-        writeln!(f, "  the first that is here of {}: {best}", Isa::CHAIN.join(" -> "))?;
-        writeln!(f, "  --precision auto is {precision}")?;
-        for k in &self.kernels {
+        writeln!(f, "  the first that is here of {}: {}", Isa::CHAIN.join(" -> "), self.best.0)?;
+        for k in kernels {
             let types: Vec<&str> = k.dtypes.iter().map(|d| d.name()).collect();
             writeln!(f, "  {:<15}  {} ({})", k.op, k.kernel, types.join(", "))?;
-        }
-        writeln!(f, "\nhub cache")?;
-        match &self.hub {
-            Some(folder) => write!(f, "  folder           {}", folder.display())?,
-            None => write!(f, "  folder           none: HF_HUB_CACHE, HF_HOME and HOME are not set")?,
-        }
-        if self.models.is_empty() {
-            write!(f, "\n  no models")?;
-        }
-        for (id, what) in &self.models {
-            write!(f, "\n  {id}: {what}")?;
         }
         Ok(())
     }
@@ -227,12 +310,19 @@ mod tests {
 
     #[test]
     fn every_part_is_in_both_forms() {
-        let doctor = report().expect("looked at");
+        let gpus = vec!["cuda:0: a card".to_owned()];
+        let doctor = report(Options { gpus: gpus.clone(), kernels: false }).expect("looked at");
         let (text, json) = (doctor.to_string(), doctor.to_json());
-        for part in ["processor", "memory", "kernels", "hub cache", "linear"] {
-            assert!(text.contains(part), "{part}: {text}");
-        }
-        assert_eq!(json["cores"], doctor.cores);
+        let parts = ["\nprocessor", "\nmemory", "\ngpu\n  cuda:0: a card", "\nmodels", "\ndisk"];
+        let places: Vec<usize> =
+            parts.iter().map(|part| text.find(part).unwrap_or_else(|| panic!("{part}: {text}"))).collect();
+        assert!(places.is_sorted(), "{text}");
+        assert_eq!((&json["cores"], &json["gpu"][0]), (&json!(doctor.cores), &json!("cuda:0: a card")));
+        assert!(json["disk"][0]["free_bytes"].as_u64().is_some_and(|free| free > 0), "{json}");
+        assert!(!text.contains("kernels") && json.get("kernels").is_none(), "{text}");
+        let doctor = report(Options { gpus, kernels: true }).expect("looked at");
+        let (text, json) = (doctor.to_string(), doctor.to_json());
+        assert!(text.contains("\nkernels") && text.contains("linear"), "{text}");
         assert!(json["kernels"]["linear"].as_array().is_some_and(|rows| rows.len() > 1), "{json}");
         assert!(Isa::CHAIN.contains(&doctor.best.0) && text.contains(&format!("portable: {}", doctor.best.0)));
     }

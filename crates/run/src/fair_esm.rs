@@ -49,6 +49,27 @@ pub(crate) fn in_torch_cache(model: &str, env: &HubEnv) -> Option<PathBuf> {
     Some(env.torch_checkpoints()?.join(format!("{name}.pt"))).filter(|file| file.is_file())
 }
 
+/// A released model's checkpoint in torch.hub's cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// The hub id of the model.
+    pub model: &'static str,
+    /// The file.
+    pub file: PathBuf,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// The released models whose checkpoints are in torch.hub's cache.
+pub(crate) fn cached(env: &HubEnv) -> Vec<Checkpoint> {
+    let checkpoint = |(model, _): &(&'static str, _)| {
+        let file = in_torch_cache(model, env)?;
+        let bytes = fs::metadata(&file).ok()?.len();
+        Some(Checkpoint { model, file, bytes })
+    };
+    KNOWN.iter().filter_map(checkpoint).collect()
+}
+
 /// Whether a file's tensors have fair-esm's names. Only `.pt` files are opened.
 pub(crate) fn is_checkpoint(file: &Path) -> Result<bool, RunError> {
     if file.extension().is_none_or(|extension| extension != "pt") || !file.is_file() {

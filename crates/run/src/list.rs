@@ -2,6 +2,7 @@
 //! counts are those of the graphs, and no network is asked.
 
 use crate::RunError;
+use crate::fair_esm::{self, Checkpoint};
 use crate::hub::{CONFIG, Need, lacks};
 use data::printable::{Name, Place};
 use data::weights::{FOLDER_FILES, HubEnv, find_in_hub, shard_files};
@@ -19,6 +20,8 @@ pub struct List {
     pub cache: Option<PathBuf>,
     /// The known models, then the others of the cache.
     pub models: Vec<Model>,
+    /// The folder of the torch hub cache; `None` when no variable places it.
+    pub torch_cache: Option<PathBuf>,
 }
 
 /// One model.
@@ -34,6 +37,8 @@ pub struct Model {
     pub parameters: u64,
     /// What of it is in the cache.
     pub cached: Cached,
+    /// Its checkpoint in the torch hub cache, which a run takes where the hub cache has not all.
+    pub checkpoint: Option<Checkpoint>,
 }
 
 /// What of a model is in the cache.
@@ -62,12 +67,14 @@ pub fn list() -> Result<List, RunError> {
         let encoder = Encoder::from_json(&config).ok()?;
         Some((id, None, encoder))
     });
+    let checkpoints = fair_esm::cached(&env);
     let model = |(id, about, encoder): (String, _, Encoder)| {
         let (parameters, cached) = (parameters(&encoder)?, cached_state(&id, &env));
-        Ok(Model { id, about, encoder, parameters, cached })
+        let checkpoint = checkpoints.iter().find(|checkpoint| checkpoint.model == id).cloned();
+        Ok(Model { id, about, encoder, parameters, cached, checkpoint })
     };
     let models = known_models.chain(others).map(model).collect::<Result<_, RunError>>()?;
-    Ok(List { cache: env.cache_dir(), models })
+    Ok(List { cache: env.cache_dir(), models, torch_cache: env.torch_checkpoints() })
 }
 
 /// The ids of all repositories of models in the cache, sorted.
@@ -123,8 +130,9 @@ fn layers(encoder: &Encoder) -> u64 {
 impl List {
     /// The same as JSON.
     pub fn to_json(&self) -> Value {
-        let cache = self.cache.as_ref().map(|path| path.display().to_string());
-        json!({"cache": cache, "models": self.models.iter().map(Model::to_json).collect::<Vec<_>>()})
+        let text = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        let (cache, torch) = (text(&self.cache), text(&self.torch_cache));
+        json!({"cache": cache, "torch_cache": torch, "models": self.models.iter().map(Model::to_json).collect::<Vec<_>>()})
     }
 }
 
@@ -146,15 +154,20 @@ impl Model {
             "cached": word,
             "file_bytes": files,
             "missing": missing,
+            "torch_checkpoint": self.checkpoint.as_ref().map(|c| c.file.display().to_string()),
+            "torch_checkpoint_bytes": self.checkpoint.as_ref().map(|c| c.bytes),
         })
     }
 
     /// Its columns in the text.
     fn columns(&self) -> [String; 7] {
-        let cached = match &self.cached {
-            Cached::Complete(bytes) => format!("complete, {}", Bytes(*bytes)),
-            Cached::Incomplete(missing) => format!("without {}", Name(&missing.join(", "))),
-            Cached::Absent => "no".to_owned(),
+        let in_torch = |c: &Checkpoint| format!("torch hub, {}", Bytes(c.bytes));
+        let cached = match (&self.cached, &self.checkpoint) {
+            (Cached::Complete(bytes), None) => format!("complete, {}", Bytes(*bytes)),
+            (Cached::Complete(bytes), Some(c)) => format!("complete, {}; also {}", Bytes(*bytes), in_torch(c)),
+            (Cached::Incomplete(missing), None) => format!("without {}", Name(&missing.join(", "))),
+            (Cached::Incomplete(_) | Cached::Absent, Some(c)) => in_torch(c),
+            (Cached::Absent, None) => "no".to_owned(),
         };
         [
             Name(&self.id).to_string(),
@@ -188,8 +201,14 @@ impl fmt::Display for List {
             }
         }
         match &self.cache {
-            Some(folder) => write!(f, "the cache is {}", Place(folder)),
-            None => write!(f, "there is no cache: neither HF_HUB_CACHE, HF_HOME nor HOME is set"),
+            Some(folder) => write!(f, "the cache is {}", Place(folder))?,
+            None => write!(f, "there is no cache: neither HF_HUB_CACHE, HF_HOME nor HOME is set")?,
+        }
+        match &self.torch_cache {
+            Some(folder) if self.models.iter().any(|model| model.checkpoint.is_some()) => {
+                write!(f, "\nthe torch hub cache is {}", Place(folder))
+            }
+            Some(_) | None => Ok(()),
         }
     }
 }

@@ -13,6 +13,7 @@ use graph::{Bounds, Graph, Param, Piece};
 use models::{Encoder, HeadConfig, Output, candidates, derived, mlp_head, twins};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -258,6 +259,38 @@ impl HeadModel {
         Self::new(&path.display().to_string(), Weights::open(path)?, true, dna, protein)
     }
 
+    /// Opens a head whose encoders are not known. Both embeddings are taken side by side, so where the one ends and the
+    /// other begins changes no number: it is DNABERT-S's width where the rows are wider than that, else the middle.
+    pub(crate) fn open_alone(path: &Path) -> Result<Self, RunError> {
+        let weights = Weights::open(path)?;
+        let name = path.display().to_string();
+        let shape = weights.tensor("hidden_layer.weight")?.shape().to_vec();
+        let columns = match shape[..] {
+            [_, columns] if columns >= 2 => columns,
+            _ => {
+                return Err(RunError::Refused(format!(
+                    "{}: `hidden_layer.weight` has the shape {shape:?}, which is no matrix over two embeddings",
+                    Place(path)
+                )));
+            }
+        };
+        let dna = if columns > DNABERT_S { DNABERT_S } else { columns / 2 };
+        Self::new(&name, weights, true, dna, columns - dna)
+    }
+
+    /// The heads in a folder of weights: `head.safetensors` or else `head.pth`, or else those that are named by their window
+    /// length as VirNucPro's are (`300_model.pth`), by that length.
+    pub fn in_folder(folder: &Path) -> Vec<PathBuf> {
+        if let Some(head) = HEADS.iter().map(|name| folder.join(name)).find(|path| path.exists()) {
+            return vec![head];
+        }
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+        let mut heads: Vec<(usize, PathBuf)> =
+            entries.filter_map(|path| Some((Self::length_in_name(&path)?, path))).collect();
+        heads.sort();
+        heads.into_iter().map(|(_, path)| path).collect()
+    }
+
     /// The head that is compiled in.
     pub fn builtin(dna: u64, protein: u64) -> Result<Self, RunError> {
         let name = "built-in head";
@@ -299,6 +332,15 @@ impl HeadModel {
         file[digits..].starts_with("_model").then(|| file[..digits].parse().ok())?
     }
 }
+
+/// Heads without a length in their names: safetensors before a pickle.
+const HEADS: [&str; 2] = ["head.safetensors", "head.pth"];
+
+/// What a head's file is called in a folder of weights.
+pub const HEAD_NAMES: &str = "head.safetensors, head.pth, 500_model.pth or 300_model.pth";
+
+/// Columns of DNABERT-S's embedding.
+const DNABERT_S: u64 = 768;
 
 /// The text of a model's configuration.
 pub(crate) fn read_config(path: &Path) -> Result<String, RunError> {

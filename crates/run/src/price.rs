@@ -3,14 +3,16 @@
 use crate::hub::{self, Need};
 use crate::lanes::{HOST, planned};
 use crate::session::{LETTERS_OF_LANE, bounds, on_cpu, threads};
-use crate::{RunError, Settings, Silent, machine};
+use crate::{RunError, Settings, Silent, machine, process};
 use data::bounded;
 use data::pack::MOST_PACKS;
 use data::printable::Place;
 use data::weights::HubEnv;
 use graph::Bytes;
 use models::{Encoder, Output, known};
-use plan::{Dump, OPEN_STEPS, PlanError, Policy, Precision, Program, Stream, Target, Weights, compile_with};
+use plan::{
+    Dump, OPEN_STEPS, PlanError, Policy, Precision, Program, Staging, Stream, Target, Weights, compile_with,
+};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -155,6 +157,35 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
         };
         Ok(plan::fit(request.tokens, search, stream, &mut build)?)
     })
+}
+
+/// What the process itself would hold on the CPU in place, beside the plan: the lines of a run that do not depend on its input.
+/// Nothing for any other target, whose plan is not about this host's memory.
+pub fn process(request: &Request) -> Process {
+    if request.target.name != CPU {
+        return Process::default();
+    }
+    let settings = Settings { threads: request.threads(), ..Settings::default() };
+    Process { lines: process::before_input(&settings) }
+}
+
+/// Lines of the process itself.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Process {
+    lines: Vec<Staging>,
+}
+
+impl Process {
+    /// Bytes by label.
+    pub fn to_json(&self) -> Value {
+        process::to_json(&self.lines)
+    }
+
+    /// A line for each, with its end.
+    pub fn to_text(&self) -> String {
+        let heading = "beside the plan the process takes, without what depends on the input";
+        process::to_text(heading, &self.lines)
+    }
 }
 
 /// The plan as JSON; the ledger sums to `peak_bytes`.

@@ -6,6 +6,7 @@ use crate::{Device, RunError, Settings, machine};
 use exec::memory::kib;
 use graph::Bytes;
 use plan::{Bill, Ledger, PIECE, PlanError, Program, Staging};
+use serde_json::{Map, Value};
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -99,6 +100,36 @@ impl Process {
         let weights = readers * COPIES_OF_PIECE * piece + if readers > 1 { 5 * piece } else { 0 };
         self.add("queues, or weights while they are loaded", queues.max(weights));
     }
+}
+
+/// What a run would hold in this process: the lines that do not depend on its input. Nothing where the
+/// memory that is planned is not the host's.
+pub(crate) fn before_input(settings: &Settings) -> Vec<Staging> {
+    let Some(mut process) = Process::of(settings) else { return vec![] };
+    process.add_threads(settings, settings.tokenizers().max(1) + 1);
+    process.lines
+}
+
+/// The lines of a process as JSON: bytes by label.
+pub(crate) fn to_json(lines: &[Staging]) -> Value {
+    let lines: Map<String, Value> =
+        lines.iter().map(|line| (line.label.clone(), line.bytes.0.into())).collect();
+    lines.into()
+}
+
+/// The lines of a process under `heading`, as a person reads them, each with its end; nothing without lines.
+pub(crate) fn to_text(heading: &str, lines: &[Staging]) -> String {
+    if lines.is_empty() {
+        return String::new();
+    }
+    let sum = lines.iter().map(|line| line.bytes).sum::<Bytes>();
+    let rows = lines.iter().map(|line| (&*line.label, line.bytes)).chain([("sum", sum)]);
+    let rows: Vec<(&str, String)> = rows.map(|(label, bytes)| (label, bytes.to_string())).collect();
+    let (labels, bytes) = rows.iter().fold((0, 0), |(labels, bytes), (label, text)| {
+        (labels.max(label.chars().count()), bytes.max(text.chars().count()))
+    });
+    let rows = rows.iter().map(|(label, text)| format!("  {label:<labels$}  {text:>bytes$}\n"));
+    format!("{heading}\n{}", rows.collect::<String>())
 }
 
 /// Bytes of the files that are mapped, by the lines of /proc/self/maps: their pages count as resident once they were read.

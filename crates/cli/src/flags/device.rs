@@ -160,13 +160,24 @@ pub fn gpus() -> Vec<String> {
         Ok(cards) => lines.extend(cards.iter().map(|card| {
             let (major, minor) = card.capability;
             let (name, memory, ordinal) = (&card.name, card.memory, card.ordinal);
-            format!("cuda:{ordinal}: {name}, {memory}, compute capability {major}.{minor}{}", used(card))
+            let (used, formats) = (used(card), precisions(card));
+            format!("cuda:{ordinal}: {name}, {memory}, compute capability {major}.{minor}{used}; {formats}")
         })),
         // A missing driver was said above.
         Err(error) if libraries.missing().iter().any(|missing| missing.to_string() == error.to_string()) => {}
         Err(error) => lines.push(error.to_string()),
     }
     lines
+}
+
+/// The number formats that models can be computed in on a card.
+#[cfg(feature = "cuda")]
+fn precisions(card: &cuda::Card) -> String {
+    let names: Vec<&str> = card.precisions().into_iter().map(run::Precision::name).collect();
+    match &names[..] {
+        [] => "too old to be used, compute capability 8.0 or later is needed".to_owned(),
+        [auto, others @ ..] => format!("precision {auto} (--precision auto), also {}", others.join(", ")),
+    }
 }
 
 /// What is free of a card's memory and who holds the rest, as far as that is known.

@@ -2,12 +2,17 @@
 
 use super::print;
 use clap::Args;
-use run::{RunError, doctor};
+use run::RunError;
+use run::doctor::{Options, report};
 use std::process::ExitCode;
 
-/// Show what this machine offers: processor, memory, kernels, models in the hub cache, GPUs
+/// Show what this machine offers: processor, memory, GPUs, models in the local caches, precisions, free disk space
 #[derive(Debug, Args)]
 pub struct Doctor {
+    /// Also show the table of kernels: which of them computes each op, and in which element types
+    #[arg(long)]
+    kernels: bool,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -16,14 +21,10 @@ pub struct Doctor {
 impl Doctor {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, RunError> {
-        let (report, gpus) = (doctor::report()?, super::device::gpus());
-        if self.json {
-            let mut json = report.to_json();
-            json["gpu"] = gpus.into();
-            print(&format!("{json:#}"))?;
-        } else {
-            let lines: String = gpus.iter().map(|line| format!("  {line}\n")).collect();
-            print(&format!("{}\n\ngpu\n{}", report.to_string().trim_end(), lines.trim_end()))?;
+        let report = report(Options { gpus: super::device::gpus(), kernels: self.kernels })?;
+        match self.json {
+            true => print(&format!("{:#}", report.to_json()))?,
+            false => print(report.to_string().trim_end())?,
         }
         Ok(ExitCode::SUCCESS)
     }

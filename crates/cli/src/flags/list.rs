@@ -5,9 +5,10 @@ use clap::Args;
 use run::{RunError, list};
 use std::process::ExitCode;
 
-/// Show the models that can be run: size, and what of them is in the local Hugging Face cache
+/// Show the models that can be run: size, and which are in the local caches
 ///
-/// Known models, and others of their families that the cache has. A model that is not complete is fetched by the
+/// Known models, and others of their families that the Hugging Face cache has; checkpoints of fair-esm in the torch hub cache
+/// (~/.cache/torch/hub/checkpoints) stand beside their models. A model that is not complete is fetched by the
 /// first command that needs it.
 #[derive(Debug, Args)]
 pub struct List {

@@ -141,6 +141,19 @@ impl Machine {
         self.settings_on(self.device.open(self.card.options(depth as usize))?)
     }
 
+    /// The device that was asked for.
+    pub fn device(&self) -> &DeviceName {
+        &self.device
+    }
+
+    /// Takes a device and threads that other flags have named.
+    pub fn take(&mut self, device: Option<DeviceName>, threads: Option<u64>) {
+        if let Some(device) = device {
+            self.device = device;
+        }
+        self.threads = threads.or(self.threads);
+    }
+
     /// The same for commands that compute on one device.
     pub fn settings_of_one(&self) -> Result<Settings, RunError> {
         if self.host_memory.is_some() {

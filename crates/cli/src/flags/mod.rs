@@ -18,6 +18,7 @@ pub mod plot;
 pub mod predict;
 pub mod train;
 pub mod verify;
+mod virnucpro;
 pub mod voice;
 
 use run::RunError;

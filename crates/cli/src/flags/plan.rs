@@ -1,16 +1,18 @@
 //! `plimsoll plan`: the flags. Invariant: a flag that has no meaning for what is planned, a model or its training, is
 //! refused.
 
-use super::card::Options;
+use super::card;
 use super::device::DeviceName;
 use super::machine::{Precision, Streaming, threads};
+use super::predict::{ModelFlags, PREFETCH, length, usual_options};
 use super::{at_least_one, print};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, Command, Error, ValueEnum};
+use run::predict::{Models, files, planned};
 use run::price::{self, Request};
 use run::train::config::TrainConfig;
 use run::train::{self, priced};
-use run::{Device, RunError, Silent, Stream, Target};
+use run::{Device, RunError, Settings, Silent, Stream, Target, machine};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,8 +23,16 @@ use std::process::ExitCode;
 #[derive(Debug, Args)]
 pub struct Plan {
     /// The model: a hub id such as facebook/esm2_t36_3B_UR50D, a folder, or a config.json
-    #[arg(long, value_name = "PATH|HUB_ID", required_unless_present = "train")]
+    #[arg(long, value_name = "PATH|HUB_ID", required_unless_present_any = ["train", "predict"])]
     model: Option<String>,
+
+    /// Plan a whole prediction instead: both encoders, the head and the queues, as predict would take them under the same
+    /// budget, with the expected reads a second
+    #[arg(long, conflicts_with_all = ["model", "train", "dump_after"])]
+    predict: bool,
+
+    #[command(flatten)]
+    prediction: Prediction,
 
     /// Plan training instead: the fastest way inside the budget, of what the configuration leaves auto
     #[arg(long, value_name = "CONFIG.yaml", conflicts_with_all = ["model", "tokens", "stream_weights", "dump_after"])]
@@ -71,6 +81,46 @@ pub struct Plan {
     /// Print the graph as it is after this pass instead; a wrong name lists them
     #[arg(long, value_name = "PASS", conflicts_with = "format")]
     dump_after: Option<String>,
+}
+
+/// What --predict excludes. A required flag is not asked for where it is excluded, so flags that need it exclude these too.
+const OTHERS: [&str; 2] = ["model", "train"];
+
+/// What is predicted, with --predict.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "With --predict (without models: VirNucPro's, by their configurations alone)")]
+struct Prediction {
+    /// Folder with all models, as predict takes it
+    #[arg(long, value_name = "DIR", requires = "predict", conflicts_with_all = OTHERS)]
+    weights: Option<PathBuf>,
+
+    /// DNA model, a folder or a hub id [default: zhihan1996/DNABERT-S]
+    #[arg(long, value_name = "PATH|HUB_ID", requires = "predict", conflicts_with_all = OTHERS)]
+    dna_model: Option<String>,
+
+    /// Protein model, a folder or a hub id [default: facebook/esm2_t36_3B_UR50D]
+    #[arg(long, value_name = "PATH|HUB_ID", requires = "predict", conflicts_with_all = OTHERS)]
+    protein_model: Option<String>,
+
+    /// Head, a file [default: one of VirNucPro's size]
+    #[arg(long, value_name = "PATH", requires = "predict", conflicts_with_all = OTHERS)]
+    head: Option<PathBuf>,
+
+    /// Bases of a window [default: the length in the head's name, or else 500]
+    #[arg(long, value_name = "BASES", value_parser = length, requires = "predict", conflicts_with_all = OTHERS)]
+    length: Option<u64>,
+
+    /// Sequence files: what their records take is planned to the byte [default: a million reads of --read-length]
+    #[arg(long, value_name = "FILE", requires = "predict", conflicts_with_all = OTHERS)]
+    input: Vec<PathBuf>,
+
+    /// Bases of a read, for the expected speed
+    #[arg(long, default_value_t = 150, value_name = "BASES", value_parser = at_least_one, requires = "predict", conflicts_with_all = OTHERS)]
+    read_length: u64,
+
+    /// Open reading frames of a window, for the expected speed: random bases have 0.6 in a window of 150, genes 1 and more
+    #[arg(long, default_value_t = 1.0, value_name = "NUMBER", value_parser = orfs, requires = "predict", conflicts_with_all = OTHERS)]
+    orfs: f64,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -122,13 +172,21 @@ fn in_place(word: &str) -> Option<DeviceName> {
     }
 }
 
+fn orfs(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|n| (0.01..=6.0).contains(n));
+    number.ok_or_else(|| "give open reading frames of a window, 0.01 to 6".to_owned())
+}
+
 impl Plan {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, RunError> {
         let text = match (&self.train, &self.model) {
+            _ if self.predict => self.prediction()?,
             (Some(path), _) => self.training(path)?,
             (None, Some(model)) => self.inference(model)?,
-            (None, None) => return Err(RunError::Refused("plan: give --model or --train".to_owned())),
+            (None, None) => {
+                return Err(RunError::Refused("plan: give --model, --predict or --train".to_owned()));
+            }
         };
         print(text.trim_end())?;
         Ok(ExitCode::SUCCESS)
@@ -148,10 +206,70 @@ impl Plan {
             precision: self.precision.chosen(),
             target,
         };
+        let process = price::process(&request);
         match (&self.dump_after, self.format()) {
             (Some(pass), _) => self.dump(model, pass, request),
-            (None, Format::Text) => price::to_text(model, &price::program(model, &request)?),
-            (None, Format::Json) => Ok(format!("{:#}", price::to_json(&price::program(model, &request)?)?)),
+            (None, Format::Text) => {
+                let text = price::to_text(model, &price::program(model, &request)?)?;
+                Ok(format!("{text}\n{}", process.to_text()))
+            }
+            (None, Format::Json) => {
+                let mut plan = price::to_json(&price::program(model, &request)?)?;
+                plan["process"] = process.to_json();
+                Ok(format!("{plan:#}"))
+            }
+        }
+    }
+
+    /// The plan of a whole prediction.
+    fn prediction(&self) -> Result<String, RunError> {
+        let Prediction { weights, dna_model, protein_model, head, length, input, read_length, orfs } =
+            &self.prediction;
+        let target = self.target(price::target)?;
+        let budget = match self.budget.as_deref() {
+            Some(text) => Some(price::parse_budget(text, &target)?),
+            None => Some(target.memory).filter(|memory| memory.0 > 0),
+        };
+        let named = ModelFlags {
+            weights: weights.clone(),
+            dna_model: dna_model.clone(),
+            protein_model: protein_model.clone(),
+            head: head.clone(),
+        };
+        // Without a head these are the encoders of VirNucPro's size, and no built-in models.
+        let models = match (weights, head) {
+            (None, None) => Models { dna: dna_model.clone(), protein: protein_model.clone(), head: None },
+            _ => named.models(*length)?,
+        };
+        if let (Some(threads), true) = (self.threads, target.name != "cpu") {
+            price::with_threads(target.clone(), threads as usize)?;
+        }
+        let (name, is_sized) = (target.name.clone(), target.memory.0 > 0);
+        let device = planned::device(target, PREFETCH as usize)?;
+        if budget.is_none() && !is_sized && !matches!(device, Device::Cpu) {
+            let text = format!("--target {name} says nothing of a card's memory; give --budget, such as 24GB");
+            return Err(RunError::Refused(text));
+        }
+        let threads = self.threads.map_or_else(machine::cores, |n| n as usize);
+        let settings = Settings {
+            device,
+            threads,
+            budget,
+            precision: self.precision.chosen(),
+            tokens: self.tokens,
+            stream: self.streaming.stream(),
+            ..Settings::default()
+        };
+        let inputs = if input.is_empty() { vec![] } else { files(input)? };
+        let request = planned::Request {
+            options: usual_options(inputs, models, *length, settings),
+            read_length: *read_length,
+            orfs: *orfs,
+        };
+        let planned = planned::plan(&request)?;
+        match self.format() {
+            Format::Text => planned.to_text(),
+            Format::Json => Ok(format!("{:#}", planned.to_json()?)),
         }
     }
 
@@ -180,7 +298,7 @@ impl Plan {
     fn target(&self, known: impl FnOnce(&str) -> Result<Target, RunError>) -> Result<Target, RunError> {
         let Some(gpu) = in_place(&self.target) else { return known(&self.target) };
         let refused = |why: String| RunError::Refused(format!("--target {}: {why}", self.target));
-        match gpu.open_one(Options::default()).map_err(|error| refused(error.to_string()))? {
+        match gpu.open_one(card::Options::default()).map_err(|error| refused(error.to_string()))? {
             Device::Machines(machines) => Ok(machines[0].target()?),
             Device::Cpu => Err(refused("there is no GPU".to_owned())),
         }

@@ -9,14 +9,14 @@ use std::process::ExitCode;
 
 /// Draw the results of a prediction: calls, scores, and the score along records
 ///
-/// Reads the folder that plimsoll predict wrote and computes nothing anew. It draws an overview (how many
+/// Reads the folder that plimsoll predict wrote, or a folder of results of VirNucPro, and computes nothing anew. It draws an overview (how many
 /// records have which call, how scores are spread, the highest scores, and the score along the records with
 /// most scored windows), and every record that --record names. The names of the files that it wrote go to
 /// standard output.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct Plot {
-    /// The folder that plimsoll predict wrote
+    /// The folder that plimsoll predict wrote, or NAME_merged of VirNucPro with NAME_chunkedLENGTH.fa beside it
     #[arg(value_name = "RESULT_DIR")]
     results: PathBuf,
 

@@ -1,6 +1,7 @@
 //! `plimsoll predict`: the flags.
 
 use super::machine::{Machine, Sorting, Streaming};
+use super::virnucpro::VirnucproFlags;
 use super::voice::Voice;
 use super::{at_least, at_least_one, print};
 use crate::report;
@@ -30,12 +31,12 @@ pub struct Predict {
     output_dir: Option<PathBuf>,
 
     /// Replace the results of another run in that folder
-    #[arg(long)]
+    #[arg(long, short_alias = 'f')]
     force: bool,
 
     /// Bases of a window; the head must have been trained for it [default: the length in the head's name, such
     /// as 300_model.pth, or else 500]
-    #[arg(long, alias = "expected-length", value_name = "BASES", value_parser = length)]
+    #[arg(long, alias = "expected-length", short_alias = 'e', value_name = "BASES", value_parser = length)]
     length: Option<u64>,
 
     /// Take letters as VirNucPro does: codons with U are dropped [default: U is read as T]
@@ -47,7 +48,7 @@ pub struct Predict {
     threshold: f32,
 
     /// Also write the windows and open reading frames: chunked.fa, nucleotide.fa, protein.faa
-    #[arg(long)]
+    #[arg(long, short_alias = 'k')]
     keep_intermediate: bool,
 
     /// Also write the embedding of every open reading frame
@@ -72,11 +73,11 @@ pub struct Predict {
 
     /// Threads that read and translate the input [default: the number of cores, at most 8 for
     /// each device]
-    #[arg(long, value_name = "N", value_parser = workers, help_heading = "Machine")]
+    #[arg(long, alias = "num-workers", short_alias = 'w', value_name = "N", value_parser = workers, help_heading = "Machine")]
     dataloader_workers: Option<u64>,
 
     /// Pieces of input that each of them prepares ahead
-    #[arg(long, default_value_t = 2, value_name = "N", value_parser = prefetch, help_heading = "Machine")]
+    #[arg(long, default_value_t = PREFETCH, value_name = "N", value_parser = prefetch, help_heading = "Machine")]
     prefetch: u64,
 
     /// Seconds between two commits of the journal that a broken run goes on from; 0 commits at every step
@@ -100,29 +101,32 @@ pub struct Predict {
     source: bool,
 
     #[command(flatten)]
+    virnucpro: VirnucproFlags,
+
+    #[command(flatten)]
     voice: Voice,
 }
 
 /// Which models; with none of these flags, the small built-in ones.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Models (without any: small built-in ones, which are untrained)")]
-struct ModelFlags {
+pub(super) struct ModelFlags {
     /// Folder with all models: dnabert_s/, esm2/, and a head: head.safetensors, head.pth, 500_model.pth or
     /// 300_model.pth
     #[arg(long, value_name = "DIR")]
-    weights: Option<PathBuf>,
+    pub(super) weights: Option<PathBuf>,
 
     /// DNA model, a folder or a hub id; VirNucPro's is zhihan1996/DNABERT-S
     #[arg(long, value_name = "PATH|HUB_ID")]
-    dna_model: Option<String>,
+    pub(super) dna_model: Option<String>,
 
     /// Protein model, a folder or a hub id; VirNucPro's is facebook/esm2_t36_3B_UR50D
     #[arg(long, value_name = "PATH|HUB_ID")]
-    protein_model: Option<String>,
+    pub(super) protein_model: Option<String>,
 
     /// VirNucPro's classifier, such as 500_model.pth; given alone, it takes VirNucPro's encoders from the hub
-    #[arg(long, value_name = "PATH")]
-    head: Option<PathBuf>,
+    #[arg(long, alias = "model-path", short_alias = 'p', value_name = "PATH")]
+    pub(super) head: Option<PathBuf>,
 }
 
 /// How embeddings are saved.
@@ -133,7 +137,7 @@ enum Format {
     Parquet,
 }
 
-fn length(text: &str) -> Result<u64, String> {
+pub(super) fn length(text: &str) -> Result<u64, String> {
     let number = at_least(3, text).ok().filter(|&n| n <= 1 << 20);
     number.ok_or_else(|| "give the bases of a window, a codon (3) to 1048576".to_owned())
 }
@@ -170,12 +174,16 @@ fn shard(text: &str) -> Result<Shard, String> {
 /// Threads that read and translate for each device, where there are so many cores.
 const WORKERS: usize = 8;
 
+/// Pieces of input that each of them prepares ahead, and steps that a GPU keeps open.
+pub(super) const PREFETCH: u64 = 2;
+
 /// Shards beyond any cluster are a typing error.
 const MOST_SHARDS: u64 = 100_000;
 
 impl Predict {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RunError> {
+    pub fn run(mut self) -> Result<ExitCode, RunError> {
+        self.take_foreign()?;
         let mut terminal = self.voice.terminal()?;
         terminal.listen()?;
         let options = self.options()?;
@@ -189,6 +197,17 @@ impl Predict {
             self.tell(report, &mut terminal)?;
         }
         Ok(ExitCode::from(if reports.iter().any(|r| r.failed > 0) { 2 } else { 0 }))
+    }
+
+    /// Puts what flags of virnucpro-broad say in the place of ours.
+    fn take_foreign(&mut self) -> Result<(), RunError> {
+        self.virnucpro.refuse()?;
+        let device = self.virnucpro.device(self.machine.device())?;
+        self.machine.take(device, self.virnucpro.threads());
+        let ModelFlags { head, weights, .. } = &self.models;
+        let length = self.virnucpro.length(head.as_ref(), weights.is_some())?;
+        self.length = self.length.or(length);
+        Ok(())
     }
 
     fn tell(&self, report: &Report, terminal: &mut Terminal) -> Result<(), RunError> {
@@ -209,11 +228,9 @@ impl Predict {
 
     fn options(&self) -> Result<Options, RunError> {
         let settings = Settings { stream: self.streaming.stream(), ..self.machine.settings(self.prefetch)? };
-        let most = WORKERS * settings.device.count();
-        let workers = self.dataloader_workers.map_or_else(|| machine::cores().min(most), |n| n as usize);
+        let workers = self.dataloader_workers.map_or_else(|| usual_workers(&settings), |n| n as usize);
         let models = self.models.models(self.length)?;
-        let named = || models.head.as_deref().and_then(HeadModel::length_in_name);
-        let length = self.length.map(|n| n as usize).or_else(named).unwrap_or(LENGTH);
+        let length = window_length(self.length, &models);
         Ok(Options {
             inputs: files(&self.inputs)?,
             output_dir: self.output_dir.clone().unwrap_or_else(|| match self.per_input {
@@ -244,9 +261,49 @@ impl Predict {
     }
 }
 
+/// Threads that read and translate where no flag says how many.
+fn usual_workers(settings: &Settings) -> usize {
+    machine::cores().min(WORKERS * settings.device.count())
+}
+
+/// Bases of a window: what was asked for, or what the head's name states.
+fn window_length(asked: Option<u64>, models: &Models) -> usize {
+    let named = || models.head.as_deref().and_then(HeadModel::length_in_name);
+    asked.map(|n| n as usize).or_else(named).unwrap_or(LENGTH)
+}
+
+/// A prediction of which nothing else is asked.
+pub(super) fn usual_options(
+    inputs: Vec<PathBuf>,
+    models: Models,
+    length: Option<u64>,
+    settings: Settings,
+) -> Options {
+    Options {
+        inputs,
+        output_dir: PathBuf::new(),
+        force: false,
+        length: window_length(length, &models),
+        models,
+        original_alphabet: false,
+        threshold: 0.5,
+        keep_intermediate: false,
+        save_embeddings: None,
+        strict: false,
+        workers: usual_workers(&settings),
+        prefetch: PREFETCH as usize,
+        commit_every: Duration::ZERO,
+        shard: None,
+        merge: vec![],
+        source: false,
+        sort_by_length: true,
+        settings,
+    }
+}
+
 impl ModelFlags {
     /// As `run` takes them: each flag by itself wins over the bundle.
-    fn models(&self, length: Option<u64>) -> Result<Models, RunError> {
+    pub(super) fn models(&self, length: Option<u64>) -> Result<Models, RunError> {
         let Self { weights, dna_model, protein_model, head } = self;
         let Some(bundle) = weights else {
             let Some(head) = head else {
@@ -281,9 +338,6 @@ const LENGTH: usize = 500;
 const DNA_ID: &str = "zhihan1996/DNABERT-S";
 const PROTEIN_ID: &str = "facebook/esm2_t36_3B_UR50D";
 
-/// The head of a bundle without a length in its name: safetensors before a pickle.
-const HEADS: [&str; 2] = ["head.safetensors", "head.pth"];
-
 /// An encoder's folder in the bundle. A missing one is an error here: a path that does not exist would be taken for a
 /// hub id.
 fn part(bundle: &Path, name: &str) -> Result<String, RunError> {
@@ -291,29 +345,20 @@ fn part(bundle: &Path, name: &str) -> Result<String, RunError> {
     if path.exists() { Ok(path.display().to_string()) } else { Err(incomplete(bundle, name)) }
 }
 
-/// The head of a bundle: [`HEADS`], or one that is named by its length as VirNucPro's are (`500_model.pth`), of which
-/// `length` chooses.
+/// The head of a bundle, of which `length` chooses where there are several.
 fn bundled_head(bundle: &Path, length: Option<u64>) -> Result<PathBuf, RunError> {
-    if let Some(head) = HEADS.iter().map(|name| bundle.join(name)).find(|path| path.exists()) {
-        return Ok(head);
-    }
-    let entries = std::fs::read_dir(bundle).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut heads: Vec<(usize, PathBuf)> =
-        entries.filter_map(|path| Some((HeadModel::length_in_name(&path)?, path))).collect();
-    heads.sort();
-    let names = |heads: &[(usize, PathBuf)]| {
-        let names = heads.iter().filter_map(|(_, path)| path.file_name()).map(|name| name.to_string_lossy());
+    let mut heads = HeadModel::in_folder(bundle);
+    let names = |heads: &[PathBuf]| {
+        let names = heads.iter().filter_map(|path| path.file_name()).map(|name| name.to_string_lossy());
         names.collect::<Vec<_>>().join(" and ")
     };
     let all = names(&heads);
     if let Some(length) = length {
-        heads.retain(|(named, _)| *named as u64 == length);
+        heads.retain(|head| HeadModel::length_in_name(head).is_none_or(|named| named as u64 == length));
     }
     match &heads[..] {
-        [(_, head)] => Ok(head.clone()),
-        [] if all.is_empty() => {
-            Err(incomplete(bundle, "head.safetensors, head.pth, 500_model.pth or 300_model.pth"))
-        }
+        [head] => Ok(head.clone()),
+        [] if all.is_empty() => Err(incomplete(bundle, run::HEAD_NAMES)),
         [] => Err(RunError::Refused(format!(
             "--weights {}: it holds {all}, and none for --length {}; leave --length out, or name a head with --head",
             run::Place(bundle),
@@ -330,9 +375,9 @@ fn bundled_head(bundle: &Path, length: Option<u64>) -> Result<PathBuf, RunError>
 fn incomplete(bundle: &Path, missing: &str) -> RunError {
     RunError::Refused(format!(
         "--weights {}: there is no {missing} in it; a folder of weights holds dnabert_s/ ({DNA_ID} on the hub), esm2/ \
-         ({PROTEIN_ID}) and a head (head.safetensors, head.pth, 500_model.pth or 300_model.pth); --head 500_model.pth \
-         without --weights takes both encoders from the hub",
-        run::Place(bundle)
+         ({PROTEIN_ID}) and a head ({}); --head 500_model.pth without --weights takes both encoders from the hub",
+        run::Place(bundle),
+        run::HEAD_NAMES
     ))
 }
 

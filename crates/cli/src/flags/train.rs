@@ -17,6 +17,10 @@ use std::process::ExitCode;
 /// The plan is made before anything is allocated: a run that does not fit is refused with its bill (exit 4). A run
 /// that was broken goes on from its newest checkpoint. The keys of the configuration are described by --schema and in
 /// docs/training-keys.md.
+///
+/// Exit codes: 0 trained; 1 failure, bad usage, configuration or data; 3 the run's folder holds checkpoints of another
+/// configuration, newer ones than the one to go on from, or none that can be read; 4 it does not fit in memory; 130 and 143
+/// interrupted (Ctrl-C, SIGTERM): the step reached is kept in a checkpoint, and the same command goes on from there.
 #[derive(Debug, Args)]
 pub struct Train {
     /// The configuration, a YAML file

@@ -18,16 +18,21 @@ use std::process::ExitCode;
 /// otherwise.
 #[derive(Debug, Args)]
 pub struct Verify {
-    /// A folder with dnabert_s/, esm2/ and head.safetensors or head.pth, or one model's folder
-    #[arg(long, value_name = "DIR", required_unless_present = "model")]
+    /// A folder with dnabert_s/, esm2/ and head.safetensors, head.pth, 500_model.pth or 300_model.pth, or one model's folder
+    #[arg(long, value_name = "DIR", required_unless_present_any = ["model", "head"])]
     weights: Option<PathBuf>,
 
     /// An encoder, a path or a hub id such as facebook/esm2_t6_8M_UR50D; may be given several times
     #[arg(long, value_name = "PATH|HUB_ID")]
     model: Vec<String>,
 
-    /// VirNucPro's own test files (NAME_nucleotide/, NAME_protein/, NAME_merged/): the real encoders and the head for
-    /// 500 bases are compared with them
+    /// A head without its encoders, such as 500_model.pth; may be given several times. With --reference its scores of the
+    /// embeddings in NAME_merged/ are compared with those that VirNucPro has printed
+    #[arg(long, value_name = "FILE")]
+    head: Vec<PathBuf>,
+
+    /// The folder of a run of VirNucPro (NAME_nucleotide/, NAME_protein/, NAME_merged/): encoders are compared with its
+    /// embeddings, heads with the scores in NAME_merged/prediction_results.txt
     #[arg(long, value_name = "DIR")]
     reference: Option<PathBuf>,
 
@@ -43,8 +48,13 @@ impl Verify {
     pub fn run(self) -> Result<ExitCode, RunError> {
         let mut terminal = self.voice.terminal()?;
         let settings = self.machine.settings_of_one()?;
-        let options =
-            Options { weights: self.weights, models: self.model, reference: self.reference, settings };
+        let options = Options {
+            weights: self.weights,
+            models: self.model,
+            heads: self.head,
+            reference: self.reference,
+            settings,
+        };
         let done = verify(&options, &mut terminal);
         terminal.finish();
         let report = done.inspect_err(|error| terminal.log(&crate::chain(error)))?;

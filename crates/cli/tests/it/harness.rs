@@ -64,6 +64,7 @@ impl Folder {
     pub fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
         command.args(words).current_dir(&self.0).env("HF_HOME", self.0.join("hf")).env("HF_HUB_OFFLINE", "1");
+        command.env("TORCH_HOME", self.0.join("torch"));
         for name in OF_THE_HUB {
             command.env_remove(name);
         }

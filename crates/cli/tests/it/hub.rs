@@ -173,6 +173,20 @@ fn the_list_has_all_known_models() {
     let ids: Vec<&str> = models.iter().filter_map(|m| m["id"].as_str()).collect();
     assert_eq!(ids, models::KNOWN.iter().map(|(id, _)| *id).collect::<Vec<_>>());
     assert_eq!(models[0]["parameters"], 7_512_353);
+    assert!(models.iter().all(|m| m["torch_checkpoint"].is_null()), "{models:?}");
+    for file in
+        ["esm2_t12_35M_UR50D.pt", "esm2_t12_35M_UR50D-contact-regression.pt", "esm1v_t33_650M_UR90S_1.pt"]
+    {
+        folder.write(&format!("torch/hub/checkpoints/{file}"), "12345");
+    }
+    let text = folder.run(&["list"]).ended(0).stdout();
+    let row = text.lines().find(|line| line.contains("esm2_t12_35M_UR50D")).expect("a row");
+    assert!(row.ends_with("  torch hub, 5 B") && text.matches("torch hub, ").count() == 1, "{text}");
+    assert!(
+        text.contains(&format!("the torch hub cache is {}", folder.path("torch/hub/checkpoints").display()))
+    );
+    let models = list(&folder);
+    assert_eq!(models[1]["torch_checkpoint_bytes"], 5, "{models:?}");
     let model = "hf/hub/models--org--half";
     folder.write(&format!("{model}/refs/main"), "0123abcd");
     let config = fs::read(golden("dnabert_s/config.json")).expect("golden");

@@ -27,3 +27,4 @@ mod training_killed;
 mod training_long;
 mod training_memory;
 mod verify;
+mod virnucpro_flags;

@@ -65,3 +65,20 @@ fn a_folder_that_cannot_be_made_is_named() {
     let said = folder.run(&["man", "-o", "file/man1"]).ended(1).stderr();
     assert!(said.contains("file/man1"), "{said}");
 }
+
+/// The exit codes of `train` are in the manual: those that its errors have.
+#[test]
+fn the_exit_codes_of_training_are_told() {
+    let folder = Folder::new("exit_codes");
+    let all = folder.run(&["--help"]).ended(0).stdout();
+    let codes = &all[all.find("Exit codes: ").expect("exit codes")..];
+    assert!(
+        codes.contains("for train its checkpoints") && codes.contains("train, from the checkpoint"),
+        "{codes}"
+    );
+    let train = folder.run(&["train", "--help"]).ended(0).stdout();
+    let codes = &train[train.find("Exit codes: ").expect("exit codes")..];
+    for code in ["0 trained", "1 failure", "3 the run's folder", "4 it does not fit", "130 and 143"] {
+        assert!(codes.replace('\n', " ").contains(code), "{code}: {codes}");
+    }
+}

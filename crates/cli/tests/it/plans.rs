@@ -28,6 +28,7 @@ fn every_known_model_has_a_plan_on_every_target() {
                 "lower_bound_bytes",
                 "peak_bytes",
                 "peak_instruction",
+                "process",
                 "streamed_bytes_per_step",
                 "target",
             ];
@@ -124,9 +125,19 @@ fn the_doctor_looks() {
     let folder = Folder::new("doctor");
     let text = folder.run(&["doctor"]).ended(0).stdout();
     assert!(text.contains("no models"), "{text}");
-    assert!(text.contains("gemm_f32") && text.contains(&folder.path("hf/hub").display().to_string()), "{text}");
+    assert!(text.contains(&folder.path("hf/hub").display().to_string()), "{text}");
+    // What a person asks for first comes first; kernels come when they are asked for.
+    let parts = ["\nprocessor\n", "\nmemory\n", "\ngpu\n", "\nmodels\n", "\ndisk\n"];
+    let places: Vec<Option<usize>> = parts.iter().map(|part| text.find(part)).collect();
+    assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{text}");
+    assert!(text.contains("(--precision auto), also ") && text.contains(" free in "), "{text}");
+    assert!(!text.contains("gemm_f32"), "{text}");
+    let text = folder.run(&["doctor", "--kernels"]).ended(0).stdout();
+    assert!(text.contains("\nkernels, compiled for ") && text.contains("gemm_f32"), "{text}");
     let json: Value = serde_json::from_str(&folder.run(&["doctor", "--json"]).ended(0).stdout()).expect("JSON");
     assert_eq!(json["plimsoll"], env!("CARGO_PKG_VERSION"));
+    assert!(json["disk"][0]["free_bytes"].as_u64().is_some_and(|free| free > 0), "{json}");
+    assert!(json.get("kernels").is_none(), "{json}");
     for (name, file) in [("whole", Some("model.safetensors")), ("planned", None)] {
         let model = format!("hf/hub/models--org--{name}");
         folder.write(&format!("{model}/refs/main"), "0123abcd");
@@ -143,6 +154,10 @@ fn the_doctor_looks() {
         "org/partial": "incomplete, no snapshot of `main`",
     });
     assert_eq!(json["hub_cache"]["models"], wanted);
+    assert_eq!(json["torch_hub_cache"]["checkpoints"], serde_json::json!([]));
+    folder.write("torch/hub/checkpoints/esm2_t6_8M_UR50D.pt", "12345");
+    let text = folder.run(&["doctor"]).ended(0).stdout();
+    assert!(text.contains("facebook/esm2_t6_8M_UR50D: ESM-2, 5 B"), "{text}");
     folder.write("p.faa", ">a\nMKV\n");
     folder.run(&["embed", "--model", "org/whole", "p.faa", "-o", "e.npy"]).ended(0);
     folder.run(&["embed", "--model", "org/planned", "p.faa", "-o", "f.npy"]).ended(1);
@@ -315,4 +330,121 @@ fn flags_of_the_other_plan() {
     ] {
         folder.run(&[&["plan"], words].concat()).ended(1);
     }
+}
+
+/// The words of a prediction with the golden models, which `predict` and `plan --predict` have in common.
+fn prediction(words: &[&str]) -> Vec<String> {
+    let base = ["--weights", &golden(""), "--length", "300", "--threads", "2", "--precision", "f32"];
+    base.iter().chain(words).map(|word| (*word).to_owned()).collect()
+}
+
+/// What `plan --predict` says is what `predict` itself takes under the same budget: every plan to the byte, and every line of
+/// the process but its heap, which is what the process has held by then.
+#[test]
+fn a_planned_prediction_is_the_one_that_runs() {
+    let folder = Folder::new("plan_predict");
+    let reads = golden("pipeline/reads.fa");
+    for budget in ["2GB", "250MB", "120MB"] {
+        for tokens in [None, Some("512")] {
+            let mut words = prediction(&["--memory-budget", budget]);
+            words.extend(tokens.iter().flat_map(|tokens| ["--tokens".to_owned(), (*tokens).to_owned()]));
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            let of_run = [&["predict", &reads, "-o", "out", "--force", "-q"], &words[..]].concat();
+            folder.run(&of_run).ended(0);
+            let record: Value = serde_json::from_slice(&folder.read("out/run.json")).expect("JSON");
+            let planned = plan(&folder, &[&["--predict", "--input", &reads], &words[..]].concat());
+            let stages = planned["stages"].as_array().expect("stages");
+            let last = stages.last().expect("a stage");
+            for key in ["ledger", "peak_bytes", "bounds", "lanes", "digest", "host_staging_bytes"] {
+                assert_eq!(last[key], record["plan"][key], "{budget}: {key}");
+            }
+            let labels = |process: &Value| -> Vec<String> {
+                process.as_object().expect("an object").keys().cloned().collect()
+            };
+            let (ours, theirs) = (&planned["process"], &record["process"]);
+            assert_eq!(labels(ours), labels(theirs), "{budget}");
+            for label in labels(ours).iter().filter(|label| *label != "heap") {
+                assert_eq!(ours[label], theirs[label], "{budget}: {label}");
+            }
+            let heaps = [ours, theirs].map(|process| process["heap"].as_u64().expect("bytes"));
+            assert!(heaps[0].abs_diff(heaps[1]) <= 16 << 20, "{heaps:?}");
+        }
+    }
+}
+
+/// What `predict` refuses is refused by its plan too, with the lines of the process in the bill.
+#[test]
+fn a_prediction_that_does_not_fit_has_a_refused_plan() {
+    let folder = Folder::new("plan_predict_refused");
+    let (reads, words) = (golden("pipeline/reads.fa"), prediction(&["--memory-budget", "20MB"]));
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let ran = folder.run(&[&["predict", &reads, "-o", "out", "-q"], &words[..]].concat()).ended(4).stderr();
+    let planned =
+        folder.run(&[&["plan", "--predict", "--input", &reads], &words[..]].concat()).ended(4).stderr();
+    for said in [ran, planned] {
+        assert!(
+            said.contains("the budget is 20 000 000 B") && said.contains("process: code and tables "),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn a_prediction_is_planned_for_cards_that_are_not_here() {
+    let folder = Folder::new("plan_predict_cards");
+    let speed = |words: &[&str]| {
+        let planned = plan(&folder, &[&["--predict"], words].concat());
+        let peak = planned["stages"].as_array().expect("stages").iter().map(|stage| &stage["peak_bytes"]);
+        let peak = peak.filter_map(Value::as_u64).max();
+        assert_eq!(planned["process"], serde_json::json!({}), "{planned}");
+        assert_eq!(planned["peak_bytes"].as_u64(), peak);
+        assert!(peak <= planned["budget_bytes"].as_u64(), "{planned}");
+        (planned["reads"]["per_second"].as_f64().expect("a speed"), planned["stages"].as_array().map(Vec::len))
+    };
+    let (h200, stages) = speed(&["--target", "h200"]);
+    assert_eq!(stages, Some(1));
+    let (small, _) = speed(&["--target", "4090"]);
+    assert!(h200 > small && small > 0.0, "{h200} {small}");
+    // Longer reads have more windows and tokens, and half as many open reading frames take half the time.
+    let (long, _) = speed(&["--target", "h200", "--read-length", "1000"]);
+    assert!(long < h200 / 3.0, "{long} {h200}");
+    let (half, _) = speed(&["--target", "h200", "--orfs", "0.5"]);
+    assert!((half / h200 - 2.0).abs() < 1e-6, "{half} {h200}");
+    // Both encoders do not fit beside each other in a line that either fits in.
+    let (_, stages) = speed(&["--target", "4090", "--budget", "6.5GB"]);
+    assert_eq!(stages, Some(2));
+    folder.run(&["plan", "--predict", "--target", "4090", "--budget", "100MB"]).ended(4);
+    let text = folder.run(&["plan", "--predict", "--target", "h200"]).ended(0).stdout();
+    assert!(text.contains("stage 1 of 1: both encoders and the head"), "{text}");
+    assert!(
+        text.contains(" reads/s of 150 bases, at 1 window a read and 1 open reading frame a window"),
+        "{text}"
+    );
+    let said = folder.run(&["plan", "--predict", "--target", "cuda"]).ended(1).stderr();
+    assert!(said.contains("give --budget"), "{said}");
+    let said = folder.run(&["plan", "--predict", "--target", "null"]).ended(1).stderr();
+    assert!(said.contains("--target cpu"), "{said}");
+    for flag in [["--read-length", "100"], ["--orfs", "2"], ["--length", "300"], ["--input", "reads.fa"]] {
+        folder.run(&[&["plan", "--model", "esm2_t6_8M_UR50D"], &flag[..]].concat()).ended(1);
+    }
+}
+
+/// What the process itself takes is a line each, for the CPU in place, whose memory it is.
+#[test]
+fn a_plan_has_the_lines_of_the_process() {
+    let folder = Folder::new("plan_process");
+    let model = ["--model", &golden("esm2"), "--threads", "2", "--budget", "1GB"];
+    let here = plan(&folder, &[&model[..], &["--target", "cpu"]].concat());
+    for label in ["code and tables", "heap", "thread stacks"] {
+        assert!(here["process"][label].as_u64().is_some_and(|bytes| bytes > 0), "{label}: {here}");
+    }
+    let text = folder.run(&[&["plan"], &model[..]].concat()).ended(0).stdout();
+    let (_, process) = text.split_once("beside the plan the process takes").expect("the lines of the process");
+    assert!(process.contains("\n  code and tables ") && process.contains("\n  thread stacks "), "{text}");
+    let proteins = golden("esm2/proteins.faa");
+    let words = ["embed", "--model", &golden("esm2"), &proteins, "-o", "e.npy", "--threads", "2", "--json"];
+    let report: Value = serde_json::from_str(&folder.run(&words).ended(0).stdout()).expect("JSON");
+    assert_eq!(report["process"]["thread stacks"], here["process"]["thread stacks"], "{report}");
+    let card = plan(&folder, &["--model", &golden("esm2"), "--target", "h200"]);
+    assert_eq!(card["process"], serde_json::json!({}));
 }

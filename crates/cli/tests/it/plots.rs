@@ -66,3 +66,72 @@ fn a_prediction_can_be_drawn_and_then_replaced() {
     assert!(picture.contains(">reads.fa<"));
     folder.run(&[&words[..], &["--force"]].concat()).ended(0);
 }
+
+/// The golden results in the folders of VirNucPro: `reads_chunked500.fa` and `reads_merged/`.
+fn original(folder: &Folder) {
+    let golden = |file: &str| std::fs::read(golden(&format!("pipeline/expected_500/{file}"))).expect("golden");
+    folder.write("o/reads_chunked500.fa", golden("chunked.fa"));
+    for file in ["prediction_results.txt", "prediction_results_highestscore.csv"] {
+        folder.write(&format!("o/reads_merged/{file}"), golden(file));
+    }
+}
+
+/// VirNucPro's own results give the pictures that a prediction of the same input with the same weights gives.
+#[test]
+fn results_of_the_original_are_drawn() {
+    let folder = Folder::new("plot_original");
+    original(&folder);
+    let words = ["predict", &golden("pipeline/reads.fa"), "--weights", &golden(""), "--precision", "f32", "-q"];
+    folder.run(&[&words[..], &["-o", "out", "--length", "500"]].concat()).ended(0);
+    let drawn = |results: &str, output: &str| {
+        let record = ["--record", "read_10", "--format", "svg"];
+        folder.run(&[&["plot", results, "-o", output], &record[..]].concat()).ended(0);
+        ["overview", "record_read_10"].map(|name| {
+            let text = String::from_utf8(folder.read(&format!("{output}/{name}.svg"))).expect("text");
+            assert!(text.contains("VirNucPro") != text.contains("plimsoll 0."), "{text}");
+            text
+        })
+    };
+    let ours = drawn("out", "ours");
+    // The inputs are named by what the folders are called, and the program by who predicted.
+    let version = format!("plimsoll {}", env!("CARGO_PKG_VERSION"));
+    let numbers = |text: &str| {
+        let text = text.replace("reads.fa", "reads").replace(&version, "VirNucPro");
+        // Widths of these words move what stands behind them.
+        let labels = text.lines().filter(|line| line.contains("<path") || line.contains("<rect"));
+        labels.map(str::to_owned).collect::<Vec<_>>()
+    };
+    for (results, output) in [("o/reads_merged", "merged"), ("o", "above")] {
+        let theirs = drawn(results, output);
+        for (ours, theirs) in ours.iter().zip(&theirs) {
+            assert!(!numbers(ours).is_empty());
+            assert_eq!(numbers(ours), numbers(theirs), "{results}");
+        }
+    }
+}
+
+#[test]
+fn results_of_the_original_that_contradict_each_other() {
+    let folder = Folder::new("plot_original_torn");
+    let said =
+        |words: &str| folder.run(&["plot", "o/reads_merged", "-o", "p"]).ended(1).stderr().contains(words);
+    let edit = |file: &str, from: &str, to: &str| {
+        original(&folder);
+        let text = String::from_utf8(folder.read(file)).expect("text");
+        assert!(text.contains(from), "{file}: {from}");
+        folder.write(file, text.replacen(from, to, 1));
+    };
+    edit("o/reads_merged/prediction_results_highestscore.csv", "read_0_chunk_1\tTrue", "read_0_chunk_1\tFalse");
+    assert!(said("`read_0_chunk_1` contradicts prediction_results.txt"));
+    edit("o/reads_merged/prediction_results.txt", "read_0_chunk_1F1", "read_0_chunk_1F9");
+    assert!(said("prediction_results.txt, line 2: `read_0_chunk_1F9` is no open reading frame's name"));
+    edit("o/reads_chunked500.fa", ">read_0_chunk_1", ">other_chunk_1");
+    assert!(
+        said("contradicts prediction_results.txt or is missing there") || said("they are of different runs")
+    );
+    edit("o/reads_chunked500.fa", ">read_0_chunk_1", ">read_0_chunk_2");
+    assert!(said("`read_0_chunk_2` does not follow on window 0"));
+    original(&folder);
+    std::fs::remove_file(folder.path("o/reads_chunked500.fa")).expect("removed");
+    assert!(said("put reads_chunkedLENGTH.fa of that run beside the folder"));
+}

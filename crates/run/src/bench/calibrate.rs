@@ -189,7 +189,7 @@ fn text(path: &Path, settings: &Settings, rates: Rates, storage_is_measured: boo
     let (target, name) = (settings.target()?, path.file_stem().unwrap_or_default().to_string_lossy());
     let (machine, kernels_of) = match &settings.device {
         Device::Cpu => {
-            let machine = doctor::report()?;
+            let machine = doctor::report(doctor::Options::default())?;
             let processor = machine.cpu.unwrap_or_else(|| "an unknown processor".to_owned());
             (format!("{processor}, {} threads, {}", target.units, machine.isa), r#"["cpu"]"#)
         }

@@ -143,6 +143,8 @@ pub struct Report {
     pub fill: Option<f64>,
     /// The plan against the budget, in one line.
     pub memory_line: String,
+    /// What the process itself was planned to take of the host's memory.
+    pub process: Vec<Staging>,
     /// What each device did.
     pub devices: Vec<Usage>,
 }
@@ -164,6 +166,7 @@ impl Report {
             "tokens_per_second": self.tokens_per_second,
             "packing_fill_but_last": self.fill,
             "memory": self.memory_line,
+            "process": crate::process::to_json(&self.process),
             "devices": self.devices.iter().map(|device| device.to_json(self.seconds)).collect::<Vec<_>>(),
         })
     }
@@ -249,6 +252,7 @@ fn run(
         tokens_per_second: tokens as f64 / loaded.elapsed().as_secs_f64().max(1e-9),
         fill: (fill.packs > 1).then(|| fill.but_last()),
         memory_line,
+        process: settings.process.clone(),
         devices,
     })
 }

@@ -4,6 +4,7 @@
 
 mod draw;
 mod names;
+mod original;
 mod results;
 mod rows;
 mod survey;
@@ -57,7 +58,7 @@ pub enum Output {
 /// What is asked for.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The folder that `predict` wrote.
+    /// The folder that `predict` wrote, or a folder of results of VirNucPro.
     pub results: PathBuf,
     /// Ids, as they stand in `predictions.tsv`.
     pub records: Vec<String>,

@@ -1,6 +1,7 @@
 //! A folder of results, read again. Invariant: every row is looked at, and tables that do not belong together
 //! or to their run record are an error with path and line; nothing is computed anew.
 
+use super::original::{self, Original};
 use super::rows::Rows;
 use super::survey::{CALLS, Entry, Survey};
 use super::track::{Track, Window};
@@ -25,8 +26,8 @@ const OF_A_FRAME: [&str; 3] = ["Sequence_ID", "score1", "score2"];
 /// What the run record says that a picture needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct About {
-    /// The version that predicted.
-    pub version: String,
+    /// The program that predicted, with its version where the results state it.
+    pub made_by: String,
     /// Names of the input files, without their folders.
     pub inputs: Vec<String>,
     /// Whether scores mean anything.
@@ -35,10 +36,6 @@ pub struct About {
     pub threshold: f32,
     /// Bases of a window.
     pub length: u64,
-    /// Rows of `predictions.tsv`.
-    records: u64,
-    /// Rows of `windows.tsv`.
-    windows: u64,
 }
 
 /// A folder of results.
@@ -47,6 +44,24 @@ pub struct Results {
     pub folder: PathBuf,
     /// What its run record says.
     pub about: About,
+    source: Source,
+}
+
+/// Who wrote the results.
+enum Source {
+    /// `predict`, which tells how many rows its tables have.
+    Ours(RowCounts),
+    /// VirNucPro or virnucpro-broad.
+    Original(Original),
+}
+
+/// Rows of the tables of `predict`.
+#[derive(Clone, Copy)]
+pub(super) struct RowCounts {
+    /// Of `predictions.tsv`.
+    records: u64,
+    /// Of `windows.tsv`.
+    windows: u64,
 }
 
 impl Results {
@@ -54,37 +69,56 @@ impl Results {
     pub fn open(folder: &Path) -> Result<Self, RunError> {
         let path = folder.join(RUN_RECORD);
         if !path.is_file() {
+            // Without a run record, tables of our own are of a run that was broken.
+            if !folder.join(PREDICTIONS).exists()
+                && let Some(tables) = original::tables_in(folder)?
+            {
+                let original = Original::open(&tables)?;
+                let (about, source) = (original.about.clone(), Source::Original(original));
+                return Ok(Results { folder: folder.to_owned(), about, source });
+            }
             return Err(RunError::Refused(format!(
                 "{}: there is no {RUN_RECORD} in it, so it holds no complete result; give the folder that \
-                 plimsoll predict wrote (of shards: that of --merge)",
+                 plimsoll predict wrote (of shards: that of --merge), or NAME_merged of VirNucPro",
                 folder.display()
             )));
         }
         let text = fs::read_to_string(&path).map_err(RunError::io(&path))?;
         let record = serde_json::from_str(&text).ok();
-        let about = record.as_ref().ok_or("JSON").and_then(about).map_err(|what| {
+        let (about, counts) = record.as_ref().ok_or("JSON").and_then(about).map_err(|what| {
             let text = "is not the run record of a prediction";
             RunError::Refused(format!(
                 "{} {text} (no {what} in it); run plimsoll predict again",
                 path.display()
             ))
         })?;
-        Ok(Results { folder: folder.to_owned(), about })
+        Ok(Results { folder: folder.to_owned(), about, source: Source::Ours(counts) })
     }
 
     /// Hands every record to `see`, in order.
     pub fn records(&self, mut see: impl FnMut(&Entry)) -> Result<(), DataError> {
+        let said = match &self.source {
+            Source::Ours(counts) => counts,
+            Source::Original(original) => {
+                original.records(see);
+                return Ok(());
+            }
+        };
         let mut rows = self.predictions()?;
         let mut count = 0;
         while let Some(entry) = rows.next(|cells| entry(count, cells))? {
             see(&entry);
             count += 1;
         }
-        self.agree(&rows, count, self.about.records)
+        self.agree(&rows, count, said.records)
     }
 
     /// The windows of the chosen records, which are sorted by ordinal; scores of all windows go to `survey`.
     pub fn tracks(&self, chosen: &[Entry], survey: &mut Survey) -> Result<Vec<Track>, DataError> {
+        let said = match &self.source {
+            Source::Ours(counts) => counts,
+            Source::Original(original) => return Ok(original.tracks(chosen, survey)),
+        };
         let mut records = self.predictions()?;
         let mut windows = Rows::open(&self.folder.join(WINDOWS), &OF_A_WINDOW)?;
         let frames = self.folder.join(FRAMES);
@@ -117,7 +151,7 @@ impl Results {
         }
         windows.expect_end()?;
         frames.as_mut().map_or(Ok(()), Rows::expect_end)?;
-        self.agree(&windows, count, self.about.windows)?;
+        self.agree(&windows, count, said.windows)?;
         Ok(tracks)
     }
 
@@ -136,22 +170,25 @@ impl Results {
 }
 
 /// What a run record says; what is missing is named.
-pub fn about(record: &Value) -> Result<About, &'static str> {
+pub(super) fn about(record: &Value) -> Result<(About, RowCounts), &'static str> {
     let number = |value: &Value, name| value.as_u64().ok_or(name);
     let (parameters, counts) = (&record["identity"]["parameters"], &record["counts"]);
     let name = |path: &Value| {
         let path = Path::new(path.as_str()?);
         Some(path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned())
     };
-    Ok(About {
-        version: record["plimsoll"].as_str().ok_or("`plimsoll`")?.to_owned(),
+    let about = About {
+        made_by: format!("plimsoll {}", record["plimsoll"].as_str().ok_or("`plimsoll`")?),
         inputs: record["inputs"].as_array().ok_or("`inputs`")?.iter().filter_map(name).collect(),
         trained: record["models"]["trained"].as_bool().ok_or("`models.trained`")?,
         threshold: parameters["threshold"].as_f64().ok_or("`threshold`")? as f32,
         length: number(&parameters["length"], "`length`")?,
+    };
+    let counts = RowCounts {
         records: number(&counts["records"], "`counts.records`")?,
         windows: number(&counts["windows"], "`counts.windows`")?,
-    })
+    };
+    Ok((about, counts))
 }
 
 fn entry(ordinal: u64, cells: [&str; 7]) -> Result<Entry, String> {

@@ -8,6 +8,7 @@ pub(crate) mod folder;
 mod kept;
 mod options;
 pub mod output;
+pub mod planned;
 mod produce;
 mod program;
 mod queue;
@@ -164,8 +165,7 @@ fn predict_one(
     }
 }
 
-/// How large the queues may be, from the largest down, each with the lines of its process, where the host's memory has a line.
-/// Files are read once for their longest record.
+/// How large the queues may be, for this input: files are read once for their longest record.
 fn hosts(
     options: &Options,
     opened: &Opened,
@@ -179,19 +179,11 @@ fn hosts(
         true => Process::of(&options.settings),
         false => Some(Process { lines: before.clone() }),
     };
-    let extent = match process().is_some() && files && options.merge.is_empty() {
-        true => extent(&options.inputs, &|| stopped(observer, "nothing had begun"))?,
-        false => Extent::default(),
+    let measure = || match files && options.merge.is_empty() {
+        true => extent(&options.inputs, &|| stopped(observer, "nothing had begun")),
+        false => Ok(Extent::default()),
     };
-    // Asked once more: a decoder has held what it needs by now.
-    let Some(process) = process() else { return Ok(vec![(Queues::USUAL, vec![])]) };
-    let line = Settings { budget: Some(budget), ..options.settings.clone() }.host_line()?;
-    let billed = |queues: Queues| {
-        let mut process = process.clone();
-        queues.bill(options, &extent, opened.head.trained, &mut process);
-        (queues, process.lines)
-    };
-    Ok(Queues::within(line, options, &extent).map(billed).collect())
+    planned::hosts(options, opened.head.trained, budget, process, measure)
 }
 
 /// Whether a folder is one of these, whatever they are called.

@@ -6,11 +6,11 @@ use super::engine::Totals;
 use super::{Opened, Options};
 use crate::lanes::Usage;
 use crate::machine::Tracker;
-use crate::{EncoderModel, HeadModel, RunError, price};
+use crate::{EncoderModel, HeadModel, RunError, price, process};
 use data::pack::Fill;
 use data::sequence::Input;
 use graph::Bytes;
-use plan::Program;
+use plan::{Program, Staging};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -58,6 +58,8 @@ pub(crate) struct Story<'a> {
     /// The plan of the stage before, where there was one.
     pub(crate) before: Option<&'a Value>,
     pub(crate) budget: Bytes,
+    /// What the process itself was planned to take of the host's memory.
+    pub(crate) process: &'a [Staging],
     pub(crate) totals: &'a Totals,
     pub(crate) fill: [Fill; 2],
     pub(crate) seconds: f64,
@@ -107,6 +109,7 @@ impl Story<'_> {
             },
             "plan": self.program.map(price::to_json).transpose()?,
             "plan_of_nucleotide_stage": self.before,
+            "process": process::to_json(self.process),
             "windows_from_journal": t.kept,
             "sequences": {"orfs": t.orfs, "failed": t.failed, "records": t.records},
             "seconds": {

@@ -6,6 +6,7 @@ use super::compute::Compute;
 use super::engine::{Engine, Parts, Totals};
 use super::kept::{Keeper, Shelf, changed};
 use super::output::{self, Counts, Outputs};
+use super::planned;
 use super::produce::{self, Event, Front};
 use super::program::{DNA, PLANS, PROTEIN, Shape};
 use super::queues::Queues;
@@ -23,7 +24,7 @@ use data::pack::Fill;
 use data::sequence::Input;
 use exec::Executor;
 use graph::Bytes;
-use plan::{PlanError, Program, Staging, Stream};
+use plan::{Program, Staging};
 use serde_json::{Value, json};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -181,60 +182,21 @@ impl Run<'_> {
 
     /// The stages and their programs: one for all, or where that does not fit the nucleotide encoder first.
     fn plan(&self, observer: &mut dyn Observer) -> Result<Vec<(Stage, Program)>, RunError> {
-        // The line was read once: what is free changes from moment to moment.
-        let worth = self.options.settings.worth(lanes_worth(&self.options.inputs));
-        for last in 0..self.hosts.len() {
-            self.chosen.set(last);
-            let settings = Settings { budget: Some(self.budget), ..self.settings() };
-            match settings.in_lanes(worth, |settings| self.plan_in(settings, observer)) {
-                // Beside smaller queues there is more for plans.
-                Err(RunError::Plan(PlanError::OverBudget(_))) if last + 1 < self.hosts.len() => {}
-                planned => return planned,
-            }
+        let settings = &self.options.settings;
+        let worth = settings.worth(lanes_worth(&self.options.inputs));
+        let reread = self.keys.is_some();
+        let (chosen, stages) = planned::choose(&self.hosts, settings, self.budget, self.shape, worth, reread)?;
+        self.chosen.set(chosen);
+        if stages.len() > 1 {
+            let bytes = Bytes(self.shape.head.dna * 4);
+            let text = format!(
+                "both encoders do not fit under {} together: the nucleotide encoder runs first, and its embeddings \
+                 wait on disk ({bytes} for each open reading frame, in {})",
+                self.budget,
+                self.options.output_dir.join(resume::EMBEDDINGS).display()
+            );
+            observer.say(Level::Info, &text);
         }
-        Err(RunError::Refused("there are no queues to plan with; this is a bug of ours".to_owned()))
-    }
-
-    /// The same with lanes that were chosen: several only where one stage does all.
-    fn plan_in(
-        &self,
-        settings: &Settings,
-        observer: &mut dyn Observer,
-    ) -> Result<Vec<(Stage, Program)>, RunError> {
-        let (target, precision) = (settings.target()?, settings.precision()?);
-        let fit = |stage: Stage, stream: Stream| {
-            let settings = Settings { stream, ..settings.clone() };
-            let parts = (stage, settings.lanes);
-            let build = &mut |tokens, weights| self.shape.program(&target, precision, parts, tokens, weights);
-            Ok((stage, settings.fit_streaming(self.shape.longest(stage), build)?))
-        };
-        // Two passes over the input cost less than reading the weights in every step.
-        // What can be read only once has no second pass.
-        let whole = match settings.stream {
-            Stream::Auto if self.keys.is_some() => Stream::Never,
-            stream => stream,
-        };
-        match fit(Stage::Whole, whole) {
-            Err(RunError::Plan(PlanError::OverBudget(_))) if self.keys.is_some() && settings.lanes == 1 => {}
-            whole => return Ok(vec![whole?]),
-        }
-        let stages = [Stage::Nucleotide, Stage::Protein].map(|stage| fit(stage, settings.stream));
-        let stages = match stages {
-            // The bill of the larger one names what both would fit in.
-            [Err(RunError::Plan(PlanError::OverBudget(a))), Err(RunError::Plan(PlanError::OverBudget(b)))] => {
-                let larger = if a.ledger.total() > b.ledger.total() { a } else { b };
-                return Err(PlanError::OverBudget(larger).into());
-            }
-            stages => stages.into_iter().collect::<Result<Vec<_>, RunError>>()?,
-        };
-        let bytes = Bytes(self.shape.head.dna * 4);
-        let text = format!(
-            "both encoders do not fit under {} together: the nucleotide encoder runs first, and its embeddings \
-             wait on disk ({bytes} for each open reading frame, in {})",
-            self.budget,
-            self.options.output_dir.join(resume::EMBEDDINGS).display()
-        );
-        observer.say(Level::Info, &text);
         Ok(stages)
     }
 
@@ -422,6 +384,7 @@ impl Run<'_> {
             devices: parts.compute.as_ref().map_or(&[], Compute::usage),
             before,
             budget: self.budget,
+            process: &self.settings().process,
             totals: &totals,
             fill,
             seconds,

@@ -3,14 +3,14 @@
 
 use super::encoder::Opened;
 use super::facts::{ANCHORS, DNA_WIDTH, PROTEIN_WIDTH, SCORE_BOUND};
-use super::reference::sets;
+use super::reference::merged_sets;
 use super::{Options, Verdict, chain, distance, worst};
 use crate::session::load;
 use crate::{HeadModel, RunError, Settings};
 use data::weights::Weights;
 use exec::Executor;
 use graph::{Bounds, Counts};
-use models::mlp_head;
+use models::{HeadConfig, mlp_head};
 use plan::{PlanError, Policy, Program, compile};
 use std::fs;
 use std::path::Path;
@@ -27,36 +27,57 @@ const LENGTH: usize = 500;
 /// A head and its surroundings.
 pub(super) struct Subject<'a> {
     pub(super) path: &'a Path,
-    /// Both encoders, where they could be opened.
-    pub(super) parts: Option<(&'a Opened, &'a Opened)>,
+    pub(super) encoders: Encoders<'a>,
     /// The folder that may hold answers.
     pub(super) bundle: &'a Path,
+}
+
+/// What is known of a head's encoders.
+#[derive(Clone, Copy)]
+pub(super) enum Encoders<'a> {
+    /// The nucleotide and the protein encoder of its folder.
+    Opened(&'a Opened, &'a Opened),
+    /// Its folder should have both and has not, or they cannot be opened.
+    Missing,
+    /// The head was given alone.
+    Unknown,
 }
 
 /// The verdict on a head.
 pub(super) fn verify(subject: &Subject<'_>, options: &Options) -> Result<Verdict, RunError> {
     let mut verdict = Verdict::new(&subject.path.display().to_string());
-    let Some((dna_part, protein_part)) = subject.parts else {
-        verdict.add("opens", false, "its encoders could not be opened, so its sizes are not known");
-        return Ok(verdict);
+    let opened = match subject.encoders {
+        Encoders::Opened(dna, protein) => HeadModel::open(subject.path, dna.width, protein.width),
+        Encoders::Unknown => HeadModel::open_alone(subject.path),
+        Encoders::Missing => {
+            verdict.add("opens", false, "its encoders could not be opened, so its sizes are not known");
+            return Ok(verdict);
+        }
     };
-    let (dna, protein) = (dna_part.width, protein_part.width);
-    let head = match HeadModel::open(subject.path, dna, protein) {
+    let head = match opened {
         Ok(head) => head,
         Err(error) => {
             verdict.add("opens", false, chain(&error));
             return Ok(verdict);
         }
     };
-    verdict.about = format!("VirNucPro's head of {dna} + {protein} columns");
+    let HeadConfig { dna, protein, .. } = head.config;
+    verdict.about = match subject.encoders {
+        Encoders::Unknown => format!("VirNucPro's head of {} columns", dna + protein),
+        Encoders::Opened(..) | Encoders::Missing => format!("VirNucPro's head of {dna} + {protein} columns"),
+    };
     let tensors = head.weights.tensors().count();
     verdict.add("opens", true, format!("{tensors} tensors; {} hidden units", head.config.hidden));
     variance(&head, &mut verdict)?;
     let mut runner = Runner::start(&head, &options.settings)?;
     answers(subject.bundle, &mut runner, &mut verdict)?;
-    published(&head, options, &mut runner, &mut verdict)?;
+    reference(&head, options, &mut runner, &mut verdict)?;
     company(&mut runner, &mut verdict)?;
-    if let (Some(dna), Some(protein)) = (&dna_part.means, &protein_part.means) {
+    let means = match subject.encoders {
+        Encoders::Opened(dna, protein) => dna.means.as_ref().zip(protein.means.as_ref()),
+        Encoders::Missing | Encoders::Unknown => None,
+    };
+    if let Some((dna, protein)) = means {
         let wide = runner.scores(&paired(&dna.wide, &protein.wide))?;
         let narrow = runner.scores(&paired(&dna.narrow, &protein.narrow))?;
         distance::scores(&wide, &narrow, &mut verdict);
@@ -101,30 +122,56 @@ fn answers(bundle: &Path, runner: &mut Runner, verdict: &mut Verdict) -> Result<
     Ok(())
 }
 
-/// The published scores of the head for 500 bases, from the reference's embeddings.
-fn published(
+/// The scores that VirNucPro computed from the merged embeddings of its own runs: those of its `prediction_results.txt`, or
+/// else the published ones of the head for 500 bases.
+fn reference(
     head: &HeadModel,
     options: &Options,
     runner: &mut Runner,
     verdict: &mut Verdict,
 ) -> Result<(), RunError> {
     let Some(folder) = &options.reference else { return Ok(()) };
-    let fits = (head.config.dna, head.config.protein) == (DNA_WIDTH, PROTEIN_WIDTH);
-    if !fits || head.named_length().is_some_and(|length| length != LENGTH) {
-        verdict.note("reference", format!("it is of the head for {LENGTH} bases and the real encoders"));
-        return Ok(());
-    }
-    for set in sets(folder)? {
-        let rows = set.merged()?.unwrap_or_default();
-        let (mut count, mut difference, columns) = (0, 0f32, runner.columns);
-        for (id, row) in rows.iter().filter(|(_, row)| row.len() == columns) {
-            if let Some(anchor) = ANCHORS.iter().find(|anchor| anchor.id == id) {
-                difference = difference.max(worst(&runner.scores(row)?, &anchor.scores));
+    let columns = runner.columns;
+    for set in merged_sets(folder)? {
+        let name = &set.name;
+        let Some(rows) = set.merged()? else {
+            verdict.note("reference", format!("{name}: there is no output_1_merged.pt"));
+            continue;
+        };
+        if let Some((_, row)) = rows.iter().find(|(_, row)| row.len() != columns) {
+            let text = format!("{name}: its rows have {} columns, those of this head {columns}", row.len());
+            verdict.note("reference", text);
+            continue;
+        }
+        if let (Some(of_head), Some(of_set)) = (head.named_length(), set.length())
+            && of_head != of_set
+        {
+            let text = format!("{name}: its windows have {of_set} bases, this head is for {of_head}");
+            verdict.note("reference", text);
+            continue;
+        }
+        let printed = set.scores()?;
+        let published = |id: &str| {
+            let is_published = head.named_length().is_none_or(|length| length == LENGTH)
+                && columns as u64 == DNA_WIDTH + PROTEIN_WIDTH;
+            ANCHORS.iter().find(|anchor| is_published && anchor.id == id).map(|anchor| anchor.scores)
+        };
+        let (mut count, mut difference) = (0, 0f32);
+        for (id, row) in &rows {
+            let wanted = match &printed {
+                Some(scores) => scores.get(id).copied(),
+                None => published(id),
+            };
+            if let Some(wanted) = wanted {
+                difference = difference.max(worst(&runner.scores(row)?, &wanted));
                 count += 1;
             }
         }
-        if count > 0 {
-            verdict.near("reference", &format!("{}: {count} scores", set.name), difference, SCORE_BOUND);
+        match count {
+            0 => verdict.note("reference", format!("{name}: no scores of its {} rows are known", rows.len())),
+            _ => {
+                verdict.near("reference", &format!("{name}: {count} scores"), difference, SCORE_BOUND);
+            }
         }
     }
     Ok(())

@@ -11,7 +11,8 @@ mod head;
 mod reference;
 mod sequences;
 
-use crate::{Level, Observer, RunError, Settings};
+use crate::model::HEAD_NAMES;
+use crate::{HeadModel, Level, Observer, RunError, Settings};
 use data::printable::{Name, Place};
 use data::weights::HubEnv;
 use encoder::Opened;
@@ -23,10 +24,12 @@ use std::path::{Path, PathBuf};
 /// What is asked.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// A folder with `dnabert_s/`, `esm2/` and a head, or a model's folder.
+    /// A folder with `dnabert_s/`, `esm2/` and its heads, or a model's folder.
     pub weights: Option<PathBuf>,
     /// Encoders: paths or hub ids.
     pub models: Vec<String>,
+    /// Heads without their encoders: files.
+    pub heads: Vec<PathBuf>,
     /// VirNucPro's own test files: sequences with their embeddings and scores.
     pub reference: Option<PathBuf>,
     /// The machine.
@@ -76,7 +79,6 @@ pub enum Outcome {
 /// Folders and files of a bundle, as `predict --weights` takes them.
 const DNA: &str = "dnabert_s";
 const PROTEIN: &str = "esm2";
-const HEADS: [&str; 2] = ["head.safetensors", "head.pth"];
 
 /// Verifies.
 pub fn verify(options: &Options, observer: &mut dyn Observer) -> Result<Report, RunError> {
@@ -86,6 +88,13 @@ pub fn verify(options: &Options, observer: &mut dyn Observer) -> Result<Report, 
     }
     for model in &options.models {
         story.encoder(model)?;
+    }
+    for path in &options.heads {
+        if !path.exists() {
+            return Err(RunError::Refused(format!("--head {}: there is no such file", Place(path))));
+        }
+        let bundle = path.parent().unwrap_or(Path::new("."));
+        story.head(&head::Subject { path, encoders: head::Encoders::Unknown, bundle })?;
     }
     Ok(story.report)
 }
@@ -103,23 +112,37 @@ impl Story<'_> {
         if folder.join(crate::hub::CONFIG).exists() {
             return self.encoder(&folder.display().to_string()).map(drop);
         }
-        let head = HEADS.iter().map(|name| folder.join(name)).find(|path| path.exists());
+        let heads = HeadModel::in_folder(folder);
         let [dna, protein] = [DNA, PROTEIN].map(|name| folder.join(name));
-        if head.is_none() && !dna.exists() && !protein.exists() {
+        if heads.is_empty() && !dna.exists() && !protein.exists() {
             return Err(RunError::Refused(format!(
                 "--weights {}: there is nothing to verify in it; give a model's folder with its config.json, or a \
-                 folder with {DNA}/, {PROTEIN}/ and {}",
-                Place(folder),
-                HEADS.join(" or ")
+                 folder with {DNA}/, {PROTEIN}/ and a head ({HEAD_NAMES})",
+                Place(folder)
             )));
         }
         let dna = self.part(&dna)?;
         let protein = self.part(&protein)?;
-        let path = head.unwrap_or_else(|| folder.join(HEADS[0]));
-        self.observer.say(Level::Info, &format!("verifying {}", Place(&path)));
-        let parts = dna.as_ref().zip(protein.as_ref());
-        let subject = head::Subject { path: &path, parts, bundle: folder };
-        self.report.models.push(head::verify(&subject, self.options)?);
+        let encoders = match dna.as_ref().zip(protein.as_ref()) {
+            Some((dna, protein)) => head::Encoders::Opened(dna, protein),
+            None => head::Encoders::Missing,
+        };
+        if heads.is_empty() {
+            let mut verdict = Verdict::new(&folder.join("head.safetensors").display().to_string());
+            let text =
+                format!("there is no head; a folder of weights has all three models, the head as {HEAD_NAMES}");
+            verdict.add("opens", false, text);
+            self.report.models.push(verdict);
+        }
+        for path in &heads {
+            self.head(&head::Subject { path, encoders, bundle: folder })?;
+        }
+        Ok(())
+    }
+
+    fn head(&mut self, subject: &head::Subject<'_>) -> Result<(), RunError> {
+        self.observer.say(Level::Info, &format!("verifying {}", Place(subject.path)));
+        self.report.models.push(head::verify(subject, self.options)?);
         Ok(())
     }
 

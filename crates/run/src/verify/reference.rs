@@ -5,7 +5,9 @@ use crate::RunError;
 use data::printable::Place;
 use data::sequence::Reader;
 use data::weights::{PtObject, Value, read_pt_object};
-use std::fs;
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 /// Which half of a file set.
@@ -26,15 +28,26 @@ pub(super) struct Set {
 /// An id and its vector.
 pub(super) type Row = (String, Vec<f32>);
 
-/// The sets of a folder, by name.
+/// The sets of a folder that an encoder's answers are in, by name.
 pub(super) fn sets(folder: &Path) -> Result<Vec<Set>, RunError> {
+    sets_with(folder, "nucleotide")
+}
+
+/// The sets of a folder that a head's answers are in, by name.
+pub(super) fn merged_sets(folder: &Path) -> Result<Vec<Set>, RunError> {
+    sets_with(folder, "merged")
+}
+
+/// The sets that have the folder `NAME_<part>`.
+fn sets_with(folder: &Path, part: &str) -> Result<Vec<Set>, RunError> {
     let entries = fs::read_dir(folder).map_err(RunError::io(folder))?.flatten();
-    let names = entries.filter_map(|e| e.file_name().to_str()?.strip_suffix("_nucleotide").map(str::to_owned));
+    let suffix = format!("_{part}");
+    let names = entries.filter_map(|e| e.file_name().to_str()?.strip_suffix(&suffix).map(str::to_owned));
     let mut sets: Vec<Set> = names.map(|name| Set { folder: folder.to_owned(), name }).collect();
     sets.sort_by(|a, b| a.name.cmp(&b.name));
     match sets.is_empty() {
         true => Err(RunError::Refused(format!(
-            "--reference {}: there is no NAME_nucleotide/ in it; give the folder of VirNucPro's test files",
+            "--reference {}: there is no NAME_{part}/ in it; give the folder in which VirNucPro has left its files",
             Place(folder)
         ))),
         false => Ok(sets),
@@ -66,14 +79,64 @@ impl Set {
         rows.map(Some).ok_or_else(|| unreadable(&path))
     }
 
-    /// What the head got: a row of both embeddings for each id. `None` where that file is not there.
+    /// What the head got: a row of both embeddings for each id. `None` where there is no such file.
     pub(super) fn merged(&self) -> Result<Option<Vec<Row>>, RunError> {
-        let path = self.folder.join(format!("{}_merged/output_1_merged.pt", self.name));
+        let mut rows = None;
+        for number in 1.. {
+            let path = self.in_merged(&format!("output_{number}_merged.pt"));
+            if !path.exists() {
+                break;
+            }
+            let object = read_pt_object(&path)?;
+            let more = matrix(&object).ok_or_else(|| unreadable(&path))?;
+            rows.get_or_insert_with(Vec::new).extend(more);
+        }
+        Ok(rows)
+    }
+
+    /// The scores that VirNucPro's head gave, by id. `None` where there is no such file.
+    pub(super) fn scores(&self) -> Result<Option<HashMap<String, [f32; 2]>>, RunError> {
+        let path = self.in_merged("prediction_results.txt");
         if !path.exists() {
             return Ok(None);
         }
-        let object = read_pt_object(&path)?;
-        matrix(&object).map(Some).ok_or_else(|| unreadable(&path))
+        let file = File::open(&path).map_err(RunError::io(&path))?;
+        let mut scores = HashMap::new();
+        for (number, line) in BufReader::new(file).lines().enumerate() {
+            let line = line.map_err(RunError::io(&path))?;
+            let row = || {
+                let mut cells = line.split('\t');
+                let id = cells.next()?.to_owned();
+                let [_, first, second] = [cells.next()?, cells.next()?, cells.next()?];
+                Some((id, [first.parse().ok()?, second.parse().ok()?]))
+            };
+            match row() {
+                Some((id, pair)) => {
+                    scores.insert(id, pair);
+                }
+                // The names of the columns.
+                None if number == 0 => {}
+                None => {
+                    return Err(RunError::Refused(format!(
+                        "{}, line {}: not an id, a prediction and two scores, as VirNucPro writes them there",
+                        Place(&path),
+                        number + 1
+                    )));
+                }
+            }
+        }
+        Ok(Some(scores))
+    }
+
+    /// The bases of a window, from the name of the file of windows beside the folders: `NAME_chunked500.fa`.
+    pub(super) fn length(&self) -> Option<usize> {
+        let prefix = format!("{}_chunked", self.name);
+        let mut names = fs::read_dir(&self.folder).ok()?.flatten().map(|entry| entry.file_name());
+        names.find_map(|name| name.to_str()?.strip_prefix(&prefix)?.strip_suffix(".fa")?.parse().ok())
+    }
+
+    fn in_merged(&self, file: &str) -> PathBuf {
+        self.folder.join(format!("{}_merged", self.name)).join(file)
     }
 
     fn path(&self, side: Side) -> PathBuf {
@@ -112,6 +175,9 @@ fn listed(object: &PtObject) -> Option<Vec<Row>> {
 fn matrix(object: &PtObject) -> Option<Vec<Row>> {
     let (ids, data) = (object.root().get("ids")?, object.root().get("data")?);
     let values = object.read_f32(data).ok()?;
+    if values.is_empty() && ids.items().len() == 0 {
+        return Some(vec![]);
+    }
     let columns = values.len().checked_div(ids.items().len()).filter(|&columns| columns > 0)?;
     let row = |(id, values): (Value<'_>, &[f32])| Some((id.as_str()?.to_owned(), values.to_vec()));
     ids.items().zip(values.chunks(columns)).map(row).collect()

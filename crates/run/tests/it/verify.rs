@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 fn options() -> Options {
     let settings = Settings { threads: 2, precision: Some(Precision::F32), ..Settings::default() };
-    Options { weights: None, models: vec![], reference: None, settings }
+    Options { weights: None, models: vec![], heads: vec![], reference: None, settings }
 }
 
 fn folder(weights: &Path) -> Report {

@@ -75,7 +75,7 @@ pub fn record(track: &Track, about: &About, width: f64) -> Scene {
 
 /// By which settings.
 fn made(about: &About) -> [String; 2] {
-    [format!("threshold {}", score(f64::from(about.threshold))), format!("plimsoll {}", about.version)]
+    [format!("threshold {}", score(f64::from(about.threshold))), about.made_by.clone()]
 }
 
 /// How many, how they score, and which come first.

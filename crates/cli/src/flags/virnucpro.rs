@@ -1,0 +1,151 @@
+//! Flags of virnucpro-broad's `predict` that are spelled otherwise here, for scripts that call it. Invariant: each does what it
+//! did there, or is refused with the flag of ours to use; none is ignored. Source: virnucpro/cli/predict.py of
+//! broadinstitute/virnucpro-broad. What is spelled alike in both tools is in the files of our own flags.
+
+use super::device::DeviceName;
+use super::machine::threads;
+use clap::Args;
+use run::RunError;
+use std::path::PathBuf;
+
+/// Flags of virnucpro-broad.
+#[derive(Debug, Default, Args)]
+pub struct VirnucproFlags {
+    /// 300, 500 or custom: which head
+    #[arg(short, long, hide = true, value_parser = ["300", "500", "custom"])]
+    model_type: Option<String>,
+
+    /// The device
+    #[arg(short, hide = true, id = "d", value_parser = device, conflicts_with = "device")]
+    d: Option<DeviceName>,
+
+    /// The GPUs by their numbers
+    #[arg(long, hide = true, value_parser = gpus, conflicts_with_all = ["device", "d"])]
+    gpus: Option<DeviceName>,
+
+    /// All GPUs
+    #[arg(long, hide = true)]
+    parallel: bool,
+
+    /// Threads of the CPU
+    #[arg(short = 't', long, hide = true, value_parser = threads, conflicts_with = "threads")]
+    merge_threads: Option<u64>,
+
+    /// Go on from what an earlier run has left, as every run does without --force
+    #[arg(long, hide = true, conflicts_with = "force")]
+    resume: bool,
+
+    #[arg(short, long, hide = true, value_name = "N")]
+    batch_size: Option<String>,
+
+    #[arg(long, hide = true, value_name = "N")]
+    dnabert_batch_size: Option<String>,
+
+    #[arg(long, hide = true, value_name = "N")]
+    esm_batch_size: Option<String>,
+
+    #[arg(long, hide = true)]
+    v1_fallback: bool,
+
+    #[arg(long, hide = true)]
+    v1_attention: bool,
+
+    #[arg(long, hide = true)]
+    skip_checkpoint_validation: bool,
+
+    #[arg(long, hide = true)]
+    force_resume: bool,
+
+    #[arg(long, hide = true)]
+    persistent_models: bool,
+
+    #[arg(long, hide = true)]
+    no_persistent_models: bool,
+}
+
+/// A device as virnucpro-broad names it: also by the bare number of a GPU.
+fn device(word: &str) -> Result<DeviceName, String> {
+    match word.parse::<usize>() {
+        Ok(number) => Ok(DeviceName::Cuda(vec![number])),
+        Err(_) => DeviceName::parse(word),
+    }
+}
+
+/// Numbers of GPUs, such as 0,2.
+fn gpus(list: &str) -> Result<DeviceName, String> {
+    DeviceName::parse(&format!("cuda:{list}"))
+        .map_err(|_| "give the numbers of GPUs, such as 0,2; here that is --device cuda:0,2".to_owned())
+}
+
+impl VirnucproFlags {
+    /// Refuses flags that have no meaning here, each with what to use instead.
+    pub fn refuse(&self) -> Result<(), RunError> {
+        let tokens =
+            "steps are as large as fits --memory-budget; --tokens N sets their tokens for both encoders";
+        let precise = "--precision f32 computes as the original does";
+        let stages = "models stay in memory as far as --memory-budget allows";
+        let kept = "what an earlier run has left is always checked; --force starts over without it";
+        let table = [
+            (self.batch_size.is_some(), "--batch-size", tokens),
+            (self.dnabert_batch_size.is_some(), "--dnabert-batch-size", tokens),
+            (self.esm_batch_size.is_some(), "--esm-batch-size", tokens),
+            (self.v1_fallback, "--v1-fallback", precise),
+            (self.v1_attention, "--v1-attention", precise),
+            (self.skip_checkpoint_validation, "--skip-checkpoint-validation", kept),
+            (self.force_resume, "--force-resume", kept),
+            (self.persistent_models, "--persistent-models", stages),
+            (self.no_persistent_models, "--no-persistent-models", stages),
+        ];
+        match table.into_iter().find(|(given, ..)| *given) {
+            Some((_, flag, instead)) => Err(RunError::Refused(format!(
+                "{flag} is a flag of virnucpro-broad that has no meaning here: {instead}; leave {flag} out"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// The window length that chooses the head, where --model-type names it. `head` is the file of --head, `has_weights` says
+    /// whether --weights was given.
+    ///
+    /// # Errors
+    /// The head that the word stands for was not named: there is no folder of models beside the program.
+    pub fn length(&self, head: Option<&PathBuf>, has_weights: bool) -> Result<Option<u64>, RunError> {
+        let refused = |text: &str| Err(RunError::Refused(text.to_owned()));
+        match self.model_type.as_deref() {
+            None => Ok(None),
+            Some("custom") if head.is_none() => refused(
+                "--model-type custom: name the head with --head (--model-path), such as --head my_model.pth",
+            ),
+            Some("custom") => Ok(None),
+            Some(length) if head.is_none() && !has_weights => refused(&format!(
+                "--model-type {length}: the head is not part of plimsoll; name it with --head {length}_model.pth, or with \
+                 --weights the folder that holds it"
+            )),
+            Some(length) => Ok(length.parse().ok()),
+        }
+    }
+
+    /// The device that was asked for, where it was.
+    ///
+    /// # Errors
+    /// --parallel, which stands for all GPUs, with a device that is not all of them.
+    pub fn device(&self, ours: &DeviceName) -> Result<Option<DeviceName>, RunError> {
+        let device = self.gpus.as_ref().or(self.d.as_ref());
+        let one = match device.unwrap_or(ours) {
+            DeviceName::Auto | DeviceName::AllCuda => false,
+            DeviceName::Cpu => true,
+            DeviceName::Cuda(numbers) => numbers.len() == 1,
+        };
+        if self.parallel && one {
+            let text = "--parallel stands for several GPUs, and one device is named; give --device cuda for all GPUs, or \
+                        leave --parallel out";
+            return Err(RunError::Refused(text.to_owned()));
+        }
+        Ok(device.cloned())
+    }
+
+    /// Threads that compute, where they were asked for.
+    pub fn threads(&self) -> Option<u64> {
+        self.merge_threads
+    }
+}
