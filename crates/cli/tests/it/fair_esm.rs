@@ -2,15 +2,11 @@
 //! the readers.
 
 use crate::harness::{Folder, golden};
-use build::{Pickler, View, torch_file};
+use crate::torch_files::{Pickler, View, torch_file};
 use data::weights::{StoredAs, TensorData, Weights, f16_to_f32, f32_to_f16, write_safetensors};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
-
-#[allow(dead_code, reason = "only the builders of torch files are of use here")]
-#[path = "../../../data/tests/it/weights/build.rs"]
-mod build;
 
 const CHECKPOINT: &str = "esm2_t2_40_UR50D.pt";
 

@@ -22,6 +22,9 @@ mod predictions;
 mod readme;
 mod streaming;
 mod survival;
+#[allow(dead_code, reason = "only the builders of torch files are of use here")]
+#[path = "../../../data/tests/it/weights/build.rs"]
+mod torch_files;
 mod training;
 mod training_killed;
 mod training_long;

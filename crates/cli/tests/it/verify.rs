@@ -1,14 +1,10 @@
 //! `plimsoll verify`: exit codes that scripts can rely on.
 
 use crate::harness::{Folder, golden};
-use build::{Pickler, View, torch_file};
+use crate::torch_files::{Pickler, View, torch_file};
 use data::weights::Weights;
 use serde_json::Value;
 use std::fs;
-
-#[allow(dead_code, reason = "only the builders of torch files are of use here")]
-#[path = "../../../data/tests/it/weights/build.rs"]
-mod build;
 
 #[test]
 fn the_goldens_pass() {
