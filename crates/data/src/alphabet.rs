@@ -16,6 +16,11 @@ pub enum Alphabet {
 /// Sequences shorter than this are not judged as DNA among proteins: a peptide may consist of A, C, G and T.
 const JUDGED: usize = 40;
 
+/// How many letters are U or u.
+pub fn count_uracil(seq: &[u8]) -> usize {
+    seq.iter().filter(|&&letter| letter | 0x20 == b'u').count()
+}
+
 /// Replaces U by T and u by t; returns how many letters were replaced.
 pub fn uracil_to_thymine(seq: &mut [u8]) -> usize {
     let mut replaced = 0;
@@ -93,6 +98,7 @@ mod tests {
     #[test]
     fn uracil_is_read_as_thymine_in_both_cases() {
         let mut seq = b"AUGuacNTt-".to_vec();
+        assert_eq!(count_uracil(&seq), 2);
         assert_eq!(uracil_to_thymine(&mut seq), 2);
         assert_eq!(seq, b"ATGtacNTt-");
     }

@@ -30,8 +30,13 @@ const LONGEST_NAME: usize = 4096;
 pub struct Record {
     /// The first word of the title; empty when the title is.
     pub id: String,
+    /// What follows that word in the title, without blanks at its ends: bytes as they stand in the file.
+    pub description: Vec<u8>,
     /// The letters as they stand in the file, one byte each, without blanks.
     pub seq: Vec<u8>,
+    /// The qualities of a FASTQ record as they stand in the file, one byte for each letter: where
+    /// [`Reader::keep_qualities`] asked for them, else empty.
+    pub quality: Vec<u8>,
 }
 
 /// Reads the records of one or more files, one after the other. Each may be FASTA or FASTQ, plain or
@@ -44,6 +49,7 @@ pub struct Reader {
     finished_bytes: u64,
     total_bytes: Option<u64>,
     title: Vec<u8>,
+    keep_qualities: bool,
 }
 
 /// A file that is being read.
@@ -54,9 +60,12 @@ struct Open {
     line: u64,
 }
 
+/// The format of a sequence file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
+pub enum Format {
+    /// Titles after `>`, then letters.
     Fasta,
+    /// Titles after `@`, letters, `+`, qualities.
     Fastq,
 }
 
@@ -80,6 +89,8 @@ pub struct Extent {
     pub name: String,
     /// Bytes of the longest name.
     pub longest_name: u64,
+    /// Bytes of the longest title.
+    pub longest_title: u64,
 }
 
 /// Reads files to their ends and measures their records. Where a file is not what it should be, this ends without an error:
@@ -90,7 +101,8 @@ pub fn extent<E>(paths: &[PathBuf], between: &dyn Fn() -> Result<(), E>) -> Resu
         let Ok(mut open) = Source::open(path).and_then(Open::new) else { return Ok(all) };
         loop {
             between()?;
-            let Ok(Some(letters)) = open.measure(&mut title) else { break };
+            let Ok(Some(Measured { letters, title_bytes })) = open.measure(&mut title) else { break };
+            all.longest_title = all.longest_title.max(title_bytes);
             let name = title.split(|&b| is_blank(b)).find(|word| !word.is_empty()).unwrap_or_default();
             let name = &name[..name.len().min(LONGEST_NAME)];
             if letters >= all.longest {
@@ -129,7 +141,17 @@ impl Reader {
 
     fn over(waiting: VecDeque<PathBuf>, current: Option<Open>, total_bytes: Option<u64>) -> Self {
         let (finished, title) = (Vec::new(), Vec::new());
-        Reader { waiting, current, finished, finished_bytes: 0, total_bytes, title }
+        Reader { waiting, current, finished, finished_bytes: 0, total_bytes, title, keep_qualities: false }
+    }
+
+    /// Also reads the qualities of FASTQ records into [`Record::quality`].
+    pub fn keep_qualities(&mut self, keep: bool) {
+        self.keep_qualities = keep;
+    }
+
+    /// The format of the file of the last record; none when no file is open, as for [`Reader::position`].
+    pub fn format(&self) -> Option<Format> {
+        self.current.as_ref().map(|open| open.format)
     }
 
     /// Reads the next record into `record`, whose buffers are reused; false after the last one.
@@ -176,7 +198,7 @@ impl Reader {
     fn advance(&mut self, record: &mut Record) -> Result<bool, DataError> {
         loop {
             if let Some(open) = &mut self.current
-                && open.read(record, &mut self.title)?
+                && open.read(record, &mut self.title, self.keep_qualities)?
             {
                 return Ok(true);
             }
@@ -204,9 +226,16 @@ impl Open {
     }
 
     /// The next record of this file; false at its end.
-    fn read(&mut self, record: &mut Record, title: &mut Vec<u8>) -> Result<bool, DataError> {
+    fn read(
+        &mut self,
+        record: &mut Record,
+        title: &mut Vec<u8>,
+        keep_qualities: bool,
+    ) -> Result<bool, DataError> {
         record.id.clear();
+        record.description.clear();
         record.seq.clear();
+        record.quality.clear();
         let Some(first) = self.source.skip_blank()? else { return Ok(false) };
         self.line = self.source.line();
         if self.format == Format::Fastq && first != b'@' {
@@ -217,24 +246,29 @@ impl Open {
         title.clear();
         self.source.line_into(title)?;
         self.name(title, &mut record.id)?;
+        record.description.extend_from_slice(after_first_word(title));
         match self.format {
             Format::Fasta => self.fasta_sequence(&mut record.seq)?,
             Format::Fastq => {
-                self.fastq_sequence(&mut record.seq, title).map_err(|e| e.with_id(record.id.as_str()))?
+                let Record { id, seq, quality, .. } = record;
+                let quality = keep_qualities.then_some(quality);
+                self.fastq_sequence(seq, quality, title).map_err(|e| e.with_id(id.as_str()))?
             }
         }
         Ok(true)
     }
 
-    /// The letters of the next record, whose title is put into `title`, at most as many bytes of it as a name may have;
+    /// The lengths of the next record, whose title is put into `title`, at most as many bytes of it as a name may have;
     /// nothing at the end of the file.
-    fn measure(&mut self, title: &mut Vec<u8>) -> Result<Option<u64>, DataError> {
+    fn measure(&mut self, title: &mut Vec<u8>) -> Result<Option<Measured>, DataError> {
         if self.source.skip_blank()?.is_none() {
             return Ok(None);
         }
         self.source.skip_byte();
         title.clear();
+        let mut title_bytes = 0;
         self.source.line_pieces(|piece| {
+            title_bytes += piece.len() as u64;
             let room = (2 * LONGEST_NAME).saturating_sub(title.len());
             title.extend_from_slice(&piece[..piece.len().min(room)]);
         })?;
@@ -252,7 +286,7 @@ impl Open {
                     .line_pieces(|piece| quality += piece.iter().filter(|&&b| !is_blank(b)).count() as u64)?;
             }
         }
-        Ok(Some(letters))
+        Ok(Some(Measured { letters, title_bytes }))
     }
 
     /// The first word of `title`.
@@ -289,7 +323,12 @@ impl Open {
     }
 
     /// The lines up to `+`, then as many of quality as there are letters.
-    fn fastq_sequence(&mut self, seq: &mut Vec<u8>, title: &mut Vec<u8>) -> Result<(), DataError> {
+    fn fastq_sequence(
+        &mut self,
+        seq: &mut Vec<u8>,
+        mut qualities: Option<&mut Vec<u8>>,
+        title: &mut Vec<u8>,
+    ) -> Result<(), DataError> {
         loop {
             match self.source.peek()? {
                 None => return Err(self.fastq("the file ends before its '+' line")),
@@ -313,7 +352,12 @@ impl Open {
                 return Err(self.fastq(&what));
             }
             self.source.line_pieces(|piece| {
-                quality += piece.iter().filter(|&&b| !is_blank(b)).count();
+                let letters = || piece.iter().filter(|&&b| !is_blank(b));
+                quality += letters().count();
+                if let Some(qualities) = &mut qualities {
+                    reserve(qualities, piece.len());
+                    qualities.extend(letters());
+                }
             })?;
         }
         if quality > seq.len() {
@@ -326,6 +370,21 @@ impl Open {
     fn fastq(&self, what: &str) -> DataError {
         self.source.error(DataErrorKind::Fastq(what.to_owned()))
     }
+}
+
+/// The lengths of a record.
+struct Measured {
+    letters: u64,
+    title_bytes: u64,
+}
+
+/// A title without its first word and the blanks around the rest.
+fn after_first_word(title: &[u8]) -> &[u8] {
+    let trim_start = |text: &[u8]| text.iter().take_while(|&&b| is_blank(b)).count();
+    let title = &title[trim_start(title)..];
+    let rest = &title[title.iter().take_while(|&&b| !is_blank(b)).count()..];
+    let rest = &rest[trim_start(rest)..];
+    &rest[..rest.len() - rest.iter().rev().take_while(|&&b| is_blank(b)).count()]
 }
 
 /// What Python's `split()` splits a title at, in ASCII.

@@ -6,8 +6,9 @@ use super::voice::Voice;
 use super::{at_least, at_least_one, print};
 use crate::report;
 use crate::terminal::Terminal;
+use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
-use run::predict::output::EmbeddingFormat;
+use run::predict::output::{EmbeddingFormat, HitsFormat};
 use run::predict::{Models, Options, Report, Shard, files, predict, predict_each, stem};
 use run::{HeadModel, Level, Observer, RunError, Settings, machine};
 use std::path::{Path, PathBuf};
@@ -54,6 +55,10 @@ pub struct Predict {
     /// Also write the embedding of every open reading frame
     #[arg(long, value_enum, value_name = "FORMAT")]
     save_embeddings: Option<Format>,
+
+    /// Format of the file of records called virus: virus.fna, virus.fastq (of FASTQ input alone), or these with .gz
+    #[arg(long, value_enum, default_value_t = HitsFlag(HitsFormat::Fasta), value_name = "FORMAT")]
+    hits_format: HitsFlag,
 
     /// Stop with an error at anything odd in the input (empty or repeated sequences, windows of N alone)
     #[arg(long)]
@@ -135,6 +140,29 @@ enum Format {
     Npy,
     Safetensors,
     Parquet,
+}
+
+/// A format of the records called virus, by its name.
+#[derive(Clone, Copy, Debug)]
+struct HitsFlag(HitsFormat);
+
+impl ValueEnum for HitsFlag {
+    fn value_variants<'a>() -> &'a [Self] {
+        const ALL: [HitsFlag; HitsFormat::ALL.len()] = {
+            let mut all = [HitsFlag(HitsFormat::Fasta); HitsFormat::ALL.len()];
+            let mut i = 0;
+            while i < all.len() {
+                all[i] = HitsFlag(HitsFormat::ALL[i]);
+                i += 1;
+            }
+            all
+        };
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.0.name()))
+    }
 }
 
 pub(super) fn length(text: &str) -> Result<u64, String> {
@@ -248,6 +276,7 @@ impl Predict {
                 Format::Safetensors => EmbeddingFormat::Safetensors,
                 Format::Parquet => EmbeddingFormat::Parquet,
             }),
+            hits_format: self.hits_format.0,
             strict: self.strict,
             workers,
             prefetch: self.prefetch as usize,
@@ -289,6 +318,7 @@ pub(super) fn usual_options(
         threshold: 0.5,
         keep_intermediate: false,
         save_embeddings: None,
+        hits_format: HitsFormat::Fasta,
         strict: false,
         workers: usual_workers(&settings),
         prefetch: PREFETCH as usize,

@@ -311,3 +311,49 @@ fn mates_and_samples_that_share_names_are_all_computed() {
     folder.run(&[&["predict", "r1.fa", "r2.fa"][..], &merge, &words, &["merged"]].concat()).ended(0);
     assert!(folder.read("merged/predictions.tsv") == folder.read("both/predictions.tsv"));
 }
+
+/// Weights of the goldens, records with whole titles, one of them RNA and one empty.
+#[test]
+fn records_called_virus_keep_their_titles_letters_and_qualities() {
+    let folder = Folder::new("hits");
+    let bases = "ATGACCATGATTACGGATTCACTGGCCGTCGTTTTACAACGTCGTGACTGGGAAAACCCTGGC".repeat(2);
+    let rna = bases.replace('T', "U");
+    let quality = "I".repeat(bases.len());
+    folder.write("in.fa", &format!(">a  Some virus, [note=x]  \n{bases}\n>empty nothing here\n>b\n{rna}\n"));
+    folder.write("in.fastq", &format!("@a Some virus\n{bases}\n+\n{quality}\n"));
+    let run = |input: &str, format: &str, out: &str| {
+        let (weights, input) = (golden(""), folder.path(input).display().to_string());
+        let mut words =
+            vec!["predict", &input, "--weights", &weights, "--threshold", "0", "--hits-format", format];
+        words.extend(["--precision", "f32", "-o", out]);
+        folder.run(&words)
+    };
+    let ran = run("in.fa", "fasta", "fasta");
+    ran.ended(0);
+    let hits = String::from_utf8(folder.read("fasta/virus.fna")).expect("text");
+    let titles: Vec<&str> = hits.lines().filter(|line| line.starts_with('>')).collect();
+    let table = String::from_utf8(folder.read("fasta/predictions.tsv")).expect("text");
+    let score =
+        |row: usize| table.lines().nth(row).and_then(|row| row.split('\t').nth(5)).expect("a score").to_owned();
+    let expected = [
+        format!(">a Some virus, [note=x] virus_score={} prediction=virus", score(1)),
+        format!(">b virus_score={} prediction=virus", score(3)),
+    ];
+    assert_eq!(titles, expected);
+    assert!(hits.contains("AUGACC") && hits.contains("ATGACC"), "letters are those of the input: {hits}");
+    assert_eq!(table.lines().nth(2), Some("empty\t0\t0\t0\t0\tNA\tskipped"), "{table}");
+
+    let ran = run("in.fastq", "fastq.gz", "fastq");
+    ran.ended(0);
+    let packed = std::fs::File::open(folder.path("fastq/virus.fastq.gz")).expect("there");
+    let mut hits = String::new();
+    std::io::Read::read_to_string(&mut flate2::read::GzDecoder::new(packed), &mut hits).expect("gzip");
+    let (title, rest) = hits.split_once('\n').expect("lines");
+    assert!(title.starts_with("@a Some virus virus_score=") && title.ends_with(" prediction=virus"), "{title}");
+    assert_eq!(rest, format!("{bases}\n+\n{quality}\n"));
+    assert!(!folder.path("fastq/virus.fna").exists());
+
+    let ran = run("in.fa", "fastq", "refused");
+    let said = ran.ended(1).stderr();
+    assert!(said.contains("in.fa") && said.contains("--hits-format fasta"), "{said}");
+}

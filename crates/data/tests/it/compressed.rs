@@ -155,7 +155,8 @@ fn check_program(program: &str, hex: &str) {
     let stored: Vec<u8> = (0..hex.len()).step_by(2).map(digit).collect();
     match from_bytes(stored) {
         Ok(records) => {
-            assert_eq!(records, [Record { id: "a".to_owned(), seq: b"ACGTACGTACGT".to_vec() }], "{program}");
+            let (id, description, seq) = ("a".to_owned(), b"b".to_vec(), b"ACGTACGTACGT".to_vec());
+            assert_eq!(records, [Record { id, description, seq, ..Record::default() }], "{program}");
         }
         Err(e) => assert_eq!(e.to_string(), program),
     }

@@ -204,7 +204,9 @@ fn entry(ordinal: u64, cells: [&str; 7]) -> Result<Entry, String> {
         call: called(call)?,
     };
     let scored = entry.scored > 0;
-    if entry.scored > entry.windows || scored != entry.score.is_some() || scored == (entry.call == Call::NoCall)
+    if entry.scored > entry.windows
+        || entry.score.is_some() != (scored && entry.call != Call::Untrained)
+        || scored == matches!(entry.call, Call::NoCall | Call::Skipped)
     {
         let text = "the columns contradict each other: n_windows, n_scored, virus_score, prediction";
         return Err(text.to_owned());
@@ -231,7 +233,8 @@ fn window(record: &Entry, number: u64, cells: [&str; 9]) -> Result<(Window, u64)
         (Some(_), None) | (None, Some(_)) => return Err("one score without the other".to_owned()),
     };
     let (call, orfs) = (called(call)?, whole("n_orfs", orfs)?);
-    if score.is_some() != (orfs > 0) || score.is_none() != (call == Call::NoCall) {
+    let is_scored = orfs > 0 && call != Call::Untrained;
+    if score.is_some() != is_scored || (orfs == 0) != (call == Call::NoCall) {
         return Err("the columns contradict each other: n_orfs, scores, prediction".to_owned());
     }
     let mut strands = [None; 2];
@@ -280,7 +283,7 @@ fn known(cell: &str) -> Option<&str> {
 
 fn called(cell: &str) -> Result<Call, String> {
     let call = CALLS.into_iter().find(|call| call.name() == cell);
-    call.ok_or_else(|| format!("prediction is `{cell}`, expected virus, other, no_call or untrained"))
+    call.ok_or_else(|| format!("prediction is `{cell}`, expected virus, other, no_call, skipped or untrained"))
 }
 
 fn whole(column: &str, cell: &str) -> Result<u64, String> {

@@ -8,10 +8,10 @@ use std::cmp::Ordering;
 pub const BINS: usize = 20;
 
 /// The calls in the order in which they are drawn.
-pub const CALLS: [Call; 4] = [Call::Virus, Call::Other, Call::NoCall, Call::Untrained];
+pub const CALLS: [Call; 5] = [Call::Virus, Call::Other, Call::NoCall, Call::Skipped, Call::Untrained];
 
 /// How many of each of [`CALLS`].
-pub type Tally = [u64; 4];
+pub type Tally = [u64; CALLS.len()];
 
 /// The place of a call in [`CALLS`].
 pub fn place(call: Call) -> usize {
@@ -19,7 +19,8 @@ pub fn place(call: Call) -> usize {
         Call::Virus => 0,
         Call::Other => 1,
         Call::NoCall => 2,
-        Call::Untrained => 3,
+        Call::Skipped => 3,
+        Call::Untrained => 4,
     }
 }
 

@@ -12,7 +12,7 @@ pub struct Window {
     pub start: u64,
     /// One past its last base.
     pub end: u64,
-    /// Its score; none without an open reading frame.
+    /// Its score; none without an open reading frame or of untrained weights.
     pub score: Option<f64>,
     /// Its consensus.
     pub call: Call,
@@ -63,6 +63,8 @@ impl Range {
 pub struct Column {
     /// Windows.
     pub windows: u64,
+    /// Those without an open reading frame.
+    pub silent: u64,
     /// Their scores.
     pub scores: Range,
     /// The scores of the strands, + and -.
@@ -78,6 +80,7 @@ pub fn columns(windows: &[Window], length: u64, count: usize) -> Vec<Column> {
         let last = at(window.end.max(1) - 1).min(count.saturating_sub(1));
         for column in columns.get_mut(at(window.start)..=last).unwrap_or_default() {
             column.windows += 1;
+            column.silent += u64::from(window.call == Call::NoCall);
             window.score.into_iter().for_each(|score| column.scores.add(score));
             for (range, score) in column.strands.iter_mut().zip(window.strands) {
                 score.into_iter().for_each(|score| range.add(score));
@@ -87,17 +90,17 @@ pub fn columns(windows: &[Window], length: u64, count: usize) -> Vec<Column> {
     columns
 }
 
-/// The stretches of a record that no scored window covers, as bases from 0, neighbours joined. Both ends of
+/// The stretches of a record that no window with an open reading frame covers, as bases from 0, neighbours joined. Both ends of
 /// windows grow from one to the next, as chunks' do.
 pub fn silent(windows: &[Window]) -> Vec<(u64, u64)> {
     let mut stretches: Vec<(u64, u64)> = vec![];
     let mut heard = 0;
     for (index, window) in windows.iter().enumerate() {
-        if window.score.is_some() {
+        if window.call != Call::NoCall {
             heard = window.end;
             continue;
         }
-        let next = windows.get(index + 1).filter(|next| next.score.is_some());
+        let next = windows.get(index + 1).filter(|next| next.call != Call::NoCall);
         let (start, end) =
             (window.start.max(heard), next.map_or(window.end, |next| next.start.min(window.end)));
         match stretches.last_mut() {
@@ -114,7 +117,8 @@ mod tests {
     use super::*;
 
     fn window(start: u64, end: u64, score: Option<f64>) -> Window {
-        Window { start, end, score, call: Call::Other, strands: [score, None] }
+        let call = if score.is_some() { Call::Other } else { Call::NoCall };
+        Window { start, end, score, call, strands: [score, None] }
     }
 
     /// Lowest and highest score of each column, and its windows.
@@ -135,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_scored_window_covers() {
+    fn what_no_window_with_a_frame_covers() {
         let check = |windows: &[(u64, u64, bool)], wanted: &[(u64, u64)]| {
             let windows: Vec<Window> =
                 windows.iter().map(|&(start, end, scored)| window(start, end, scored.then_some(0.5))).collect();

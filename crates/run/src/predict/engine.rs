@@ -113,8 +113,8 @@ impl Engine {
                     }
                 }
                 Event::Source(name) => self.queue.push(Item::Source(name)),
-                Event::End { record, length, sequence } => {
-                    self.queue.push(Item::End { record, length, sequence });
+                Event::End { record, length, text } => {
+                    self.queue.push(Item::End { record, length, text });
                 }
                 Event::Note(note) => self.note(note)?,
             }
@@ -245,11 +245,10 @@ impl Engine {
         while let Some(item) = self.queue.pop_complete() {
             match item {
                 Item::Window(window) => self.write(window)?,
-                Item::End { record, length, sequence } => {
+                Item::End { record, length, text } => {
                     self.totals.records += 1;
-                    let sequence = sequence.as_deref().map(Vec::as_slice);
                     if let Some(outputs) = &mut self.parts.outputs {
-                        outputs.record(&RecordEnd { id: &record, length, sequence })?;
+                        outputs.record(&RecordEnd { id: &record, length, text: text.as_deref() })?;
                     }
                 }
                 Item::Note(note) => self.written(|outputs| outputs.note(&note))?,

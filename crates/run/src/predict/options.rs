@@ -2,7 +2,7 @@
 //! nothing else; two runs with equal keys, inputs, weights and arithmetic give the same bytes.
 
 use crate::Settings;
-use crate::predict::output::EmbeddingFormat;
+use crate::predict::output::{EmbeddingFormat, HitsFormat};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -28,6 +28,8 @@ pub struct Options {
     pub keep_intermediate: bool,
     /// Whether and how to write the embeddings.
     pub save_embeddings: Option<EmbeddingFormat>,
+    /// The format of the file of records called virus.
+    pub hits_format: HitsFormat,
     /// Whether what is odd in the input is an error.
     pub strict: bool,
     /// Threads that read, translate and tokenize.
@@ -88,6 +90,7 @@ impl Options {
             "original_alphabet": self.original_alphabet,
             "keep_intermediate": self.keep_intermediate,
             "save_embeddings": self.save_embeddings.map(EmbeddingFormat::name),
+            "hits_format": self.hits_format.name(),
             "source": self.source,
         })
     }

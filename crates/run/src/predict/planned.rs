@@ -138,8 +138,13 @@ pub fn plan(request: &Request) -> Result<Planned, RunError> {
     let budget = settings.line()?;
     let process = || Process::of(settings);
     let measure = || {
-        let assumed =
-            Extent { records: RECORDS, longest: request.read_length, longest_name: NAME, name: String::new() };
+        let assumed = Extent {
+            records: RECORDS,
+            longest: request.read_length,
+            longest_name: NAME,
+            longest_title: NAME,
+            name: String::new(),
+        };
         if options.inputs.is_empty() {
             return Ok(assumed);
         }

@@ -5,16 +5,17 @@
 use crate::ordered::{self, Feed, Gone, Results, Worker};
 use crate::predict::kept::Coverage;
 use crate::predict::options::Shard;
-use crate::predict::output::{Field, Note};
+use crate::predict::output::{Field, HitsFormat, Note, RecordText};
 use crate::predict::queues::Queues;
 use crate::{RunError, Tokenizer};
-use data::alphabet::{Alphabet, uracil_to_thymine};
+use data::alphabet::{Alphabet, count_uracil, uracil_to_thymine};
 use data::chunk::{Chunk, chunks};
 use data::ids::IdSet;
 use data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
 use data::limits::spawn;
-use data::sequence::{Input, Reader, Record};
+use data::sequence::{Format, Input, Reader, Record};
 use data::translate::{Frame, Orf, Scratch, orfs};
+use data::{DataError, DataErrorKind};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,8 +31,8 @@ pub(crate) struct Front {
     pub(crate) original_alphabet: bool,
     /// Whether jobs carry the text of the intermediate files.
     pub(crate) intermediate: bool,
-    /// Whether the end of a record carries its sequence.
-    pub(crate) sequences: bool,
+    /// The format in which records called virus are written: then the end of a record carries its text.
+    pub(crate) hits: Option<HitsFormat>,
     pub(crate) workers: usize,
     pub(crate) prefetch: usize,
     /// How large a job is.
@@ -48,8 +49,8 @@ pub(crate) enum Event {
     Window { number: u64, record: Arc<str>, chunk: Chunk, orfs: usize },
     /// What follows comes from this input.
     Source(Arc<str>),
-    /// The end of a record.
-    End { record: Arc<str>, length: usize, sequence: Option<Arc<Vec<u8>>> },
+    /// The end of a record; one without letters has no windows.
+    End { record: Arc<str>, length: usize, text: Option<Arc<RecordText>> },
     /// Something odd.
     Note(Note),
 }
@@ -124,7 +125,8 @@ impl Stream {
 
 /// Starts the threads. They end with the input, or when they meet a stream that is dropped.
 pub(crate) fn start(front: Front, inputs: &[PathBuf]) -> Result<Stream, RunError> {
-    let input = Reader::open(inputs)?;
+    let mut input = Reader::open(inputs)?;
+    input.keep_qualities(front.hits.is_some_and(HitsFormat::has_qualities));
     let front = Arc::new(front);
     let bytes_total = input.total_bytes();
     let bytes_read = Arc::new(AtomicU64::new(0));
@@ -178,7 +180,9 @@ impl Cutter {
                 }
             }
             self.announce(&reader);
-            if let Err(error) = Alphabet::Nucleotides.check(&record, &reader) {
+            let accepted =
+                self.check_qualities(&reader).and_then(|()| Alphabet::Nucleotides.check(&record, &reader));
+            if let Err(error) = accepted {
                 let _ = self.flush();
                 self.feed.fail(error.into());
                 return Ok(vec![]);
@@ -204,15 +208,23 @@ impl Cutter {
         }
     }
 
+    /// An error where records called virus are to be written with qualities, and the record has none.
+    fn check_qualities(&self, reader: &Reader) -> Result<(), DataError> {
+        let wanted = self.front.hits.is_some_and(HitsFormat::has_qualities);
+        let (true, Some(Format::Fasta), Some((path, line))) = (wanted, reader.format(), reader.position())
+        else {
+            return Ok(());
+        };
+        let what =
+            "FASTA has no qualities, which --hits-format fastq writes; take --hits-format fasta".to_owned();
+        Err(DataError::at(path, DataErrorKind::Malformed(what)).with_line(line))
+    }
+
     fn cut(&mut self, record: &mut Record, place: &str) -> Result<(), Gone> {
         let name = record.id.clone();
         let note = |kind: &'static str, detail: String, action: &'static str| {
             Part::Event(Event::Note(Note { seq_name: name.clone(), kind, detail, action }))
         };
-        if record.seq.is_empty() {
-            self.job.parts.push(note("empty", place.to_owned(), "skipped"));
-            return Ok(());
-        }
         // As it stands in tables: there, two ids must not become one.
         let shown = |name: &str| Field(name).to_string();
         if let Some(name) = self.ids.rename(&record.id, self.file, self.record, shown) {
@@ -220,12 +232,17 @@ impl Cutter {
             self.job.parts.push(note("duplicate_id", detail, "computed under a name of its own"));
             record.id = name;
         }
-        if !self.front.original_alphabet {
-            let uracil = uracil_to_thymine(&mut record.seq);
-            if uracil > 0 {
-                let detail = format!("{place}: {uracil} letters are U");
-                self.job.parts.push(note("rna", detail, "U is read as T"));
-            }
+        if record.seq.is_empty() {
+            self.job.parts.push(note("empty", place.to_owned(), "skipped"));
+            let record = record.id.as_str().into();
+            self.job.parts.push(Part::Event(Event::End { record, length: 0, text: None }));
+            return Ok(());
+        }
+        // The record itself stays as it is: a record called virus is written with its own letters.
+        let uracil = if self.front.original_alphabet { 0 } else { count_uracil(&record.seq) };
+        if uracil > 0 {
+            let detail = format!("{place}: {uracil} letters are U");
+            self.job.parts.push(note("rna", detail, "U is read as T"));
         }
         if let Some(detail) = odd_characters(&record.seq) {
             self.job.parts.push(note("non_iupac", detail, "codons with them are dropped"));
@@ -249,12 +266,19 @@ impl Cutter {
             let (from, base) = held.filter(reaches).unwrap_or((chunk.start, end));
             held = Some((from, base));
             self.job.bases.extend_from_slice(&record.seq[from + (end - base)..chunk.end()]);
+            if uracil > 0 {
+                uracil_to_thymine(&mut self.job.bases[end..]);
+            }
             let bases = base + chunk.start - from..base + chunk.end() - from;
             self.job.parts.push(Part::Chunk { number, record: Arc::clone(&id), chunk, bases });
         }
         let length = record.seq.len();
-        let sequence = self.front.sequences.then(|| Arc::new(std::mem::take(&mut record.seq)));
-        self.job.parts.push(Part::Event(Event::End { record: id, length, sequence }));
+        let text = self.front.hits.map(|_| {
+            let description = std::mem::take(&mut record.description);
+            let sequence = std::mem::take(&mut record.seq);
+            Arc::new(RecordText { description, sequence, quality: std::mem::take(&mut record.quality) })
+        });
+        self.job.parts.push(Part::Event(Event::End { record: id, length, text }));
         Ok(())
     }
 
@@ -375,7 +399,7 @@ mod tests {
             protein: Tokenizer::Esm,
             original_alphabet: false,
             intermediate: false,
-            sequences: false,
+            hits: None,
             workers: 2,
             prefetch: 2,
             queues: Queues::USUAL,
@@ -383,12 +407,14 @@ mod tests {
             shard: None,
         };
         let stream = start(front, std::slice::from_ref(&path)).expect("started");
-        let mut notes = 0;
+        let (mut notes, mut ends) = (0, 0);
         while let Some(batch) = stream.next(&mut || Ok(())).expect("a batch") {
-            assert!(batch.events.len() <= job_parts, "{}", batch.events.len());
+            // A record adds at most three: two notes and its end.
+            assert!(batch.events.len() < job_parts + 3, "{}", batch.events.len());
+            ends += batch.events.iter().filter(|e| matches!(e, Event::End { length: 0, .. })).count();
             notes += batch.events.iter().filter(|e| matches!(e, Event::Note(_))).count();
         }
-        assert_eq!(notes, 10 * job_parts);
+        assert_eq!((notes, ends), (2 * 10 * job_parts - 1, 10 * job_parts), "all but the first have its id");
         stream.finish().expect("ended");
         std::fs::remove_file(path).expect("removed");
     }

@@ -2,7 +2,7 @@
 //! only when nothing of them is missing.
 
 use super::kept::{Entry, KeptOrf};
-use super::output::OrfScore;
+use super::output::{OrfScore, RecordText};
 use data::chunk::Chunk;
 use data::translate::Frame;
 use std::collections::VecDeque;
@@ -16,7 +16,7 @@ pub(crate) enum Item {
     /// A chunk and its open reading frames.
     Window(Window),
     /// The end of a record.
-    End { record: Arc<str>, length: usize, sequence: Option<Arc<Vec<u8>>> },
+    End { record: Arc<str>, length: usize, text: Option<Arc<RecordText>> },
     /// Something odd.
     Note(super::output::Note),
     /// What follows comes from this input.
@@ -126,7 +126,7 @@ impl Item {
     /// Bytes that it holds outside of the queue, where they can be many.
     fn bytes(&self) -> usize {
         match self {
-            Item::End { sequence, .. } => sequence.as_ref().map_or(0, |s| s.len()),
+            Item::End { text, .. } => text.as_ref().map_or(0, |text| text.bytes()),
             Item::Text(text) => text.iter().map(Vec::len).sum(),
             Item::Window(_) | Item::Note(_) | Item::Source(_) => 0,
         }

@@ -117,9 +117,10 @@ impl Queues {
         process.add_threads(settings, options.workers + 1);
         process.add_queues(settings, self.held(options, extent));
         // The bases of a record are held once; those of one that may be called virus until it is through, while the next one
-        // is read. A buffer grows by an eighth.
+        // is read, with its title and, for FASTQ, its qualities. A buffer grows by an eighth.
         let copies = if trained { 3 } else { 1 };
-        let record = copies * (extent.longest + extent.longest / 8);
+        let letters = if trained && options.hits_format.has_qualities() { 2 } else { 1 };
+        let record = copies * (letters * (extent.longest + extent.longest / 8) + 2 * extent.longest_title);
         let name = if extent.name.is_empty() {
             String::new()
         } else {

@@ -313,7 +313,7 @@ impl Run<'_> {
             protein: self.opened.protein.tokenizer.clone(),
             original_alphabet: self.options.original_alphabet,
             intermediate: self.options.keep_intermediate && parts.outputs.is_some(),
-            sequences: self.opened.head.trained && parts.outputs.is_some(),
+            hits: (self.opened.head.trained && parts.outputs.is_some()).then_some(self.options.hits_format),
             workers: self.options.workers,
             prefetch: self.options.prefetch,
             queues: self.queues(),
@@ -452,6 +452,7 @@ fn output_options(options: &Options, opened: &Opened, shape: &Shape) -> output::
         threshold: options.threshold,
         keep_intermediate: options.keep_intermediate,
         save_embeddings: options.save_embeddings,
+        hits_format: options.hits_format,
         width: (shape.head.dna + shape.head.protein) as usize,
         source: options.source,
     }

@@ -232,7 +232,8 @@ fn what_is_odd_is_noted() {
     }
     let table = read(out.join("predictions.tsv"));
     let names: Vec<&str> = table.lines().skip(1).filter_map(|l| l.split('\t').next()).collect();
-    assert_eq!(names, ["a", "a#1.3", "n", "odd"]);
+    assert_eq!(names, ["a", "empty", "a#1.3", "n", "odd"]);
+    assert!(table.contains("empty\t0\t0\t0\t0\tNA\tskipped\n"), "{table}");
     // The result that is there has notes, so a strict run of the same is no success either.
     let error = run(&Options { strict: true, ..options.clone() }).expect_err("strict");
     assert!(error.to_string().contains("4 notes"), "{error}");

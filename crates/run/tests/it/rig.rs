@@ -1,5 +1,6 @@
 //! Folders and requests for tests.
 
+use plimsoll_run::predict::output::HitsFormat;
 use plimsoll_run::predict::{Models, Options, Report, predict};
 use plimsoll_run::{Precision, RunError, Settings, Silent};
 use std::fs;
@@ -64,6 +65,7 @@ pub fn builtin(input: &Path, output: &Path) -> Options {
         threshold: 0.5,
         keep_intermediate: true,
         save_embeddings: None,
+        hits_format: HitsFormat::Fasta,
         strict: false,
         workers: 2,
         prefetch: 2,

@@ -55,7 +55,7 @@ impl Page {
         self.text(REMARK, &line, 9.0);
     }
 
-    /// Says that scores mean nothing, where they do not.
+    /// Says why there are no scores, where there are none.
     pub fn warn(&mut self, about: &About) {
         if about.trained {
             return;
@@ -63,7 +63,7 @@ impl Page {
         let room = self.room();
         self.scene.rectangle(MARGIN, self.y, room, 14.0, WARNING);
         let bold = Type { bold: true, ink: DARK, ..LABEL };
-        let text = font::shorten("UNTRAINED WEIGHTS: these scores mean nothing", bold, room - 10.0);
+        let text = font::shorten("UNTRAINED WEIGHTS: no scores and no calls", bold, room - 10.0);
         self.scene.text(MARGIN + 5.0, self.y + 9.4, Anchor::Start, bold, text);
         self.y += 20.0;
     }

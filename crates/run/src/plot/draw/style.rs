@@ -40,7 +40,7 @@ pub fn ink(call: Call) -> Ink {
     match call {
         Call::Virus => VERMILION,
         Call::Other => BLUE,
-        Call::NoCall => GREY,
+        Call::NoCall | Call::Skipped => GREY,
         Call::Untrained => SLATE,
     }
 }
@@ -50,7 +50,7 @@ pub fn word_ink(call: Call) -> Ink {
     match call {
         Call::Virus => Ink(176, 72, 0),
         Call::Other => Ink(0, 92, 148),
-        Call::NoCall | Call::Untrained => SOFT,
+        Call::NoCall | Call::Skipped | Call::Untrained => SOFT,
     }
 }
 
@@ -60,18 +60,15 @@ pub fn word(call: Call) -> &'static str {
         Call::Virus => "virus",
         Call::Other => "other",
         Call::NoCall => "no call",
+        Call::Skipped => "skipped",
         Call::Untrained => "untrained",
     }
 }
 
-/// Blue at 0, paper in the middle, vermilion at 1; in steps, so that equal ones are one shape. Grey where
-/// scores mean nothing.
-pub fn shade(score: f64, trained: bool) -> Ink {
+/// Blue at 0, paper in the middle, vermilion at 1; in steps, so that equal ones are one shape.
+pub fn shade(score: f64) -> Ink {
     const STEPS: f64 = 16.0;
     let score = (score * STEPS).round() / STEPS;
-    if !trained {
-        return MIDDLE.towards(SLATE, score);
-    }
     match score < 0.5 {
         true => BLUE.towards(MIDDLE, score * 2.0),
         false => MIDDLE.towards(VERMILION, score * 2.0 - 1.0),

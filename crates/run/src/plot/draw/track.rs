@@ -45,10 +45,10 @@ pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, track: &Track, about:
     grid(scene, &axes);
     let room = axes.across.to - axes.across.from;
     if track.windows.len() as f64 * NARROWEST <= room {
-        windows(scene, &axes, track, about.trained);
+        windows(scene, &axes, track);
     } else {
         let columns = columns(&track.windows, track.entry.length, room as usize);
-        envelope(scene, &axes, &columns, about.trained);
+        envelope(scene, &axes, &columns);
         let each = bases(track.entry.length / columns.len().max(1) as u64);
         let text = font::shorten(&format!("range and mean of each {each}"), REMARK, room);
         scene.text(axes.across.to, top - 5.0, Anchor::End, REMARK, text);
@@ -103,7 +103,7 @@ fn grid(scene: &mut Scene, axes: &Axes) {
 }
 
 /// Every window by itself.
-fn windows(scene: &mut Scene, axes: &Axes, track: &Track, trained: bool) {
+fn windows(scene: &mut Scene, axes: &Axes, track: &Track) {
     let place = |base: u64| axes.across.at(base as f64);
     let mut edges: BTreeMap<usize, (Call, Vec<Step>)> = BTreeMap::new();
     let (mut tints, mut cells) = (Cells::default(), Cells::default());
@@ -119,7 +119,7 @@ fn windows(scene: &mut Scene, axes: &Axes, track: &Track, trained: bool) {
         }
         for (strand, top) in window.strands.into_iter().zip(axes.strands) {
             if let Some(number) = strand {
-                cells.add(style::shade(number, trained), rectangle(left, top, right - left, STRAND));
+                cells.add(style::shade(number), rectangle(left, top, right - left, STRAND));
             }
         }
     }
@@ -134,13 +134,10 @@ fn windows(scene: &mut Scene, axes: &Axes, track: &Track, trained: bool) {
 }
 
 /// More windows than fit side by side.
-fn envelope(scene: &mut Scene, axes: &Axes, columns: &[Column], trained: bool) {
+fn envelope(scene: &mut Scene, axes: &Axes, columns: &[Column]) {
     let step = (axes.across.to - axes.across.from) / columns.len() as f64;
     let place = |index: usize| axes.across.from + step * index as f64;
-    let (high_ink, low_ink) = match trained {
-        true => (style::ink(Call::Virus), style::ink(Call::Other)),
-        false => (style::ink(Call::Untrained), style::ink(Call::Untrained)),
-    };
+    let (high_ink, low_ink) = (style::ink(Call::Virus), style::ink(Call::Other));
     let scored = |index: usize| columns[index].scores.count > 0;
     let (mut above, mut below) = (vec![], vec![]);
     for (from, to) in runs(columns.len(), scored) {
@@ -167,7 +164,7 @@ fn envelope(scene: &mut Scene, axes: &Axes, columns: &[Column], trained: bool) {
     for (is_virus, ink) in [(false, low_ink), (true, high_ink)] {
         scene.shape(line(is_virus), Paint::Stroke { ink, width: 0.9, dash: None });
     }
-    let silent = |index: usize| columns[index].windows > 0 && !scored(index);
+    let silent = |index: usize| columns[index].windows > 0 && columns[index].windows == columns[index].silent;
     let stretches: Vec<(f64, f64)> =
         runs(columns.len(), silent).into_iter().map(|(from, to)| (place(from), place(to))).collect();
     no_call(scene, axes, &stretches);
@@ -175,7 +172,7 @@ fn envelope(scene: &mut Scene, axes: &Axes, columns: &[Column], trained: bool) {
     for (index, column) in columns.iter().enumerate() {
         for (strand, top) in column.strands.iter().zip(axes.strands) {
             if let Some(mean) = strand.mean() {
-                cells.add(style::shade(mean, trained), rectangle(place(index), top, step, STRAND));
+                cells.add(style::shade(mean), rectangle(place(index), top, step, STRAND));
             }
         }
     }
@@ -256,13 +253,13 @@ fn labels(scene: &mut Scene, axes: &Axes, track: &Track, about: &About) {
         scene.text(right + 5.0, y + 2.3, Anchor::Start, kind, word);
     }
     let strands = axes.strands;
-    if track.windows.iter().any(|window| window.score.is_none()) {
+    if track.windows.iter().any(|window| window.call == Call::NoCall) {
         let box_of = (right + 5.0, strands[0], 8.0, STRAND);
         let lines = hatch(box_of.0, box_of.1, box_of.2, box_of.3, 2.6);
         scene.shape(lines, Paint::Stroke { ink: style::ink(Call::NoCall), width: 0.5, dash: None });
         scene.text(right + 15.5, strands[0] + STRAND - 0.9, Anchor::Start, REMARK, style::word(Call::NoCall));
     }
-    if !track.every_frame {
+    if !track.every_frame && about.trained {
         scene.text(right + 5.0, strands[1] + STRAND - 0.9, Anchor::Start, REMARK, "best frame only");
     }
 }

@@ -9,7 +9,7 @@
 //! | `windows.tsv` | window | `seq_name window start end n_orfs best_frame score_other score_virus prediction` |
 //! | `windows.bed` | scored window | chrom, start, end, `seq_name\|window`, score, strand |
 //! | `notes.tsv` | oddity of the input | `seq_name kind detail action` |
-//! | `virus.fna` | record called virus | FASTA, 60 columns, letters as in the input |
+//! | `virus.fna` | record called virus | see [`HitsFormat`]: the whole title, score and call, letters as in the input |
 //! | `prediction_results.txt` | open reading frame | `Sequence_ID Prediction score1 score2`, as VirNucPro |
 //! | `prediction_results_highestscore.csv` | scored window | `Modified_ID Is_Virus`, as VirNucPro, sorted |
 //! | `embeddings.*` | open reading frame | see [`EmbeddingFormat`] |
@@ -23,12 +23,14 @@
 //! - `score_other` and `score_virus` are the maxima over the window's frames; `best_frame` is the frame
 //!   of the largest P(virus), the first of equal ones. `windows.bed` scores 0..1000.
 //! - `virus_score` is the mean of the scored windows' max P(virus) / (max P(others) + max P(virus)).
-//! - A window without a scored frame has `NA` and `no_call`, and so has a record of only such windows.
+//! - A window without a scored frame has `NA` and `no_call`, and so has a record of only such windows. A record without
+//!   letters has no windows and reads `skipped`.
 //! - Untrained weights: every call reads `untrained`, `n_virus` is `NA`, and `virus.fna` and the two
 //!   `prediction_results*` are not written. A `no_call` is not a call and stays.
 
 mod embeddings;
 mod error;
+mod hits;
 mod intermediate;
 mod reports;
 mod sorted;
@@ -39,7 +41,7 @@ pub mod verdict;
 mod virnucpro;
 
 use data::atomic::AtomicFile;
-use data::intermediate::{chunk_name, orf_name, write_chunk};
+use data::intermediate::{chunk_name, orf_name};
 use data::number::NumpyF32;
 use data::translate::Frame;
 use embeddings::Embeddings;
@@ -54,6 +56,8 @@ use virnucpro::VirNucPro;
 
 pub use embeddings::EmbeddingFormat;
 pub use error::OutputError;
+use hits::Hits;
+pub use hits::{HitsFormat, RecordText};
 pub(crate) use table::Field;
 pub use verdict::Call;
 
@@ -61,20 +65,22 @@ const PREDICTIONS: &str = "predictions.tsv";
 const WINDOWS: &str = "windows.tsv";
 const BED: &str = "windows.bed";
 const NOTES: &str = "notes.tsv";
-const VIRUS: &str = "virus.fna";
 
 /// The run record: where it is, the results beside it are complete.
 pub const RUN_RECORD: &str = "run.json";
 
 /// Everything a run may leave in its folder. The run record first: it goes first when results are
 /// replaced, and comes last.
-pub const FILES: [&str; 18] = [
+pub const FILES: [&str; 21] = [
     RUN_RECORD,
     PREDICTIONS,
     WINDOWS,
     BED,
     NOTES,
-    VIRUS,
+    HitsFormat::Fasta.file(),
+    HitsFormat::Fastq.file(),
+    HitsFormat::FastaGz.file(),
+    HitsFormat::FastqGz.file(),
     virnucpro::ROWS,
     virnucpro::CONSENSUS,
     embeddings::NPY,
@@ -100,6 +106,8 @@ pub struct Options {
     pub keep_intermediate: bool,
     /// Whether and how to write embeddings.
     pub save_embeddings: Option<EmbeddingFormat>,
+    /// The format of the file of records called virus.
+    pub hits_format: HitsFormat,
     /// Values of an embedding's row: both encoders' together.
     pub width: usize,
     /// Whether `predictions.tsv` and `windows.tsv` have a last column `source`, the input of the row.
@@ -137,8 +145,8 @@ pub struct RecordEnd<'a> {
     pub id: &'a str,
     /// Its bases.
     pub length: usize,
-    /// They themselves; needed for a record that is called virus (see [`Outputs::call`]).
-    pub sequence: Option<&'a [u8]>,
+    /// Its text; needed for a record that is called virus (see [`Outputs::call`]).
+    pub text: Option<&'a RecordText>,
 }
 
 /// Something odd in the input, and what was done about it.
@@ -157,7 +165,7 @@ pub struct Note {
 /// What was written so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Records: the sum of the four calls.
+    /// Records: the sum of the four calls and those skipped.
     pub records: u64,
     /// Windows.
     pub windows: u64,
@@ -171,6 +179,8 @@ pub struct Counts {
     pub other: u64,
     /// Records without a scored window.
     pub no_call: u64,
+    /// Records without letters.
+    pub skipped: u64,
     /// Records scored by untrained weights.
     pub untrained: u64,
     /// Notes.
@@ -192,7 +202,7 @@ impl Counts {
         self.by_name().map(|(name, count)| (name, *count)).into_iter().collect()
     }
 
-    fn by_name(&mut self) -> [(&'static str, &mut u64); 9] {
+    fn by_name(&mut self) -> [(&'static str, &mut u64); 10] {
         [
             ("records", &mut self.records),
             ("windows", &mut self.windows),
@@ -201,6 +211,7 @@ impl Counts {
             ("virus", &mut self.virus),
             ("other", &mut self.other),
             ("no_call", &mut self.no_call),
+            ("skipped", &mut self.skipped),
             ("untrained", &mut self.untrained),
             ("notes", &mut self.notes),
         ]
@@ -222,7 +233,7 @@ pub struct Outputs {
     bed: Table,
     notes: Table,
     /// Not with untrained weights.
-    virus: Option<AtomicFile>,
+    virus: Option<Hits>,
     /// Not with untrained weights.
     virnucpro: Option<VirNucPro>,
     intermediate: Option<Intermediate>,
@@ -268,7 +279,7 @@ impl Outputs {
             )?,
             bed: Table::bare(folder, BED)?,
             notes: Table::create(folder, NOTES, "seq_name\tkind\tdetail\taction")?,
-            virus: options.trained.then(|| AtomicFile::create(folder.join(VIRUS))).transpose()?,
+            virus: options.trained.then(|| Hits::create(folder, options.hits_format)).transpose()?,
             virnucpro: options.trained.then(|| VirNucPro::create(folder)).transpose()?,
             intermediate: options.keep_intermediate.then(|| Intermediate::create(folder)).transpose()?,
             embeddings: embeddings.transpose()?,
@@ -310,8 +321,12 @@ impl Outputs {
             return self.windows.row(format_args!("{place}\tNA\tNA\tNA\t{call}{source}"));
         };
         self.counts.scored_windows += 1;
-        let call = if self.options.trained { Call::of(said.is_virus()) } else { Call::Untrained };
-        let ([other, virus], call) = (said.maxima.map(NumpyF32), call.name());
+        if !self.options.trained {
+            let (call, source) = (Call::Untrained.name(), &self.source);
+            self.windows.row(format_args!("{place}\tNA\tNA\tNA\t{call}{source}"))?;
+            return self.bed.row(format_args!("{name}\t{start}\t{end}\t{name}|{number}\t.\t."));
+        }
+        let ([other, virus], call) = (said.maxima.map(NumpyF32), Call::of(said.is_virus()).name());
         let (best, source) = (said.best.name(), &self.source);
         self.windows.row(format_args!("{place}\t{best}\t{other}\t{virus}\t{call}{source}"))?;
         // 0 to 1000, so the cast is exact.
@@ -340,18 +355,20 @@ impl Outputs {
     /// sequence; a file that cannot be written.
     pub fn record(&mut self, record: &RecordEnd<'_>) -> Result<Call, OutputError> {
         self.record.end(record)?;
-        let (call, score) = (self.call(), self.record.score);
-        if let Some(file) = &mut self.virus
+        let score = self.record.score;
+        let call = if record.length == 0 { Call::Skipped } else { self.call() };
+        let mean = score.virus_score().filter(|_| self.options.trained);
+        let mean = mean.map_or("NA".to_owned(), |mean| format!("{mean:.6}"));
+        if let Some(hits) = &mut self.virus
             && call == Call::Virus
         {
-            let Some(sequence) = record.sequence else {
+            let Some(text) = record.text else {
                 return Err(OutputError::mismatch(record.id, "called virus, and its sequence is not there"));
             };
-            write_chunk(file, record.id, sequence).map_err(|e| file.error(e))?;
+            hits.write(record.id, text, &mean, call.name())?;
         }
         let RecordScore { windows, scored, virus, .. } = score;
         let virus = if self.options.trained { virus.to_string() } else { "NA".to_owned() };
-        let mean = score.virus_score().map_or("NA".to_owned(), |mean| format!("{mean:.6}"));
         let (name, length, prediction) = (Field(record.id), record.length, call.name());
         let source = &self.source;
         self.predictions.row(format_args!(
@@ -362,6 +379,7 @@ impl Outputs {
             Call::Virus => &mut self.counts.virus,
             Call::Other => &mut self.counts.other,
             Call::NoCall => &mut self.counts.no_call,
+            Call::Skipped => &mut self.counts.skipped,
             Call::Untrained => &mut self.counts.untrained,
         } += 1;
         self.record.clear();
@@ -418,7 +436,7 @@ impl Outputs {
         record.insert("counts".to_owned(), self.counts.to_record());
         let tables = [self.predictions, self.windows, self.bed, self.notes];
         let mut files: Vec<AtomicFile> = tables.into_iter().map(Table::into_file).collect();
-        files.extend(self.virus.take());
+        files.extend(self.virus.take().map(Hits::into_file).transpose()?);
         if let Some(virnucpro) = self.virnucpro {
             files.extend(virnucpro.finish()?);
         }

@@ -29,7 +29,7 @@ const PARENT: &str = "\
 ";
 
 /// Name in the run record's counts, title, what it counts.
-const COLUMNS: [[&str; 3]; 10] = [
+const COLUMNS: [[&str; 3]; 11] = [
     ["records", "Records", "Sequences of the input"],
     ["windows", "Windows", "Windows that they were cut into"],
     ["scored_windows", "Scored windows", "Windows with a scored open reading frame"],
@@ -38,15 +38,17 @@ const COLUMNS: [[&str; 3]; 10] = [
     ["virus", "Virus", "Sequences called virus"],
     ["other", "Other", "Sequences called other"],
     ["no_call", "No call", "Sequences without a scored window"],
-    ["untrained", "Untrained", "Sequences scored by untrained weights: these scores mean nothing"],
+    ["skipped", "Skipped", "Sequences without letters"],
+    ["untrained", "Untrained", "Sequences seen by untrained weights, which call nothing"],
     ["notes", "Notes", "Rows of notes.tsv"],
 ];
 
 /// Name, title, colour: a colour for each call, the same in every report.
-const CALLS: [[&str; 3]; 4] = [
+const CALLS: [[&str; 3]; 5] = [
     ["virus", "Virus", "#d95f02"],
     ["other", "Other", "#1f78b4"],
     ["no_call", "No call", "#b3b3b3"],
+    ["skipped", "Skipped", "#636363"],
     ["untrained", "Untrained", "#e6c229"],
 ];
 

@@ -51,6 +51,7 @@ const PLAIN: Options = Options {
     threshold: 0.5,
     keep_intermediate: false,
     save_embeddings: None,
+    hits_format: HitsFormat::Fasta,
     width: 2,
     source: false,
 };
@@ -67,8 +68,8 @@ fn record(outputs: &mut Outputs, id: &str, windows: &[&[[f32; 2]]]) -> Call {
         let (start, end, orfs) = (10 * index, 10 * index + 10, frames(scores));
         outputs.window(&Window { record: id, index, start, end, orfs: &orfs }).unwrap();
     }
-    let sequence = b"ACGTACGTNn".repeat(windows.len());
-    outputs.record(&RecordEnd { id, length, sequence: Some(&sequence) }).unwrap()
+    let text = RecordText { sequence: b"ACGTACGTNn".repeat(windows.len()), ..RecordText::default() };
+    outputs.record(&RecordEnd { id, length, text: Some(&text) }).unwrap()
 }
 
 /// Runs `f` over outputs in a new folder, and finishes.
@@ -114,7 +115,8 @@ fn replay(rows: &Rows, outputs: &mut Outputs) {
             let (start, end) = (10 * index, 10 * index + 10);
             outputs.window(&Window { record: id, index, start, end, orfs }).unwrap();
         }
-        outputs.record(&RecordEnd { id, length: 10 * count, sequence: Some(b"A") }).unwrap();
+        let text = RecordText { sequence: b"A".to_vec(), ..RecordText::default() };
+        outputs.record(&RecordEnd { id, length: 10 * count, text: Some(&text) }).unwrap();
     }
 }
 
@@ -179,7 +181,7 @@ fn the_tables_of_a_trained_model() {
          r1 20 2 1 1 0.782609 virus\n\
          r2 30 3 3 1 0.361111 other\n\
          r3 10 1 0 0 NA no_call\n\
-         r4 0 0 0 0 NA no_call\n"
+         r4 0 0 0 0 NA skipped\n"
     );
     assert_eq!(
         folder.read(WINDOWS).replace('\t', " "),
@@ -195,7 +197,10 @@ fn the_tables_of_a_trained_model() {
         folder.read(BED).replace('\t', " "),
         "r1 0 10 r1|1 783 +\nr2 0 10 r2|1 250 +\nr2 10 20 r2|2 500 +\nr2 20 30 r2|3 333 +\n"
     );
-    assert_eq!(folder.read(VIRUS), ">r1\nACGTACGTNnACGTACGTNn\n");
+    assert_eq!(
+        folder.read(HitsFormat::Fasta.file()),
+        ">r1 virus_score=0.782609 prediction=virus\nACGTACGTNnACGTACGTNn\n"
+    );
     assert_eq!(folder.rows(virnucpro::ROWS)[3].replace('\t', " "), "r2_chunk_2F1 others 0.5 0.5");
     assert_eq!(folder.rows(virnucpro::CONSENSUS)[2].replace('\t', " "), "r2_chunk_2 True");
     assert_eq!(folder.read(NOTES), "seq_name\tkind\tdetail\taction\n");
@@ -206,7 +211,7 @@ fn the_tables_of_a_trained_model() {
     );
     assert_eq!(Counts::from_record(&serde_json::from_str(&run).unwrap()), counts);
     let sums = Counts { records: 4, windows: 6, scored_windows: 4, orfs: 6, virus: 1, ..Counts::default() };
-    assert_eq!(counts, Counts { other: 1, no_call: 2, ..sums });
+    assert_eq!(counts, Counts { other: 1, no_call: 1, skipped: 1, ..sums });
 }
 
 #[test]
@@ -216,12 +221,14 @@ fn untrained_weights_call_nothing() {
         let last = |row: &String| row.rsplit('\t').next().unwrap().to_owned();
         folder.rows(name).iter().map(last).collect::<Vec<_>>().join(" ")
     };
-    assert_eq!(calls(PREDICTIONS), "untrained untrained no_call no_call");
+    assert_eq!(calls(PREDICTIONS), "untrained untrained no_call skipped");
     assert_eq!(calls(WINDOWS), "untrained no_call untrained untrained untrained no_call");
-    assert_eq!(folder.rows(PREDICTIONS)[0].replace('\t', " "), "r1 20 2 1 NA 0.782609 untrained");
+    assert_eq!(folder.rows(PREDICTIONS)[0].replace('\t', " "), "r1 20 2 1 NA NA untrained");
+    assert_eq!(folder.rows(WINDOWS)[0].replace('\t', " "), "r1 1 1 10 2 NA NA NA untrained");
+    assert!(folder.read(BED).starts_with("r1\t0\t10\tr1|1\t.\t.\n"));
     let [table, bar, versions] = [reports::MULTIQC, reports::MULTIQC_CALLS, reports::VERSIONS];
     assert_eq!(folder.names(), [NOTES, bar, table, PREDICTIONS, RUN_RECORD, versions, BED, WINDOWS]);
-    assert_eq!((counts.untrained, counts.no_call, counts.virus, counts.other), (2, 2, 0, 0));
+    assert_eq!((counts.untrained, counts.no_call, counts.virus, counts.other), (2, 1, 0, 0));
 }
 
 #[test]
@@ -233,7 +240,7 @@ fn the_threshold_changes_calls_of_records_only() {
             assert_eq!(record(outputs, "a", &[&[[0.75, 0.25]], &[[0.5, 0.5]]]), expected);
         });
         assert_eq!(folder.rows(WINDOWS)[1].rsplit('\t').next(), Some("virus"));
-        assert_eq!(folder.read(VIRUS).is_empty(), expected == Call::Other);
+        assert_eq!(folder.read(HitsFormat::Fasta.file()).is_empty(), expected == Call::Other);
     }
 }
 
@@ -250,7 +257,11 @@ fn odd_names_stay_on_their_line() {
     assert_eq!(folder.rows(NOTES), [format!("{name}\tx\ttab\\there\\nand\\r\\nthere\t")]);
     assert_eq!(folder.read(BED), format!("{name}\t0\t10\t{name}|1\t750\t+\n"));
     assert_eq!(folder.rows(virnucpro::CONSENSUS), [format!("{name}_chunk_1\tTrue")]);
-    assert!(folder.read(VIRUS).starts_with(&format!(">{id}\n")));
+    assert!(
+        folder
+            .read(HitsFormat::Fasta.file())
+            .starts_with(&format!(">{id} virus_score=0.750000 prediction=virus\n"))
+    );
 }
 
 #[test]
@@ -341,8 +352,8 @@ fn check_report(name: &str, input: &str, expected: &str) {
 
 #[test]
 fn reports_are_of_the_run() {
-    check_report(reports::MULTIQC, "x/reads.fa.gz", "reads 4 6 4 6 1 1 1 2 0 0");
-    check_report(reports::MULTIQC_CALLS, "-", "stdin 1 1 2 0");
+    check_report(reports::MULTIQC, "x/reads.fa.gz", "reads 4 6 4 6 1 1 1 1 1 0 0");
+    check_report(reports::MULTIQC_CALLS, "-", "stdin 1 1 1 1 0");
     check_report(reports::VERSIONS, "-", concat!("    plimsoll: ", env!("CARGO_PKG_VERSION")));
 }
 
@@ -363,7 +374,7 @@ fn a_run_of_nothing_has_headers() {
     let (folder, counts) = written(PLAIN, |_| {});
     assert_eq!(counts, Counts::default());
     assert_eq!(folder.read(virnucpro::CONSENSUS), "Modified_ID\tIs_Virus\n");
-    assert_eq!((folder.read(VIRUS), folder.read(BED)), (String::new(), String::new()));
+    assert_eq!((folder.read(HitsFormat::Fasta.file()), folder.read(BED)), (String::new(), String::new()));
 }
 
 #[test]
@@ -375,12 +386,12 @@ fn a_long_virus_is_wrapped_as_it_is() {
             outputs.window(&Window { record: "v", index, start, end, orfs: &orfs }).unwrap();
         }
         assert_eq!(outputs.call(), Call::Virus);
-        let (length, sequence) = (sequence.len(), Some(&sequence[..]));
-        outputs.record(&RecordEnd { id: "v", length, sequence }).unwrap();
+        let text = RecordText { sequence: sequence.clone(), ..RecordText::default() };
+        outputs.record(&RecordEnd { id: "v", length: sequence.len(), text: Some(&text) }).unwrap();
     });
-    let widths: Vec<usize> = folder.rows(VIRUS).iter().map(String::len).collect();
+    let widths: Vec<usize> = folder.rows(HitsFormat::Fasta.file()).iter().map(String::len).collect();
     assert_eq!(widths, [60, 60, 5]);
-    assert_eq!(folder.rows(VIRUS).concat().as_bytes(), sequence);
+    assert_eq!(folder.rows(HitsFormat::Fasta.file()).concat().as_bytes(), sequence);
 }
 
 /// What `f` is refused with, after one good window `r` 0..10.
@@ -404,11 +415,10 @@ fn results_out_of_place_are_refused() {
     check_refused(next("r", 2, 10, 20), "window 3 of bases 10..20");
     check_refused(next("r", 1, 11, 20), "window 2 of bases 11..20");
     check_refused(next("r", 1, 10, 10), "window 2 of bases 10..10");
-    let end =
-        |id, length, sequence| move |o: &mut Outputs| o.record(&RecordEnd { id, length, sequence }).map(drop);
-    check_refused(end("s", 10, None), "'s': it ends after windows of 'r'");
-    check_refused(end("r", 11, None), "'r': its windows end at base 10 of 11");
-    check_refused(end("r", 10, None), "'r': called virus, and its sequence is not there");
+    let end = |id, length| move |o: &mut Outputs| o.record(&RecordEnd { id, length, text: None }).map(drop);
+    check_refused(end("s", 10), "'s': it ends after windows of 'r'");
+    check_refused(end("r", 11), "'r': its windows end at base 10 of 11");
+    check_refused(end("r", 10), "'r': called virus, and its sequence is not there");
 }
 
 #[test]

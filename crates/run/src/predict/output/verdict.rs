@@ -17,7 +17,9 @@ pub enum Call {
     Other,
     /// No open reading frame, so nothing was scored.
     NoCall,
-    /// Scored by weights that were never trained: the score means nothing.
+    /// No letters, so there was nothing to score.
+    Skipped,
+    /// Seen by weights that were never trained: no score and no call.
     Untrained,
 }
 
@@ -28,6 +30,7 @@ impl Call {
             Call::Virus => "virus",
             Call::Other => "other",
             Call::NoCall => "no_call",
+            Call::Skipped => "skipped",
             Call::Untrained => "untrained",
         }
     }

@@ -1,0 +1,166 @@
+//! The records called virus, written with their titles, scores and calls. Invariant: letters and qualities stand in the file as
+//! in the input; equal runs write equal bytes, compressed ones too.
+
+use super::OutputError;
+use data::atomic::AtomicFile;
+use flate2::write::GzEncoder;
+use flate2::{Compression, GzBuilder};
+use std::io::{self, Write};
+use std::path::Path;
+
+/// The format of the file of records called virus.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HitsFormat {
+    /// `virus.fna`: FASTA in lines of 60 letters.
+    #[default]
+    Fasta,
+    /// `virus.fastq`: FASTQ, of FASTQ input alone.
+    Fastq,
+    /// `virus.fna.gz`.
+    FastaGz,
+    /// `virus.fastq.gz`.
+    FastqGz,
+}
+
+impl HitsFormat {
+    /// All formats.
+    pub const ALL: [Self; 4] = [Self::Fasta, Self::Fastq, Self::FastaGz, Self::FastqGz];
+
+    /// Its name as a value of `--hits-format`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fasta => "fasta",
+            Self::Fastq => "fastq",
+            Self::FastaGz => "fasta.gz",
+            Self::FastqGz => "fastq.gz",
+        }
+    }
+
+    /// The name of the file.
+    pub const fn file(self) -> &'static str {
+        match self {
+            Self::Fasta => "virus.fna",
+            Self::Fastq => "virus.fastq",
+            Self::FastaGz => "virus.fna.gz",
+            Self::FastqGz => "virus.fastq.gz",
+        }
+    }
+
+    /// Whether records are written with their qualities.
+    pub fn has_qualities(self) -> bool {
+        matches!(self, Self::Fastq | Self::FastqGz)
+    }
+
+    fn is_compressed(self) -> bool {
+        matches!(self, Self::FastaGz | Self::FastqGz)
+    }
+}
+
+/// What the file of records called virus repeats of a record, beside its id.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecordText {
+    /// The title after the id.
+    pub description: Vec<u8>,
+    /// The letters.
+    pub sequence: Vec<u8>,
+    /// The qualities, one for each letter; empty for FASTA.
+    pub quality: Vec<u8>,
+}
+
+impl RecordText {
+    /// Bytes that it holds.
+    pub fn bytes(&self) -> usize {
+        self.description.len() + self.sequence.len() + self.quality.len()
+    }
+}
+
+/// The file, being written.
+pub struct Hits {
+    format: HitsFormat,
+    writer: Writer,
+}
+
+enum Writer {
+    Plain(AtomicFile),
+    // Boxed: the state of a compressor is large.
+    Gzip(Box<GzEncoder<AtomicFile>>),
+}
+
+impl Hits {
+    /// Starts the file in `folder`.
+    pub fn create(folder: &Path, format: HitsFormat) -> Result<Self, OutputError> {
+        let file = AtomicFile::create(folder.join(format.file()))?;
+        let writer = match format.is_compressed() {
+            // The builder's header has neither a name nor a time.
+            true => Writer::Gzip(Box::new(GzBuilder::new().write(file, Compression::default()))),
+            false => Writer::Plain(file),
+        };
+        Ok(Self { format, writer })
+    }
+
+    /// Writes a record: `>ID DESCRIPTION virus_score=0.987654 prediction=virus`, and its letters.
+    pub fn write(&mut self, id: &str, text: &RecordText, score: &str, call: &str) -> Result<(), OutputError> {
+        let qualities = self.format.has_qualities();
+        if qualities && text.quality.len() != text.sequence.len() {
+            let what = format!("{} qualities for {} letters", text.quality.len(), text.sequence.len());
+            return Err(OutputError::mismatch(id, what));
+        }
+        let written = match &mut self.writer {
+            Writer::Plain(file) => write_record(file, qualities, id, text, score, call),
+            Writer::Gzip(file) => write_record(&mut **file, qualities, id, text, score, call),
+        };
+        written.map_err(|error| self.file().error(error).into())
+    }
+
+    /// The complete file, to be committed.
+    pub fn into_file(mut self) -> Result<AtomicFile, OutputError> {
+        if let Writer::Gzip(file) = &mut self.writer
+            && let Err(error) = file.try_finish()
+        {
+            return Err(self.file().error(error).into());
+        }
+        match self.writer {
+            Writer::Plain(file) => Ok(file),
+            Writer::Gzip(file) => {
+                file.finish().map_err(|source| OutputError::Folder { path: self.format.file().into(), source })
+            }
+        }
+    }
+
+    fn file(&self) -> &AtomicFile {
+        match &self.writer {
+            Writer::Plain(file) => file,
+            Writer::Gzip(file) => file.get_ref(),
+        }
+    }
+}
+
+fn write_record(
+    out: &mut impl Write,
+    qualities: bool,
+    id: &str,
+    text: &RecordText,
+    score: &str,
+    call: &str,
+) -> io::Result<()> {
+    /// Letters of a line of FASTA.
+    const WIDTH: usize = 60;
+    out.write_all(if qualities { b"@" } else { b">" })?;
+    out.write_all(id.as_bytes())?;
+    if !text.description.is_empty() {
+        out.write_all(b" ")?;
+        out.write_all(&text.description)?;
+    }
+    writeln!(out, " virus_score={score} prediction={call}")?;
+    if qualities {
+        for part in [&text.sequence[..], b"\n+\n", &text.quality, b"\n"] {
+            out.write_all(part)?;
+        }
+        return Ok(());
+    }
+    for line in text.sequence.chunks(WIDTH) {
+        out.write_all(line)?;
+        out.write_all(b"\n")?;
+    }
+    Ok(())
+}
