@@ -319,8 +319,8 @@ fn records_called_virus_keep_their_titles_letters_and_qualities() {
     let bases = "ATGACCATGATTACGGATTCACTGGCCGTCGTTTTACAACGTCGTGACTGGGAAAACCCTGGC".repeat(2);
     let rna = bases.replace('T', "U");
     let quality = "I".repeat(bases.len());
-    folder.write("in.fa", &format!(">a  Some virus, [note=x]  \n{bases}\n>empty nothing here\n>b\n{rna}\n"));
-    folder.write("in.fastq", &format!("@a Some virus\n{bases}\n+\n{quality}\n"));
+    folder.write("in.fa", format!(">a  Some virus, [note=x]  \n{bases}\n>empty nothing here\n>b\n{rna}\n"));
+    folder.write("in.fastq", format!("@a Some virus\n{bases}\n+\n{quality}\n"));
     let run = |input: &str, format: &str, out: &str| {
         let (weights, input) = (golden(""), folder.path(input).display().to_string());
         let mut words =
@@ -356,4 +356,19 @@ fn records_called_virus_keep_their_titles_letters_and_qualities() {
     let ran = run("in.fa", "fastq", "refused");
     let said = ran.ended(1).stderr();
     assert!(said.contains("in.fa") && said.contains("--hits-format fasta"), "{said}");
+}
+
+/// Windows longer than genes: said at the start, and at the end where nothing was scored.
+#[test]
+fn windows_that_no_open_reading_frame_fills_are_told_of() {
+    let folder = Folder::new("long_windows");
+    folder.write("in.fa", format!(">a\n{}\n", "TAGCTAACTGA".repeat(200)));
+    let check = |length: &str, genes: bool| {
+        let ran = folder.run(&["predict", "in.fa", "--length", length, "--force", "-o", "out"]);
+        let said = ran.ended(0).stderr();
+        assert_eq!(said.contains("longer than most genes"), genes, "{said}");
+        assert!(said.contains("has an open reading frame"), "{said}");
+    };
+    check("500", false);
+    check("2000", true);
 }

@@ -130,7 +130,6 @@ impl Front {
         if !self.reader.read_into(&mut self.record)? {
             return Ok(false);
         }
-        batch.bytes_read = self.reader.bytes_read();
         let input = self.reader.inputs().len();
         if self.per_input && input != self.result {
             (self.ids, self.result) = (IdSet::new(), input);
@@ -212,6 +211,8 @@ impl Front {
                     Err(error) => (more, failed) = (false, Some(error)),
                 }
             }
+            // Also of a batch without a record, which is the last one.
+            batch.bytes_read = self.reader.bytes_read();
             // What came before an error is computed first; then the error is met in its place.
             if feed.send(batch).is_err() {
                 return;
@@ -242,5 +243,27 @@ impl Stream {
             Some(Err(panic)) => std::panic::resume_unwind(panic),
             Some(Ok(())) | None => Ok(None),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_batch_has_read_all_bytes() {
+        let path = std::env::temp_dir().join(format!("plimsoll-front-{}.fa", std::process::id()));
+        // The first record fills a batch, so nothing is left for the second one.
+        let text = format!(">a\n{}\n", "M".repeat(BATCH_LETTERS));
+        std::fs::write(&path, &text).unwrap();
+        let limits = Limits { letters: None, truncate: false };
+        let front = Front::open(std::slice::from_ref(&path), false, Tokenizer::Esm, limits).unwrap();
+        let mut stream = front.start(1, 1).unwrap();
+        let mut read = vec![];
+        while let Some(batch) = stream.next(&mut || Ok(())).unwrap() {
+            read.push((batch.heads.len(), batch.bytes_read));
+        }
+        std::fs::remove_file(path).unwrap();
+        assert_eq!(read.last(), Some(&(0, text.len() as u64)), "{read:?}");
     }
 }

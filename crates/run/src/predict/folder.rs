@@ -5,6 +5,7 @@
 use super::output::{FILES, OutputError, RUN_RECORD};
 use super::resume;
 use crate::RunError;
+use data::journal::Blocks;
 use serde_json::Value;
 use std::fs::{self, File, TryLockError};
 use std::path::Path;
@@ -24,6 +25,8 @@ pub(crate) enum Found {
 pub(crate) struct Lock {
     /// `None` where folders cannot be locked: on some network file systems.
     folder: Option<File>,
+    /// Whether the folder was not there before.
+    is_new: bool,
 }
 
 impl Lock {
@@ -31,22 +34,38 @@ impl Lock {
     pub(crate) fn is_held(&self) -> bool {
         self.folder.is_some()
     }
+
+    /// After a run that failed: removes journals that hold no window, and the folder if the run made it and nothing
+    /// is in it. What cannot be removed stays: the run's own error is the one to tell.
+    pub(crate) fn leave(&self, dir: &Path) {
+        for path in JOURNALS.map(|name| dir.join(name)) {
+            if let Ok(Some(mut blocks)) = Blocks::open(&path)
+                && matches!(blocks.next_into(&mut vec![]), Ok(false))
+            {
+                let _ = fs::remove_file(&path);
+            }
+        }
+        if self.is_new {
+            let _ = fs::remove_dir(dir);
+        }
+    }
 }
 
 /// Makes the folder where it is missing, and takes it for this run.
 pub(crate) fn take(dir: &Path) -> Result<Lock, RunError> {
+    let is_new = !dir.exists();
     fs::create_dir_all(dir).map_err(|source| {
         let path = dir.to_owned();
         RunError::Output(OutputError::Folder { path, source })
     })?;
-    let Ok(folder) = File::open(dir) else { return Ok(Lock { folder: None }) };
+    let Ok(folder) = File::open(dir) else { return Ok(Lock { folder: None, is_new }) };
     match folder.try_lock() {
-        Ok(()) => Ok(Lock { folder: Some(folder) }),
+        Ok(()) => Ok(Lock { folder: Some(folder), is_new }),
         Err(TryLockError::WouldBlock) => Err(RunError::Refused(format!(
             "another run is writing to {}; wait for its end, or choose another folder with -o",
             dir.display()
         ))),
-        Err(TryLockError::Error(_)) => Ok(Lock { folder: None }),
+        Err(TryLockError::Error(_)) => Ok(Lock { folder: None, is_new }),
     }
 }
 

@@ -127,6 +127,9 @@ pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Ve
     Ok(reports)
 }
 
+/// Bases of a window that most genes of viruses do not reach.
+const MOST_GENES: usize = 1500;
+
 /// Executors with their weights, for the next run of the same stage with the same models.
 pub(crate) type Warm = Option<(Stage, Vec<Executor>)>;
 
@@ -137,7 +140,6 @@ fn predict_one(
     warm: &mut Warm,
     observer: &mut dyn Observer,
 ) -> Result<Report, RunError> {
-    let mut tracker = Tracker::new();
     // Held to the end: two runs into one folder would take each other's files.
     let lock = folder::take(&options.output_dir)?;
     if !lock.is_held() {
@@ -145,6 +147,22 @@ fn predict_one(
         let text = format!("{dir} is on a file system without locks: see to it that no other run writes there");
         observer.say(Level::Warning, &text);
     }
+    let report = predict_into(options, opened, start, warm, observer);
+    if report.is_err() {
+        lock.leave(&options.output_dir);
+    }
+    report
+}
+
+/// Predicts into the output folder, which is there and taken.
+fn predict_into(
+    options: &Options,
+    opened: &Opened,
+    start: Instant,
+    warm: &mut Warm,
+    observer: &mut dyn Observer,
+) -> Result<Report, RunError> {
+    let mut tracker = Tracker::new();
     let watch = Watch::over(&options.inputs);
     let inputs = digests(&options.inputs, &|| stopped(observer, "nothing had begun"))?;
     let keys = inputs.as_deref().map(|inputs| Keys::new(options, opened, inputs, watch)).transpose()?;
@@ -241,6 +259,14 @@ fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, RunErr
         )));
     }
     let digests = record::digests(&dna, &protein, &head)?;
+    if options.length > MOST_GENES {
+        let text = format!(
+            "windows of {} bases are longer than most genes: a frame is scored only if no stop codon is in it over the \
+             whole window, so most windows will have no call; VirNucPro's heads are for 300 and 500 bases",
+            options.length
+        );
+        observer.say(Level::Warning, &text);
+    }
     Ok(Opened { dna, protein, head, digests })
 }
 

@@ -279,6 +279,7 @@ impl Run<'_> {
                 let fill = engine.fill();
                 let (parts, totals) = engine.into_parts();
                 say_given_back(parts.compute.as_ref().map_or(&[], Compute::usage), observer);
+                self.say_silent(parts.outputs.as_ref(), observer);
                 Ok(Done { parts, totals, fill, inputs })
             }
             Err(RunError::Interrupted { signal, .. }) => {
@@ -300,9 +301,29 @@ impl Run<'_> {
             }
             Err(error) => {
                 // The first error is the one to tell.
-                let _ = engine.commit();
+                if let Ok(count @ 1..) = engine.commit() {
+                    let dir = self.options.output_dir.display();
+                    let text = format!(
+                        "{count} windows are kept in {dir}: the same command goes on there; for an input that was \
+                         changed give --force or another folder with -o"
+                    );
+                    observer.say(Level::Info, &text);
+                }
                 Err(error)
             }
+        }
+    }
+
+    /// Says so where not one window could be scored.
+    fn say_silent(&self, outputs: Option<&Outputs>, observer: &mut dyn Observer) {
+        let Some(counts) = outputs.map(Outputs::counts) else { return };
+        if counts.windows > 0 && counts.scored_windows == 0 {
+            let text = format!(
+                "not one of {} windows of at most {} bases has an open reading frame (a frame without a stop codon over \
+                 the whole window), so nothing was scored; a smaller --length finds more, with a head trained for it",
+                counts.windows, self.options.length
+            );
+            observer.say(Level::Warning, &text);
         }
     }
 

@@ -240,7 +240,11 @@ fn what_is_odd_is_noted() {
     let strict = Options { strict: true, output_dir: folder.path("strict"), ..options };
     let error = run(&strict).expect_err("strict");
     assert!(error.to_string().contains("strict"), "{error}");
-    assert!(!folder.path("strict").join("predictions.tsv").exists());
+    assert!(!folder.path("strict").exists());
+    // A folder that was there before stays.
+    fs::create_dir(folder.path("strict")).expect("made");
+    run(&strict).expect_err("strict");
+    assert_eq!(fs::read_dir(folder.path("strict")).expect("a folder").count(), 0);
 }
 
 /// A protein encoder whose row for tryptophan is not a number: exactly the sequences with a W fail.

@@ -17,7 +17,7 @@ process PLIMSOLL_PREDICT {
     tuple val(meta), path("*/notes.tsv")                               , emit: notes
     tuple val(meta), path("*/run.json")                                , emit: run_record
     tuple val(meta), path("*/plimsoll*_mqc.tsv")                       , emit: multiqc
-    tuple val(meta), path("*/virus.fna")                               , emit: virus       , optional: true
+    tuple val(meta), path("*/virus.{fna,fastq}*")                        , emit: virus       , optional: true
     tuple val(meta), path("*/prediction_results*")                     , emit: virnucpro   , optional: true
     tuple val(meta), path("*/embeddings.*")                            , emit: embeddings  , optional: true
     tuple val(meta), path("*/{chunked.fa,nucleotide.fa,protein.faa}")  , emit: intermediate, optional: true
