@@ -22,9 +22,10 @@ use std::collections::BTreeMap;
 use std::ffi::{c_float, c_int};
 use std::{mem, ptr};
 
-/// The canonical order in which a form is summed on a card: a property of the form and the card's compute capability. In all
-/// of them the residual is added to the sum in f32, then the bias, then comes the GELU or the gate, and the result is rounded
-/// once.
+/// The canonical order in which a form is summed on a card: a property of the form and the card's compute capability. In 16 bits
+/// the bias is added to the sum in f32, then comes the GELU or the gate, and the result is rounded; a residual is added to the
+/// rounded result and rounded again, as layers apart do and as the library does in place. The f32 loops add the residual before
+/// the bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     /// By `wgmma.cu`: warpgroup products of 16 columns of k after another.
@@ -64,7 +65,7 @@ impl Order {
 }
 
 /// Names the orders of this version, in the arithmetic of a run: changed with any of them.
-pub(crate) const ORDERS: &str = "products 1 (16 bits: wgmma k16 on sm_90 for widths in multiples of 8, else mma.sync k16; f32: \
+pub(crate) const ORDERS: &str = "products 2 (16 bits: wgmma k16 on sm_90 for widths in multiples of 8, else mma.sync k16; f32: \
      fma; e4m3, and tf32 on sm_90 for widths in multiples of 4: cuBLASLt's first algorithm for 16384 rows; other tf32: mma.sync k8)";
 
 /// The rows and the bytes of workspace for which the library is asked for the algorithm that is pinned, whatever the step.
@@ -78,17 +79,14 @@ const FEWEST_OUTPUTS: u64 = 1 << 12;
 /// Kinds of operands that `revealing` makes: seeds modulo this number.
 const MODES: usize = 4;
 /// An algorithm of the library is compared only where it takes at most this share of the time of our fastest kernel.
-const WORTH: f32 = 1.05;
-/// Milliseconds of each turn of the last comparison, and turns of each kernel.
-const LOAD: f32 = 30.0;
-const TURNS: usize = 3;
+const WORTH: f32 = 1.0;
 
 /// The most algorithms that are asked for.
 const CANDIDATES: usize = 16;
 /// Runs before those that are timed, and those.
 const WARM: usize = 3;
 const RUNS: usize = 10;
-/// Numbers of rows for which an algorithm must say that it runs.
+/// Numbers of rows for which an algorithm must say that it runs; one that is compared, up to those of the step.
 const ROWS: [u64; 14] = [1, 2, 3, 8, 31, 32, 33, 64, 100, 128, 1000, 4096, 16_384, 65_536];
 /// The library's `cublasLtMatmulHeuristicResult_t`, with a state that may be any number.
 #[repr(C)]
@@ -174,7 +172,8 @@ impl Trial<'_> {
 
     /// The algorithm of a form that is pinned: a function of the form, the card and the library's version.
     fn pinned(&self) -> Result<Option<lt::cublasLtMatmulAlgo_t>, CudaError> {
-        Ok(self.offered(PINNED_ROWS, PINNED_WORKSPACE)?.into_iter().next())
+        // For all rows: what is pinned must not depend on the step.
+        Ok(self.offered(PINNED_ROWS, PINNED_WORKSPACE, u64::MAX)?.into_iter().next())
     }
 
     /// A choice by its name: a tile's, the library's fastest by [`LIBRARY`], or as [`table::text`] writes it. Where a kernel
@@ -216,54 +215,20 @@ impl Trial<'_> {
         self.prepare(&others)?;
         self.noise_all()?;
         let (own, others) = (self.by_time(&own), self.by_time(&others));
-        let &(best, ours) = own.first().ok_or_else(|| CudaError::Unprepared { what: self.form.to_string() })?;
-        let (mut digests, mut equal) = (BTreeMap::new(), None);
+        let &(best, mut chosen) =
+            own.first().ok_or_else(|| CudaError::Unprepared { what: self.form.to_string() })?;
+        let mut digests = BTreeMap::new();
         for (time, candidate) in others {
             if time > WORTH * best {
                 break;
             }
-            if self.equals(&candidate, &ours, &mut digests)? {
-                equal = Some((time, candidate));
+            if self.equals(&candidate, &own[0].1, &mut digests)? {
+                chosen = candidate;
                 break;
             }
         }
-        let chosen = match equal {
-            None => ours,
-            Some(equal) => self.faster_under_load((best, ours), equal)?,
-        };
         self.poison_all()?;
         Ok(chosen)
-    }
-
-    /// The faster of two kernels when each runs for a while: a model keeps the card at its power limit, where clocks fall, and a
-    /// kernel that draws less power falls less.
-    fn faster_under_load(&mut self, a: (f32, Choice), b: (f32, Choice)) -> Result<Choice, CudaError> {
-        self.noise_all()?;
-        let count = |milliseconds: f32| (LOAD / milliseconds.max(1e-3)).clamp(RUNS as f32, 2000.0) as usize;
-        let mut times = [vec![], vec![]];
-        for _ in 0..TURNS {
-            for ((milliseconds, choice), times) in [a, b].into_iter().zip(&mut times) {
-                times.push(self.time_of(&choice, count(milliseconds))?);
-            }
-        }
-        let [of_a, of_b] = times.map(|mut times| {
-            times.sort_by(f32::total_cmp);
-            times[TURNS / 2]
-        });
-        Ok(if of_b < of_a { b.1 } else { a.1 })
-    }
-
-    /// Milliseconds of one of so many runs behind each other.
-    fn time_of(&self, choice: &Choice, runs: usize) -> Result<f32, CudaError> {
-        let (context, api) = (self.context, self.context.api);
-        let (start, end) = (Event::new(api)?, Event::new(api)?);
-        start.record(context)?;
-        for _ in 0..runs {
-            self.run(choice, &self.operands)?;
-        }
-        end.record(context)?;
-        context.synchronize()?;
-        Ok(end.since(&start)? / runs as f32)
     }
 
     /// Every candidate with its time, and how it compares with the canonical kernel; and the fastest that is admitted.
@@ -341,7 +306,7 @@ impl Trial<'_> {
             Choice::Own | Choice::Mma(_) => true,
             Choice::Hopper(tile) => tile.suits(self.context, self.form),
             Choice::Normed(_) => Normed::suits(self.context, self.form),
-            Choice::Library(algorithm) => self.admits_algorithm(algorithm),
+            Choice::Library(algorithm) => self.admits_algorithm(algorithm, self.operands.rows),
         }
     }
 
@@ -362,14 +327,14 @@ impl Trial<'_> {
     }
 
     /// Whether an algorithm keeps every sum whole, and runs for any number of rows in our workspace.
-    fn admits_algorithm(&self, algorithm: &lt::cublasLtMatmulAlgo_t) -> bool {
+    fn admits_algorithm(&self, algorithm: &lt::cublasLtMatmulAlgo_t, most: u64) -> bool {
         use lt::cublasLtMatmulAlgoConfigAttributes_t as A;
         // 0 and 1 splits are both one sum; no scheme of reducing several.
         let whole = config(self.description, algorithm, A::CUBLASLT_ALGO_CONFIG_SPLITK_NUM)
             .is_some_and(|n| n <= 1)
             && config(self.description, algorithm, A::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) == Some(0);
-        // Not only the step's rows: what is pinned must not depend on them.
-        whole && ROWS.into_iter().chain([self.operands.rows]).all(|rows| self.runs(algorithm, rows))
+        let rows = ROWS.into_iter().filter(|&rows| rows <= most).chain([self.operands.rows]);
+        whole && rows.into_iter().all(|rows| self.runs(algorithm, rows))
     }
 
     fn runs(&self, algorithm: &lt::cublasLtMatmulAlgo_t, rows: u64) -> bool {
@@ -386,12 +351,19 @@ impl Trial<'_> {
 
     /// The algorithms that the library offers for this step and that may be admitted, in its order.
     fn algorithms(&self) -> Result<Vec<Choice>, CudaError> {
-        let offered = self.offered(self.operands.rows, self.operands.workspace.1)?;
+        let rows = self.operands.rows;
+        let offered = self.offered(rows, self.operands.workspace.1, rows)?;
         Ok(offered.into_iter().map(Choice::Library).collect())
     }
 
-    /// Algorithms for a number of rows that keep every sum whole and run for any number of rows, in the library's order.
-    fn offered(&self, rows: u64, workspace: u64) -> Result<Vec<lt::cublasLtMatmulAlgo_t>, CudaError> {
+    /// Algorithms for a number of rows that keep every sum whole and run for the numbers of [`ROWS`] up to `most`, in the
+    /// library's order.
+    fn offered(
+        &self,
+        rows: u64,
+        workspace: u64,
+        most: u64,
+    ) -> Result<Vec<lt::cublasLtMatmulAlgo_t>, CudaError> {
         let Description { handle, operation, w, x, y, .. } = self.description;
         self.description.set_launch(&Operands { rows, ..self.operands })?;
         let preference = Preference::new(self.description, self.form, workspace)?;
@@ -408,7 +380,7 @@ impl Trial<'_> {
             other => other?,
         }
         let offered = found.into_iter().take(count as usize).filter(|found| found.state == 0);
-        Ok(offered.map(|found| found.algorithm).filter(|found| self.admits_algorithm(found)).collect())
+        Ok(offered.map(|found| found.algorithm).filter(|found| self.admits_algorithm(found, most)).collect())
     }
 
     fn run(&self, candidate: &Choice, operands: &Operands) -> Result<(), CudaError> {

@@ -3,7 +3,8 @@
 // forms that `wgmma.cu` does not.
 //
 // Invariant: an element is summed over k in order, one instruction after another into one f32 accumulator, from whole
-// zero-filled stages; then the residual is added, and then the bias, in f32. The tile does not change the bits.
+// zero-filled stages; the bias is added in f32; a sum that gets a residual is rounded before. The tile does not change
+// the bits.
 //
 // With a gate, w has 2 N rows, and y = gelu(x w[..N]^T + b[..N]) (x w[N..]^T + b[N..]): the rows of w in a tile are ordered
 // so that one thread has both factors.
@@ -175,8 +176,8 @@ mma(const T *__restrict__ x, const T *__restrict__ w, const T *__restrict__ b, c
 #pragma unroll
         for (int e = 0; e < 2; e++) {
           float s = sums[m][j][h * 2 + e];
-          if (EPILOGUE == 2 && (e == 0 || second)) s += load(r[at + e]); // before the bias, as cuBLASLt adds them
           s += bias[e];
+          if (EPILOGUE == 2 && (e == 0 || second)) s = load(store(s)) + load(r[at + e]); // as in wgmma.cu
           if (EPILOGUE == 1) s = x_phi(s);
           if (EPILOGUE == 3) s = x_phi(s) * (sums[m][(j + OUT) % NA][h * 2 + e] + passed[e]);
           out[e] = s;

@@ -3,8 +3,8 @@
 // registers what stands behind the product.
 //
 // Invariant: an element is summed over k in order by one thread, 16 columns of k with each instruction, from zero-filled
-// whole stages; then the residual is added, and then the bias, in f32. So its bits do not depend on the number of rows nor on
-// its place among them, nor on the tile, which is for speed alone.
+// whole stages; the bias is added in f32; a sum that gets a residual is rounded before. So its bits do not depend on the number
+// of rows nor on its place among them, nor on the tile, which is for speed alone.
 //
 // With a gate, w has 2 N rows, and y = gelu(x w[..N]^T) (x w[N..]^T): a tile is as many columns of the one as of the other,
 // so that a thread has both.
@@ -151,14 +151,12 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
             for (int q = 0; q < 4; q++) { // 8 columns j or j + 1, rows lane / 4 or that + 8
               const int e = q / 2, at = (j + e) * 4 + q % 2 * 2;
               float &u = sums[m][at], &v = sums[m][at + 1];
-#if EPILOGUE == 2
-              float p, o; // before the bias, as cuBLASLt adds them: its algorithms have the same bits
-              unpack<TYPE>(there[q], p, o);
-              u += p, v += o;
-#endif
               u += bias[2 * e], v += bias[2 * e + 1];
 #if EPILOGUE == 1
               u = x_phi(u), v = x_phi(v);
+#elif EPILOGUE == 2
+              // Rounded before the residual is added, as of layers apart; cuBLASLt has these bits where y is r.
+              unpack<TYPE>(add_pairs<TYPE>(pack<TYPE>(u, v), there[q]), u, v);
 #elif EPILOGUE == 3
               u = x_phi(u) * sums[m][at + BN / 4], v = x_phi(v) * sums[m][at + 1 + BN / 4];
 #endif

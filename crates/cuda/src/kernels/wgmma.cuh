@@ -123,6 +123,14 @@ __device__ __forceinline__ u32 lane_at(int word) {
   return lane % 16 * 128 + (((word + lane / 16) ^ lane % 8) << 4);
 }
 
+// The sums of two pairs of elements, rounded to elements.
+template <int CODE> __device__ __forceinline__ u32 add_pairs(u32 a, u32 b) {
+  u32 sums;
+  if constexpr (CODE == 1) asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(sums) : "r"(a), "r"(b));
+  else asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sums) : "r"(a), "r"(b));
+  return sums;
+}
+
 // b of a tile's columns: a lane holds pairs of columns lane, lane + 32, ..., from which
 // others take what they need.
 struct Columns {

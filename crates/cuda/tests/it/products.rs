@@ -563,7 +563,7 @@ fn what_is_chosen_is_told_and_is_no_part_of_the_arithmetic() {
     assert_eq!(one.arithmetic(), other.arithmetic());
     let name = &one.card().name;
     assert!(
-        one.arithmetic().starts_with(name) && one.arithmetic().contains("products 1 ("),
+        one.arithmetic().starts_with(name) && one.arithmetic().contains("products 2 ("),
         "{}",
         one.arithmetic()
     );
