@@ -14,6 +14,7 @@ mod skyline;
 mod solve;
 #[cfg(test)]
 mod tests;
+mod threads;
 mod validate;
 
 pub use problem::{Item, Peak, Problem};

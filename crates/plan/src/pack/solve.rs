@@ -8,6 +8,8 @@
 //! - *gaps*: parts of time that no item crosses share nothing and are solved apart;
 //! - *floors*: an item alive through the whole part lies at the bottom of some best packing.
 //!
+//! Of many items, those that cross too many others are placed first (`threads`), for all time.
+//!
 //! The activations that a training step keeps for its backward pass are such floors, nested layer in layer; a residual
 //! stream that is updated in place is one too. What stands above them falls apart into equal parts: each kind is solved
 //! once and its offsets are repeated. Cutting n items takes O(n log n), however deep the floors are nested.
@@ -16,6 +18,7 @@ use std::collections::BTreeMap;
 
 use super::greedy;
 use super::problem::Problem;
+use super::threads::threads;
 
 /// Offsets of a problem's items in one region.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,7 +68,13 @@ pub fn solve(problem: &Problem) -> Packing {
         })
         .collect();
     let mut solver = Solver { offsets: vec![0; problem.items.len()], solved: BTreeMap::new() };
-    let height = solver.place(part);
+    let (threads, part) = without_threads(part);
+    let mut base = 0;
+    for entry in &threads {
+        solver.offsets[entry.item] = base;
+        base += entry.block.size;
+    }
+    let height = solver.place(part, base);
     let offsets = solver.offsets.iter().map(|units| units * problem.align).collect();
     Packing { offsets, height: height * problem.align }
 }
@@ -75,6 +84,22 @@ pub fn solve(problem: &Problem) -> Packing {
 fn effort(blocks: usize) -> u64 {
     let n = blocks as u64;
     50_000 + n * (160 * n.isqrt()).max(4_000)
+}
+
+/// Fewer items are searched as they are.
+const MANY: usize = 2048;
+
+/// Parts the threads of many items from the others.
+fn without_threads(mut part: Vec<Entry>) -> (Vec<Entry>, Vec<Entry>) {
+    if part.len() < MANY {
+        return (vec![], part);
+    }
+    renumber(&mut part);
+    let found = threads(&blocks(&part));
+    let (threads, others): (Vec<_>, Vec<_>) =
+        part.into_iter().zip(found).partition(|(_, is_thread)| *is_thread);
+    let entries = |of: Vec<(Entry, bool)>| of.into_iter().map(|(entry, _)| entry).collect();
+    (entries(threads), entries(others))
 }
 
 /// A block and the item that it stands for.
@@ -123,19 +148,19 @@ struct Level {
 }
 
 impl Solver {
-    /// Places all entries and returns their top. Floors are nested as deep as a model has layers, so the walk over them
-    /// keeps its own stack.
-    fn place(&mut self, mut part: Vec<Entry>) -> u64 {
+    /// Places all entries from `base` on and returns their top. Floors are nested as deep as a model has layers, so the walk
+    /// over them keeps its own stack.
+    fn place(&mut self, mut part: Vec<Entry>, base: u64) -> u64 {
         renumber(&mut part);
-        let Some(last) = part.iter().map(|e| e.block.death).max() else { return 0 };
+        let Some(last) = part.iter().map(|e| e.block.death).max() else { return base };
         let cuts = Cuts::of(&part);
         let whole = Piece { from: 0, to: last, first: 0, end: part.len(), load: 0 };
         let mut levels = vec![Level {
             pieces: cuts.split(&part, whole, (0, 0)),
             done: 0,
-            base: 0,
-            top: 0,
-            enough: 0,
+            base,
+            top: base,
+            enough: base,
             floors: (0, 0),
         }];
         loop {
