@@ -1,7 +1,9 @@
-//! Expected time by roofline: every launch takes the longer of its arithmetic and its traffic.
+//! Expected time by roofline: every launch takes the longer of its arithmetic and its traffic, times what its kernel was
+//! measured to be slower.
 //! Invariant: no size is computed here.
 
 use crate::Target;
+use crate::target::widened;
 use graph::{Counts, DType, Graph, Node, Op, PrecisionClass, TensorSpec};
 
 /// Expected seconds of a step of `counts` on `target`.
@@ -10,7 +12,7 @@ pub fn step_seconds(graph: &Graph, target: &Target, counts: Counts) -> f64 {
 }
 
 /// Expected seconds of one node in a step of `counts`.
-pub(crate) fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: Counts) -> f64 {
+pub fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: Counts) -> f64 {
     let ins: Vec<&TensorSpec> = node.inputs.iter().map(|&v| graph.spec(v)).collect();
     let outs: Vec<&TensorSpec> = node.outputs.iter().flatten().map(|&v| graph.spec(v)).collect();
     if outs.is_empty() {
@@ -20,7 +22,10 @@ pub(crate) fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: 
     let cost = rules.cost(&ins, &outs, &graph.bounds, counts);
     let any = |dtypes: &[DType]| ins.iter().any(|spec| dtypes.contains(&spec.dtype));
     let tf32 = matches!(node.op, Op::Linear(linear) if linear.tf32);
+    let kernel = target.kernel_of(graph, node).ok();
+    let is_widened = kernel.is_some_and(|kernel| kernel.widen);
     let rate = match rules.precision() {
+        PrecisionClass::Matmul if is_widened => target.rates.f32,
         PrecisionClass::Matmul if tf32 => target.rates.tf32.unwrap_or(target.rates.f32),
         PrecisionClass::Matmul if any(&[DType::F8]) => target.rates.fp8.unwrap_or(target.rates.bf16),
         PrecisionClass::Matmul if any(&[DType::I8]) => target.rates.int8.unwrap_or(target.rates.bf16),
@@ -29,6 +34,44 @@ pub(crate) fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: 
         PrecisionClass::Matmul | PrecisionClass::Elementwise | PrecisionClass::Sensitive => target.rates.f32,
     };
     let arithmetic = cost.flops as f64 / rate;
-    let traffic = cost.bytes as f64 / target.rates.memory;
-    arithmetic.max(traffic) + target.rates.launch
+    // Copies in f32 are written and read.
+    let copies = if is_widened { 2.0 * widened(graph, node).0 as f64 } else { 0.0 };
+    let traffic = (cost.bytes as f64 + copies) / target.rates.memory;
+    let slower = kernel.and_then(|kernel| target.slower.get(&kernel.kernel)).copied().unwrap_or(1.0);
+    arithmetic.max(traffic) * slower + target.rates.launch
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use graph::ops::Epilogue;
+    use graph::ops::Linear;
+    use graph::{Bounds, Builder, Dim};
+
+    /// Seconds of a product of training in an element type.
+    fn product(target: &Target, dtype: DType) -> f64 {
+        let mut g = Builder::new(Bounds { tokens: 1000, sequences: 1, longest: 1000 });
+        let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(512)], dtype);
+        let w = g.input("w", &[Dim::Fixed(512), Dim::Fixed(512)], dtype);
+        let y = g.one(Op::Linear(Linear::new(false, Epilogue::None)), &[x, w]);
+        g.output("y", y);
+        let graph = g.finish().unwrap();
+        node_seconds(&graph, &graph.nodes[0], target, graph.bounds.full()) - target.rates.launch
+    }
+
+    #[test]
+    fn what_was_measured_of_a_kernel_counts() {
+        let mut target = Target::named("cpu").unwrap();
+        let before = product(&target, DType::F32);
+        target.slower.insert("product_f32".to_owned(), 2.5);
+        let ratio = product(&target, DType::F32) / before;
+        assert!((ratio - 2.5).abs() < 1e-9, "{ratio}");
+    }
+
+    #[test]
+    fn what_a_kernel_widens_is_computed_in_f32() {
+        let target = Target::named("cpu").unwrap();
+        let (narrow, wide) = (product(&target, DType::Bf16), product(&target, DType::F32));
+        assert!(narrow >= wide, "{narrow} {wide}");
+    }
 }

@@ -27,7 +27,7 @@ mod updates;
 pub use bill::{Bill, Line, Remedy};
 pub use check::{CheckError, check, check_target};
 pub use compile::{Dump, Plan, compile, compile_shared, compile_with};
-pub use cost::step_seconds;
+pub use cost::{node_seconds, step_seconds};
 pub use error::PlanError;
 pub use ledger::{Entry, Ledger};
 pub use memory::{MemoryPlan, Persistent, Region, Slice};

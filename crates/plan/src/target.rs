@@ -5,6 +5,7 @@ use crate::PlanError;
 use graph::ops::LinearCrossEntropy;
 use graph::{Bytes, DType, Graph, Layout, Node, Op};
 use serde::{Deserialize, Deserializer, Serialize};
+use std::collections::BTreeMap;
 
 /// A machine that plans are made for.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -35,6 +36,10 @@ pub struct Target {
     pub reserved: Vec<Reserved>,
     /// What it does per second.
     pub rates: Rates,
+    /// By kernel: its measured time over that by the rates, where it was measured. Of training: the rates are those of
+    /// inference, whose products have weights in tiles.
+    #[serde(default)]
+    pub slower: BTreeMap<String, f64>,
     /// The targets whose kernel rows hold here too, where this one has none of its own; the first that has a row for an op
     /// and its element types counts.
     #[serde(default, deserialize_with = "one_or_many")]
@@ -319,6 +324,14 @@ impl Target {
                 return Err(format!("rates.{key} = {rate} is no rate between 1 and 1e24"));
             }
         }
+        for (kernel, &factor) in &self.slower {
+            if !(1e-3..=1e6).contains(&factor) {
+                return Err(format!("slower.{kernel} = {factor} is no factor between 1e-3 and 1e6"));
+            }
+            if !self.kernels.iter().any(|row| row.kernel == *kernel) {
+                return Err(format!("slower.{kernel}: the target has no such kernel"));
+            }
+        }
         if !(0.0..=1e6).contains(&launch) {
             return Err(format!("rates.launch = {launch} is no time between 0 and 1e6 s"));
         }
@@ -442,7 +455,7 @@ fn op_in(graph: &Graph, node: &Node) -> (&'static str, DType) {
 }
 
 /// f32 copies of the operands of 16 bits, each on a cache line of its own.
-fn widened(graph: &Graph, node: &Node) -> Bytes {
+pub(crate) fn widened(graph: &Graph, node: &Node) -> Bytes {
     let operands = node.inputs.iter().chain(node.outputs.iter().flatten()).map(|&v| graph.spec(v));
     let narrow = operands.filter(|spec| matches!(spec.dtype, DType::Bf16 | DType::F16));
     narrow.map(|spec| Bytes(spec.elements_at(graph.bounds.full()) * DType::F32.size()).align_up(64)).sum()

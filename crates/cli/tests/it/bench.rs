@@ -148,6 +148,21 @@ fn a_calibration_is_a_target() {
     let words = ["bench", "--calibrate", "this machine.toml", "--repeats", "1", "--threads", "2"];
     let said = folder.run(&words).ended(0).stdout();
     assert!(said.contains("wrote this machine.toml"), "{said}");
+    // Kernels of training are measured too.
+    let file = String::from_utf8(folder.read("this machine.toml")).expect("text");
+    let (_, slower) = file.split_once("[slower]").expect("a table of kernels");
+    for kernel in [
+        "product_f32",
+        "linear_weight_grad_f32",
+        "adamw_f32",
+        "adamw_8bit_f32",
+        "adafactor_f32",
+        "flash_grad_f32",
+    ] {
+        let line =
+            slower.lines().find_map(|line| line.strip_prefix(kernel)?.strip_prefix(" = ")).expect(kernel);
+        assert!((0.05..100.0).contains(&line.parse::<f64>().expect("a factor")), "{kernel} = {line}");
+    }
     let words = ["plan", "--model", "esm2_t6_8M_UR50D", "--tokens", "1024", "--budget", "1TB", "--json"];
     let words = [&words[..], &["--precision", "f32"]].concat();
     let plan = |target: &[&str]| -> Value {

@@ -4,7 +4,7 @@
 
 use super::ceiling::raw_products;
 use super::subject::{Subject, one_sequence};
-use super::{Work, median, storage};
+use super::{Work, median, storage, training};
 use crate::{Device, Precision, RunError, Settings, doctor};
 use data::atomic::AtomicFile;
 use exec::cpu::Cpu;
@@ -13,6 +13,7 @@ use graph::{Builder, DType, Dim, Op};
 use models::{KNOWN, Output, known};
 use plan::{PlanError, Policy, Rates, Target};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::hint::spin_loop;
 use std::io::Write as _;
@@ -59,6 +60,13 @@ pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Cal
     let storage = storage::rate(folder.unwrap_or(Path::new(".")));
     let rates = rates(settings, repeats, storage)?;
     let text = text(path, settings, rates, storage.is_some())?;
+    let target = Target::parse(&path.display().to_string(), &text)?;
+    // Training has kernels on the CPU alone.
+    let slower = match settings.device {
+        Device::Cpu => training::slower(settings, &target)?,
+        Device::Machines(_) => BTreeMap::new(),
+    };
+    let text = text + &slower_text(&slower);
     let target = Target::parse(&path.display().to_string(), &text)?;
     let products = products(settings)?;
     file.write_all(text.as_bytes()).map_err(|e| file.error(e))?;
@@ -221,6 +229,15 @@ fn text(path: &Path, settings: &Settings, rates: Rates, storage_is_measured: boo
     ))
 }
 
+/// The factors of kernels as a table; nothing without any.
+fn slower_text(slower: &BTreeMap<String, f64>) -> String {
+    if slower.is_empty() {
+        return String::new();
+    }
+    let lines: String = slower.iter().map(|(kernel, factor)| format!("{kernel} = {factor:.3}\n")).collect();
+    format!("\n# Kernels of training: their measured time over that by the rates.\n[slower]\n{lines}")
+}
+
 /// A TOML string: what it would have to escape is left out.
 fn quoted(text: &str) -> String {
     let plain = |c: &char| !c.is_control() && !matches!(c, '"' | '\\');
@@ -241,6 +258,7 @@ impl Calibration {
                 "f32": f32, "tf32": tf32, "bf16": bf16, "fp8": fp8, "int8": int8, "memory": memory,
                 "launch": launch, "storage": storage
             },
+            "slower": self.target.slower,
             "products": products,
         })
     }

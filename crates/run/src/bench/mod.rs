@@ -12,6 +12,7 @@ mod steps;
 mod storage;
 mod subject;
 mod trace;
+mod training;
 
 pub use calibrate::{Calibration, calibrate};
 pub use lengths::Lengths;
