@@ -36,8 +36,12 @@ impl Lock {
     }
 
     /// After a run that failed: removes journals that hold no window, and the folder if the run made it and nothing
-    /// is in it. What cannot be removed stays: the run's own error is the one to tell.
+    /// is in it. What cannot be removed stays: the run's own error is the one to tell. Without a lock the files may be another
+    /// run's, and stay.
     pub(crate) fn leave(&self, dir: &Path) {
+        if !self.is_held() {
+            return;
+        }
         for path in JOURNALS.map(|name| dir.join(name)) {
             if let Ok(Some(mut blocks)) = Blocks::open(&path)
                 && matches!(blocks.next_into(&mut vec![]), Ok(false))
