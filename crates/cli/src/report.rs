@@ -27,6 +27,9 @@ pub fn predicted(report: &predict::Report) -> String {
         false => rows.push(("untrained, not called", c.untrained.to_string())),
     }
     rows.push(("no call", c.no_call.to_string()));
+    if c.skipped > 0 {
+        rows.push(("skipped, without letters", c.skipped.to_string()));
+    }
     if report.failed > 0 {
         rows.push(("FAILED frames", report.failed.to_string()));
     }

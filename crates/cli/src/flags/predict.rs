@@ -56,7 +56,7 @@ pub struct Predict {
     #[arg(long, value_enum, value_name = "FORMAT")]
     save_embeddings: Option<Format>,
 
-    /// Format of the file of records called virus: virus.fna, virus.fastq (of FASTQ input alone), or these with .gz
+    /// Records called virus as fasta (virus.fna), fastq (virus.fastq, of FASTQ input alone), fasta.gz or fastq.gz
     #[arg(long, value_enum, default_value_t = HitsFlag(HitsFormat::Fasta), value_name = "FORMAT")]
     hits_format: HitsFlag,
 

@@ -247,7 +247,7 @@ fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, RunErr
         None => HeadModel::builtin(d, p)?,
     };
     if !head.trained {
-        let text = "the built-in models are UNTRAINED: scores are meaningless and every call reads `untrained`; \
+        let text = "the built-in models are UNTRAINED: scores are NA and calls read `untrained`; \
                     give --weights with trained ones";
         observer.say(Level::Warning, text);
     }
