@@ -28,7 +28,12 @@ pub fn orf_name(record: &str, chunk: usize, frame: Frame, name: &mut String) {
 /// Writes one record of `chunked.fa`: as in the input, wrapped at 60 columns.
 pub fn write_chunk(out: &mut impl Write, name: &str, bases: &[u8]) -> io::Result<()> {
     write_title(out, name)?;
-    let (lines, rest) = bases.as_chunks::<WIDTH>();
+    write_lines(out, bases)
+}
+
+/// Writes letters in lines of 60, the last one perhaps shorter; nothing of no letters.
+pub fn write_lines(out: &mut impl Write, letters: &[u8]) -> io::Result<()> {
+    let (lines, rest) = letters.as_chunks::<WIDTH>();
     let mut text = [[b'\n'; WIDTH + 1]; LINES];
     for lines in lines.chunks(LINES) {
         for (to, line) in text.iter_mut().zip(lines) {

@@ -36,8 +36,8 @@ pub struct Target {
     pub reserved: Vec<Reserved>,
     /// What it does per second.
     pub rates: Rates,
-    /// By kernel: its measured time over that by the rates, where it was measured. Of training: the rates are those of
-    /// inference, whose products have weights in tiles.
+    /// For each kernel that `bench --calibrate` timed, its measured time divided by the time that `rates` gives. These are the
+    /// kernels of training: `rates` are measured on products of inference, whose weights are prepared for them.
     #[serde(default)]
     pub slower: BTreeMap<String, f64>,
     /// The targets whose kernel rows hold here too, where this one has none of its own; the first that has a row for an op

@@ -148,16 +148,8 @@ struct HitsFlag(HitsFormat);
 
 impl ValueEnum for HitsFlag {
     fn value_variants<'a>() -> &'a [Self] {
-        const ALL: [HitsFlag; HitsFormat::ALL.len()] = {
-            let mut all = [HitsFlag(HitsFormat::Fasta); HitsFormat::ALL.len()];
-            let mut i = 0;
-            while i < all.len() {
-                all[i] = HitsFlag(HitsFormat::ALL[i]);
-                i += 1;
-            }
-            all
-        };
-        &ALL
+        use HitsFormat::{Fasta, FastaGz, Fastq, FastqGz};
+        &[Self(Fasta), Self(Fastq), Self(FastaGz), Self(FastqGz)]
     }
 
     fn to_possible_value(&self) -> Option<PossibleValue> {

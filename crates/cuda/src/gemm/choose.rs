@@ -22,10 +22,10 @@ use std::collections::BTreeMap;
 use std::ffi::{c_float, c_int};
 use std::{mem, ptr};
 
-/// The canonical order in which a form is summed on a card: a property of the form and the card's compute capability. In 16 bits
-/// the bias is added to the sum in f32, then comes the GELU or the gate, and the result is rounded; a residual is added to the
-/// rounded result and rounded again, as layers apart do and as the library does in place. The f32 loops add the residual before
-/// the bias.
+/// The canonical order in which a form is summed on a card: a property of the form and the card's compute capability. The
+/// bias is added to the sum in f32, then comes the GELU or the gate, and the result is rounded. A residual is added to the
+/// rounded result, and the sum is rounded again: so do separate layers, and the library where y has the residual's place. Of
+/// [`Order::Loops`] alone the residual is added before the bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     /// By `wgmma.cu`: warpgroup products of 16 columns of k after another.
@@ -78,15 +78,13 @@ const OUTPUTS: u64 = 1 << 26;
 const FEWEST_OUTPUTS: u64 = 1 << 12;
 /// Kinds of operands that `revealing` makes: seeds modulo this number.
 const MODES: usize = 4;
-/// An algorithm of the library is compared only where it takes at most this share of the time of our fastest kernel.
-const WORTH: f32 = 1.0;
 
 /// The most algorithms that are asked for.
 const CANDIDATES: usize = 16;
 /// Runs before those that are timed, and those.
 const WARM: usize = 3;
 const RUNS: usize = 10;
-/// Numbers of rows for which an algorithm must say that it runs; one that is compared, up to those of the step.
+/// Numbers of rows for which an algorithm must say that it runs: a pinned one for all, any other up to the step's rows.
 const ROWS: [u64; 14] = [1, 2, 3, 8, 31, 32, 33, 64, 100, 128, 1000, 4096, 16_384, 65_536];
 /// The library's `cublasLtMatmulHeuristicResult_t`, with a state that may be any number.
 #[repr(C)]
@@ -219,7 +217,8 @@ impl Trial<'_> {
             own.first().ok_or_else(|| CudaError::Unprepared { what: self.form.to_string() })?;
         let mut digests = BTreeMap::new();
         for (time, candidate) in others {
-            if time > WORTH * best {
+            // What is slower than our fastest kernel is not worth comparing.
+            if time > best {
                 break;
             }
             if self.equals(&candidate, &own[0].1, &mut digests)? {
@@ -326,15 +325,15 @@ impl Trial<'_> {
         timed
     }
 
-    /// Whether an algorithm keeps every sum whole, and runs for any number of rows in our workspace.
+    /// Whether an algorithm keeps every sum whole, and runs in our workspace for the step's rows and those of [`ROWS`] up to `most`.
     fn admits_algorithm(&self, algorithm: &lt::cublasLtMatmulAlgo_t, most: u64) -> bool {
         use lt::cublasLtMatmulAlgoConfigAttributes_t as A;
         // 0 and 1 splits are both one sum; no scheme of reducing several.
         let whole = config(self.description, algorithm, A::CUBLASLT_ALGO_CONFIG_SPLITK_NUM)
             .is_some_and(|n| n <= 1)
             && config(self.description, algorithm, A::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) == Some(0);
-        let rows = ROWS.into_iter().filter(|&rows| rows <= most).chain([self.operands.rows]);
-        whole && rows.into_iter().all(|rows| self.runs(algorithm, rows))
+        let mut rows = ROWS.into_iter().filter(|&rows| rows <= most).chain([self.operands.rows]);
+        whole && rows.all(|rows| self.runs(algorithm, rows))
     }
 
     fn runs(&self, algorithm: &lt::cublasLtMatmulAlgo_t, rows: u64) -> bool {

@@ -3,8 +3,8 @@
 // forms that `wgmma.cu` does not.
 //
 // Invariant: an element is summed over k in order, one instruction after another into one f32 accumulator, from whole
-// zero-filled stages; the bias is added in f32; a sum that gets a residual is rounded before. The tile does not change
-// the bits.
+// zero-filled stages, and the bias is added in f32. Where there is a residual, the sum is rounded to the element type before
+// the residual is added, and the result is rounded again. The tile does not change the bits.
 //
 // With a gate, w has 2 N rows, and y = gelu(x w[..N]^T + b[..N]) (x w[N..]^T + b[N..]): the rows of w in a tile are ordered
 // so that one thread has both factors.

@@ -3,8 +3,9 @@
 // registers what stands behind the product.
 //
 // Invariant: an element is summed over k in order by one thread, 16 columns of k with each instruction, from zero-filled
-// whole stages; the bias is added in f32; a sum that gets a residual is rounded before. So its bits do not depend on the number
-// of rows nor on its place among them, nor on the tile, which is for speed alone.
+// whole stages, and the bias is added in f32. Where there is a residual, the sum is rounded to the element type, the residual
+// is added, and the result is rounded again. So an element's bits do not depend on the number of rows nor on its place among
+// them, nor on the tile, which is for speed alone.
 //
 // With a gate, w has 2 N rows, and y = gelu(x w[..N]^T) (x w[N..]^T): a tile is as many columns of the one as of the other,
 // so that a thread has both.
@@ -155,7 +156,7 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
 #if EPILOGUE == 1
               u = x_phi(u), v = x_phi(v);
 #elif EPILOGUE == 2
-              // Rounded before the residual is added, as of layers apart; cuBLASLt has these bits where y is r.
+              // Rounded before the residual is added too, as where the two are separate layers: cuBLASLt's bits where y is r.
               unpack<TYPE>(add_pairs<TYPE>(pack<TYPE>(u, v), there[q]), u, v);
 #elif EPILOGUE == 3
               u = x_phi(u) * sums[m][at + BN / 4], v = x_phi(v) * sums[m][at + 1 + BN / 4];

@@ -123,7 +123,7 @@ __device__ __forceinline__ u32 lane_at(int word) {
   return lane % 16 * 128 + (((word + lane / 16) ^ lane % 8) << 4);
 }
 
-// The sums of two pairs of elements, rounded to elements.
+// Adds pairs of 16-bit elements; each sum is rounded to the element type.
 template <int CODE> __device__ __forceinline__ u32 add_pairs(u32 a, u32 b) {
   u32 sums;
   if constexpr (CODE == 1) asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(sums) : "r"(a), "r"(b));

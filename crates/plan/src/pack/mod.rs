@@ -7,6 +7,7 @@
 //! The problem is NP-hard (Garey & Johnson 1979, SR2); [`Problem::lower_bound`], the largest sum of
 //! live bytes, says how far a packing can be from the best one.
 
+mod crossing;
 mod exact;
 mod greedy;
 mod problem;
@@ -14,7 +15,6 @@ mod skyline;
 mod solve;
 #[cfg(test)]
 mod tests;
-mod threads;
 mod validate;
 
 pub use problem::{Item, Peak, Problem};

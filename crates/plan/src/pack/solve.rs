@@ -8,7 +8,7 @@
 //! - *gaps*: parts of time that no item crosses share nothing and are solved apart;
 //! - *floors*: an item alive through the whole part lies at the bottom of some best packing.
 //!
-//! Of many items, those that cross too many others are placed first (`threads`), for all time.
+//! Where there are many items, those whose lives cross too many others are pinned first (`crossing`).
 //!
 //! The activations that a training step keeps for its backward pass are such floors, nested layer in layer; a residual
 //! stream that is updated in place is one too. What stands above them falls apart into equal parts: each kind is solved
@@ -16,9 +16,9 @@
 
 use std::collections::BTreeMap;
 
+use super::crossing::pinned;
 use super::greedy;
 use super::problem::Problem;
-use super::threads::threads;
 
 /// Offsets of a problem's items in one region.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,9 +68,9 @@ pub fn solve(problem: &Problem) -> Packing {
         })
         .collect();
     let mut solver = Solver { offsets: vec![0; problem.items.len()], solved: BTreeMap::new() };
-    let (threads, part) = without_threads(part);
+    let (pinned, part) = without_pinned(part);
     let mut base = 0;
-    for entry in &threads {
+    for entry in &pinned {
         solver.offsets[entry.item] = base;
         base += entry.block.size;
     }
@@ -86,20 +86,19 @@ fn effort(blocks: usize) -> u64 {
     50_000 + n * (160 * n.isqrt()).max(4_000)
 }
 
-/// Fewer items are searched as they are.
+/// Of fewer items none is pinned: searching all of them is fast.
 const MANY: usize = 2048;
 
-/// Parts the threads of many items from the others.
-fn without_threads(mut part: Vec<Entry>) -> (Vec<Entry>, Vec<Entry>) {
+/// The items that are pinned, and the others.
+fn without_pinned(mut part: Vec<Entry>) -> (Vec<Entry>, Vec<Entry>) {
     if part.len() < MANY {
         return (vec![], part);
     }
     renumber(&mut part);
-    let found = threads(&blocks(&part));
-    let (threads, others): (Vec<_>, Vec<_>) =
-        part.into_iter().zip(found).partition(|(_, is_thread)| *is_thread);
+    let found = pinned(&blocks(&part));
+    let (pinned, others): (Vec<_>, Vec<_>) = part.into_iter().zip(found).partition(|(_, is_pinned)| *is_pinned);
     let entries = |of: Vec<(Entry, bool)>| of.into_iter().map(|(entry, _)| entry).collect();
-    (entries(threads), entries(others))
+    (entries(pinned), entries(others))
 }
 
 /// A block and the item that it stands for.

@@ -1,7 +1,8 @@
-//! How much slower the kernels of training are than the rates say, which are those of products with prepared weights: steps of
-//! two small decoders are timed, launch by launch. Invariant: every step moves the weights, so that the optimizers really run.
+//! How much slower the kernels of training are than the rates of a target say, which are measured on products with prepared
+//! weights. Training steps of two small decoders are timed, launch by launch. Invariant: every step moves the weights, so that the optimizers really run.
 
 use super::median;
+use super::subject::numbers;
 use crate::session::load;
 use crate::{RunError, Settings};
 use exec::Executor;
@@ -21,7 +22,7 @@ const STEPS: usize = 5;
 
 const VOCABULARY: u64 = 512;
 
-/// The decoders: with an MLP, and with experts. Tokens of a sequence are as many as positions.
+/// The decoders: with an MLP, and with experts.
 const DENSE: &str = r#"{"model_type": "llama", "vocab_size": 512, "hidden_size": 384, "num_hidden_layers": 2,
     "num_attention_heads": 6, "intermediate_size": 1024, "max_position_embeddings": 1024, "tie_word_embeddings": false}"#;
 const SPARSE: &str = r#"{"model_type": "mixtral", "vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 2,
@@ -30,7 +31,8 @@ const SPARSE: &str = r#"{"model_type": "mixtral", "vocab_size": 512, "hidden_siz
 
 const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 
-/// By kernel: its measured time over that by the rates of `target`, which has no factors yet.
+/// For each kernel of training, its measured time divided by the time that the rates of `target` give; `target` has no
+/// such factors yet.
 pub(super) fn slower(settings: &Settings, target: &Target) -> Result<BTreeMap<String, f64>, RunError> {
     let adafactor = Adafactor { eps1: 1e-30, clip: 1.0, weight_decay: 0.1 };
     let sgd = Sgd { momentum: 0.9, weight_decay: 0.1, nesterov: false };
@@ -43,9 +45,7 @@ pub(super) fn slower(settings: &Settings, target: &Target) -> Result<BTreeMap<St
     ] {
         let bad = |e: models::ConfigError| RunError::Refused(format!("the decoder of a calibration: {e}"));
         let config = DecoderConfig::from_json(config).map_err(bad)?;
-        for (kernel, times) in times(settings, target, (&config, longest), optimizer)? {
-            let (measured, expected) =
-                times.into_iter().fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        for (kernel, (measured, expected)) in times(settings, target, (&config, longest), optimizer)? {
             if expected > 0.0 && measured > 0.0 {
                 factors.entry(kernel).or_default().push(measured / expected);
             }
@@ -54,8 +54,8 @@ pub(super) fn slower(settings: &Settings, target: &Target) -> Result<BTreeMap<St
     Ok(factors.into_iter().map(|(kernel, factors)| (kernel, median(&factors))).collect())
 }
 
-/// By kernel: the measured and the expected seconds of each of its launches, less what a launch costs by itself.
-type Times = BTreeMap<String, Vec<(f64, f64)>>;
+/// For each kernel, the measured and the expected seconds of its launches, less what a launch costs by itself.
+type Times = BTreeMap<String, (f64, f64)>;
 
 fn times(
     settings: &Settings,
@@ -78,14 +78,12 @@ fn times(
     let program = training.program(&forward, &forward, target)?.within(settings.line()?)?;
     let mut executor = settings.start_one(program)?;
     // Numbers of about the size of a new model's, the same each time.
-    let mut state = 1u64;
-    let mut random = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-    };
+    let mut random = numbers(0);
     load(&mut executor, 0, |param, _, out| {
-        let is_norm = param.name.contains("norm");
-        out.iter_mut().for_each(|x| *x = if is_norm { 1.0 } else { 0.05 * random() });
+        match param.name.contains("norm") {
+            true => out.fill(1.0),
+            false => out.iter_mut().zip(&mut random).for_each(|(x, number)| *x = 0.05 * number),
+        }
         Ok(())
     })?;
     executor.start_states()?;
@@ -162,6 +160,7 @@ fn add(
         let launch = target.rates.launch;
         let expected = node_seconds(&plan.graph, node, target, counts) - launch;
         let entry = measured.entry(kernel.kernel.clone()).or_default();
-        entry.push(((time.as_secs_f64() - launch).max(0.0), expected));
+        entry.0 += (time.as_secs_f64() - launch).max(0.0);
+        entry.1 += expected;
     }
 }

@@ -211,7 +211,7 @@ impl Front {
                     Err(error) => (more, failed) = (false, Some(error)),
                 }
             }
-            // Also of a batch without a record, which is the last one.
+            // The last batch may hold no record, and the progress it reports is that of the whole input.
             batch.bytes_read = self.reader.bytes_read();
             // What came before an error is computed first; then the error is met in its place.
             if feed.send(batch).is_err() {

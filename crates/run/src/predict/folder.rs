@@ -8,7 +8,7 @@ use crate::RunError;
 use data::journal::Blocks;
 use serde_json::Value;
 use std::fs::{self, File, TryLockError};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What a broken run leaves to be gone on with.
 const JOURNALS: [&str; 2] = [resume::RESULTS, resume::EMBEDDINGS];
@@ -23,6 +23,7 @@ pub(crate) enum Found {
 
 /// The right to write into a folder, as long as it lives; it goes with the process, however that ends.
 pub(crate) struct Lock {
+    dir: PathBuf,
     /// `None` where folders cannot be locked: on some network file systems.
     folder: Option<File>,
     /// Whether the folder was not there before.
@@ -34,15 +35,16 @@ impl Lock {
     pub(crate) fn is_held(&self) -> bool {
         self.folder.is_some()
     }
+}
 
-    /// After a run that failed: removes journals that hold no window, and the folder if the run made it and nothing
-    /// is in it. What cannot be removed stays: the run's own error is the one to tell. Without a lock the files may be another
-    /// run's, and stay.
-    pub(crate) fn leave(&self, dir: &Path) {
+/// However the run ends, it leaves no journal without a window, and no empty folder that it made itself. What cannot be
+/// removed stays: the run's own error is the one to tell. Without a lock the files may be another run's, and stay.
+impl Drop for Lock {
+    fn drop(&mut self) {
         if !self.is_held() {
             return;
         }
-        for path in JOURNALS.map(|name| dir.join(name)) {
+        for path in JOURNALS.map(|name| self.dir.join(name)) {
             if let Ok(Some(mut blocks)) = Blocks::open(&path)
                 && matches!(blocks.next_into(&mut vec![]), Ok(false))
             {
@@ -50,7 +52,7 @@ impl Lock {
             }
         }
         if self.is_new {
-            let _ = fs::remove_dir(dir);
+            let _ = fs::remove_dir(&self.dir);
         }
     }
 }
@@ -62,14 +64,15 @@ pub(crate) fn take(dir: &Path) -> Result<Lock, RunError> {
         let path = dir.to_owned();
         RunError::Output(OutputError::Folder { path, source })
     })?;
-    let Ok(folder) = File::open(dir) else { return Ok(Lock { folder: None, is_new }) };
+    let lock = |folder| Ok(Lock { dir: dir.to_owned(), folder, is_new });
+    let Ok(folder) = File::open(dir) else { return lock(None) };
     match folder.try_lock() {
-        Ok(()) => Ok(Lock { folder: Some(folder), is_new }),
+        Ok(()) => lock(Some(folder)),
         Err(TryLockError::WouldBlock) => Err(RunError::Refused(format!(
             "another run is writing to {}; wait for its end, or choose another folder with -o",
             dir.display()
         ))),
-        Err(TryLockError::Error(_)) => Ok(Lock { folder: None, is_new }),
+        Err(TryLockError::Error(_)) => lock(None),
     }
 }
 

@@ -140,6 +140,7 @@ fn predict_one(
     warm: &mut Warm,
     observer: &mut dyn Observer,
 ) -> Result<Report, RunError> {
+    let mut tracker = Tracker::new();
     // Held to the end: two runs into one folder would take each other's files.
     let lock = folder::take(&options.output_dir)?;
     if !lock.is_held() {
@@ -147,22 +148,6 @@ fn predict_one(
         let text = format!("{dir} is on a file system without locks: see to it that no other run writes there");
         observer.say(Level::Warning, &text);
     }
-    let report = predict_into(options, opened, start, warm, observer);
-    if report.is_err() {
-        lock.leave(&options.output_dir);
-    }
-    report
-}
-
-/// Predicts into the output folder, which is there and taken.
-fn predict_into(
-    options: &Options,
-    opened: &Opened,
-    start: Instant,
-    warm: &mut Warm,
-    observer: &mut dyn Observer,
-) -> Result<Report, RunError> {
-    let mut tracker = Tracker::new();
     let watch = Watch::over(&options.inputs);
     let inputs = digests(&options.inputs, &|| stopped(observer, "nothing had begun"))?;
     let keys = inputs.as_deref().map(|inputs| Keys::new(options, opened, inputs, watch)).transpose()?;

@@ -409,7 +409,7 @@ mod tests {
         let stream = start(front, std::slice::from_ref(&path)).expect("started");
         let (mut notes, mut ends) = (0, 0);
         while let Some(batch) = stream.next(&mut || Ok(())).expect("a batch") {
-            // A record adds at most three: two notes and its end.
+            // An empty record adds at most three events: two notes and its end.
             assert!(batch.events.len() < job_parts + 3, "{}", batch.events.len());
             ends += batch.events.iter().filter(|e| matches!(e, Event::End { length: 0, .. })).count();
             notes += batch.events.iter().filter(|e| matches!(e, Event::Note(_))).count();

@@ -283,34 +283,33 @@ impl Run<'_> {
                 Ok(Done { parts, totals, fill, inputs })
             }
             Err(RunError::Interrupted { signal, .. }) => {
-                let count = engine.commit()?;
-                let dir = self.options.output_dir.display();
-                let kept = match self.keys {
-                    Some(_) if !self.options.merge.is_empty() => {
-                        "the shards are as they were; the same command puts them together".to_owned()
-                    }
-                    Some(_) if self.options.force => {
-                        format!(
-                            "{count} windows are kept in {dir}; the same command without --force goes on there"
-                        )
-                    }
-                    Some(_) => format!("{count} windows are kept in {dir}; the same command goes on there"),
-                    None => "the input can be read only once: the next run starts over".to_owned(),
-                };
+                let kept = self.kept_windows(engine.commit()?);
                 Err(RunError::Interrupted { signal, kept })
             }
             Err(error) => {
                 // The first error is the one to tell.
                 if let Ok(count @ 1..) = engine.commit() {
-                    let dir = self.options.output_dir.display();
-                    let text = format!(
-                        "{count} windows are kept in {dir}: the same command goes on there; for an input that was \
-                         changed give --force or another folder with -o"
-                    );
-                    observer.say(Level::Info, &text);
+                    let kept = self.kept_windows(count);
+                    let text = "for an input that was changed give --force or another folder with -o";
+                    observer.say(Level::Info, &format!("{kept}; {text}"));
                 }
                 Err(error)
             }
+        }
+    }
+
+    /// What a run that ended early leaves, and how to go on from it.
+    fn kept_windows(&self, count: u64) -> String {
+        let dir = self.options.output_dir.display();
+        match self.keys {
+            Some(_) if !self.options.merge.is_empty() => {
+                "the shards are as they were; the same command puts them together".to_owned()
+            }
+            Some(_) if self.options.force => {
+                format!("{count} windows are kept in {dir}; the same command without --force goes on there")
+            }
+            Some(_) => format!("{count} windows are kept in {dir}; the same command goes on there"),
+            None => "the input can be read only once: the next run starts over".to_owned(),
         }
     }
 

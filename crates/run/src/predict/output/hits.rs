@@ -3,6 +3,7 @@
 
 use super::OutputError;
 use data::atomic::AtomicFile;
+use data::intermediate::write_lines;
 use flate2::write::GzEncoder;
 use flate2::{Compression, GzBuilder};
 use std::io::{self, Write};
@@ -23,9 +24,6 @@ pub enum HitsFormat {
 }
 
 impl HitsFormat {
-    /// All formats.
-    pub const ALL: [Self; 4] = [Self::Fasta, Self::Fastq, Self::FastaGz, Self::FastqGz];
-
     /// Its name as a value of `--hits-format`.
     pub fn name(self) -> &'static str {
         match self {
@@ -63,7 +61,7 @@ pub struct RecordText {
     pub description: Vec<u8>,
     /// The letters.
     pub sequence: Vec<u8>,
-    /// The qualities, one for each letter; empty for FASTA.
+    /// The qualities of FASTQ, one byte for each letter; empty where the file is FASTA.
     pub quality: Vec<u8>,
 }
 
@@ -143,8 +141,6 @@ fn write_record(
     score: &str,
     call: &str,
 ) -> io::Result<()> {
-    /// Letters of a line of FASTA.
-    const WIDTH: usize = 60;
     out.write_all(if qualities { b"@" } else { b">" })?;
     out.write_all(id.as_bytes())?;
     if !text.description.is_empty() {
@@ -158,9 +154,5 @@ fn write_record(
         }
         return Ok(());
     }
-    for line in text.sequence.chunks(WIDTH) {
-        out.write_all(line)?;
-        out.write_all(b"\n")?;
-    }
-    Ok(())
+    write_lines(out, &text.sequence)
 }

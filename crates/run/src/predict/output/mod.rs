@@ -145,7 +145,7 @@ pub struct RecordEnd<'a> {
     pub id: &'a str,
     /// Its bases.
     pub length: usize,
-    /// Its text; needed for a record that is called virus (see [`Outputs::call`]).
+    /// Its title, letters and qualities; needed where the record is called virus (see [`Outputs::call`]).
     pub text: Option<&'a RecordText>,
 }
 

@@ -17,9 +17,9 @@ pub enum Call {
     Other,
     /// No open reading frame, so nothing was scored.
     NoCall,
-    /// No letters, so there was nothing to score.
+    /// The record has no letters, so there was nothing to score.
     Skipped,
-    /// Seen by weights that were never trained: no score and no call.
+    /// Computed with weights that were never trained, so there is neither a score nor a call.
     Untrained,
 }
 

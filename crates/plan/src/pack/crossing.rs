@@ -1,22 +1,23 @@
-//! Threads: items whose lives cross those of many others, such as the gradient of a residual stream, that is one buffer
-//! through the whole backward pass, or the losses of the layers, that are summed up at the end. They keep the layers of a
-//! model from being cut apart, so each gets a place of its own for all time, alive or not.
+//! Items whose lives cross those of many others: two lives cross where they overlap and neither contains the other. The
+//! gradient of a residual stream is one, a single buffer through the whole backward pass; so are the losses of the layers,
+//! which are summed at the end of a step. They keep the layers of a model from being packed apart, so each is pinned: it
+//! gets bytes of its own for all time, whether it is alive or not.
 //!
-//! Invariant: the largest load stays what it was. An item is a thread only where its bytes fit under that load at every
+//! Invariant: pinning does not raise the largest load. An item is pinned only where its bytes fit under that load at every
 //! instant at which it is not alive.
 
 use std::cmp::Reverse;
 
 use super::solve::{Block, loads};
 
-/// Lives that a thread's crosses, neither inside the other, at least.
+/// A pinned item's life crosses at least so many others.
 const CROSSED: usize = 32;
 
-/// Which of the blocks, sorted by birth, are threads.
-pub(super) fn threads(blocks: &[Block]) -> Vec<bool> {
-    let mut is_thread = vec![false; blocks.len()];
+/// Which of the blocks are pinned. They must be sorted by birth, and those of one birth by falling death.
+pub(super) fn pinned(blocks: &[Block]) -> Vec<bool> {
+    let mut is_pinned = vec![false; blocks.len()];
     let loads = loads(blocks);
-    let Some(&most) = loads.iter().max() else { return is_thread };
+    let Some(&most) = loads.iter().max() else { return is_pinned };
     let crossed = crossings(blocks, loads.len());
     let mut candidates: Vec<usize> = (0..blocks.len()).filter(|&i| crossed[i] >= CROSSED).collect();
     candidates.sort_by_key(|&i| (Reverse(crossed[i]), i));
@@ -26,13 +27,14 @@ pub(super) fn threads(blocks: &[Block]) -> Vec<bool> {
         let outside = [0..birth as usize, death as usize + 1..loads.instants];
         if outside.iter().all(|range| loads.most(range.clone()) + size <= most) {
             outside.into_iter().for_each(|range| loads.add(range, size));
-            is_thread[i] = true;
+            is_pinned[i] = true;
         }
     }
-    is_thread
+    is_pinned
 }
 
-/// By block: how many others live when it is born and die before it, or are born in its life and die after it.
+/// For each block, how many lives cross its own: those that are alive at its birth and end before its death, and those
+/// that begin during its life and end after it.
 fn crossings(blocks: &[Block], instants: usize) -> Vec<usize> {
     let mut born_by = vec![0usize; instants + 1];
     let mut dead_by = vec![0usize; instants + 1];
@@ -53,9 +55,9 @@ fn crossings(blocks: &[Block], instants: usize) -> Vec<usize> {
         for (i, block) in (first..).zip(&blocks[first..end]) {
             let (birth, death) = (block.birth as usize, block.death as usize);
             let (inside, after) = (deaths.below(death) - deaths.below(birth), first - deaths.below(death + 1));
-            // Alive behind its death, less those that were alive before its birth or are born with it.
+            // Those alive after its death, less those that were alive before its birth or were born with it.
             let alive_behind = born_by[death] - dead_by[death];
-            let born_with = blocks[first..end].iter().filter(|b| b.death > block.death).count();
+            let born_with = blocks[first..end].partition_point(|b| b.death > block.death);
             crossed[i] = inside + (alive_behind - after - born_with);
         }
         blocks[first..end].iter().for_each(|block| deaths.add(block.death as usize));
@@ -93,9 +95,9 @@ impl Counts {
 struct Maxima {
     instants: usize,
     leaves: usize,
-    /// Of a node: the largest load below it, with what was added to it and below it.
+    /// For each node of the tree, the largest load of its instants, with what was added to the node and to those below it.
     most: Vec<u64>,
-    /// What was added to all instants of a node.
+    /// For each node, what was added to all of its instants at once.
     added: Vec<u64>,
 }
 
@@ -188,22 +190,22 @@ mod tests {
                     block(1 + random(9), birth as u32, (birth + random(20 - birth)) as u32)
                 })
                 .collect();
-            blocks.sort_by_key(|b| b.birth);
+            blocks.sort_by_key(|b| (b.birth, Reverse(b.death)));
             let instants = loads(&blocks).len();
             assert_eq!(crossings(&blocks, instants), crossed(&blocks), "{blocks:?}");
         }
     }
 
     #[test]
-    fn what_crosses_all_layers_is_a_thread_where_the_load_allows_it() {
+    fn what_crosses_all_layers_is_pinned_where_the_load_allows_it() {
         // Layers nested into each other, and a gradient from the middle to the end.
         let nested = |layers: u32| (0..layers).map(move |i| block(10, i, 4 * layers - 2 * i));
         let check = |gradient: u64, early: u64, expected: bool| {
             let mut blocks: Vec<Block> =
                 nested(50).chain([block(gradient, 50, 201), block(early, 0, 0)]).collect();
-            blocks.sort_by_key(|b| b.birth);
+            blocks.sort_by_key(|b| (b.birth, Reverse(b.death)));
             let place = blocks.iter().position(|b| b.birth == 50).unwrap();
-            let found = threads(&blocks);
+            let found = pinned(&blocks);
             assert_eq!(found[place], expected, "{gradient} {early}");
             assert_eq!(found.iter().filter(|&&is| is).count(), usize::from(expected));
         };
