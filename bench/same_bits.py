@@ -1,9 +1,9 @@
 """One sha256 for any --tokens and any cache: `embed` and `predict` on a GPU with models of random weights.
 
-    python3 bench/same_bits.py [PLIMSOLL] [--device cuda:0 | cuda] [--precision bf16 fp16 tf32 f32 fp8] [--jobs 4] [--goldens FOLDER]
+    python3 bench/same_bits.py [PLIMSOLL] [--device cuda:0 cuda] [--precision bf16 fp16 tf32 f32 fp8] [--jobs 4] [--goldens FOLDER]
 
-Runs every model and precision with five values of --tokens and with a warm and an empty cache of products, and `predict` also as
-two shards that are computed with two caches and merged. One line for each model and precision; exit code 1 where bits differ.
+Runs every model and precision on each device named (`cuda` is every card of the machine) with five values of --tokens and with a
+warm and an empty cache of products, and `predict` also as two shards that are computed with two caches and merged. One line for each model and precision; exit code 1 where bits differ.
 Needs torch and safetensors.
 """
 
@@ -66,40 +66,42 @@ class Runs:
         self.a, self.work = a, work
         self.warm = work / "cache-warm"
 
-    def run(self, command, out, cache, tokens):
-        command = [self.a.plimsoll, *command, "-o", out, "--device", self.a.device, "--force"]
+    def run(self, device, command, out, cache, tokens):
+        command = [self.a.plimsoll, *command, "-o", out, "--device", device, "--force"]
         command += ["--tokens", tokens] if tokens else []
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=os.environ | {"XDG_CACHE_HOME": str(cache)})
         if done.returncode not in (0, 2):
             raise RuntimeError(f"{' '.join(map(str, command))}: {done.returncode}: {done.stderr[-1500:]}")
-        return sha(out)
+        return sha(Path(out))
 
     def embed(self, folder, fasta, precision):
         command = ["embed", fasta, "--model", folder, "--precision", precision]
-        name = f"{folder.name}-{precision}"
-        found = [self.run(command, self.work / f"{name}-{tokens}.npy", self.warm, tokens) for tokens in TOKENS]
-        # Products are timed anew, once beside other sizes of steps and once as above.
-        for tokens in (None, "2048"):
-            found.append(self.run(command, self.work / f"{name}-cold-{tokens}.npy", self.work / f"cache-{name}-{tokens}", tokens))
+        found = []
+        for device in self.a.device:
+            at = self.work / f"{folder.name}-{precision}-{device.replace(':', '')}"
+            found += [self.run(device, command, f"{at}-{tokens}.npy", self.warm, tokens) for tokens in TOKENS]
+            # Products are timed anew, once beside other sizes of steps and once as above.
+            found += [self.run(device, command, f"{at}-cold-{tokens}.npy", f"{at}-cache-{tokens}", tokens) for tokens in (None, "2048")]
         return found
 
     def predict(self, fasta, precision):
         command = ["predict", fasta, "--weights", self.work / "weights", "--length", "150", "--precision", precision]
-        at = lambda what: self.work / f"predict-{precision}-{what}"
-        found = [self.run(command, at(tokens), self.warm, tokens) for tokens in TOKENS]
-        found.append(self.run(command, at("cold"), self.work / f"cache-predict-{precision}", None))
-        for shard, tokens in (("1/2", "1100"), ("2/2", None)):
-            number = shard[0]
-            self.run([*command, "--shard", shard], at(f"shard-{number}"), self.work / f"cache-{precision}-{number}", tokens)
-        merge = [part for number in "12" for part in ("--merge", at(f"shard-{number}"))]
-        found.append(self.run([*command, *merge], at("merged"), self.warm, None))
+        found = []
+        for device in self.a.device:
+            at = self.work / f"predict-{precision}-{device.replace(':', '')}"
+            found += [self.run(device, command, f"{at}-{tokens}", self.warm, tokens) for tokens in TOKENS]
+            found.append(self.run(device, command, f"{at}-cold", f"{at}-cache", None))
+            for shard, tokens in (("1/2", "1100"), ("2/2", None)):
+                self.run(device, [*command, "--shard", shard], f"{at}-shard-{shard[0]}", f"{at}-cache-{shard[0]}", tokens)
+            merge = [part for number in "12" for part in ("--merge", f"{at}-shard-{number}")]
+            found.append(self.run(device, [*command, *merge], f"{at}-merged", self.warm, None))
         return found
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("plimsoll", nargs="?", default=ROOT / "target/release/plimsoll", type=Path)
-    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--device", nargs="+", default=["cuda:0"])
     parser.add_argument("--precision", nargs="+", default=["bf16", "fp16", "tf32", "f32", "fp8"])
     parser.add_argument("--jobs", type=int, default=4, help="runs beside each other")
     parser.add_argument("--goldens", type=Path, default=ROOT / "fixtures/goldens")
