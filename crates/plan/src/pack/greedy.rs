@@ -25,6 +25,13 @@ pub(super) fn search(blocks: &[Block], enough: u64, steps: u64) -> Vec<u64> {
     search.best
 }
 
+/// Offsets at which many `blocks` rest on each other, the longest lives first, where their height is at most `enough`: what
+/// is high enough for most steps of training, in O(n log n).
+pub(super) fn rested(blocks: &[Block], enough: u64) -> Option<Vec<u64>> {
+    let order = Order::Life.of(blocks, &[]);
+    skyline::order(blocks, &order, enough, &mut 0).map(|(_, offsets)| offsets)
+}
+
 /// What it costs to collect and sort a neighbour, in steps of a walk.
 const SORT_COST: usize = 6;
 
@@ -89,7 +96,7 @@ impl<'a> Search<'a> {
             if self.over() {
                 return;
             }
-            if let Some(lowest) = skyline::order(self.blocks, &order, self.height - 1, &mut self.steps) {
+            if let Some((lowest, _)) = skyline::order(self.blocks, &order, self.height - 1, &mut self.steps) {
                 self.attempt(lowest, 0, Rule::First, self.height - 1);
             }
             if self.over() {

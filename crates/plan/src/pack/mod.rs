@@ -7,7 +7,6 @@
 //! The problem is NP-hard (Garey & Johnson 1979, SR2); [`Problem::lower_bound`], the largest sum of
 //! live bytes, says how far a packing can be from the best one.
 
-mod crossing;
 mod exact;
 mod greedy;
 mod problem;

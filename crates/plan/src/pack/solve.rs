@@ -8,15 +8,12 @@
 //! - *gaps*: parts of time that no item crosses share nothing and are solved apart;
 //! - *floors*: an item alive through the whole part lies at the bottom of some best packing.
 //!
-//! Where there are many items, those whose lives cross too many others are pinned first (`crossing`).
-//!
 //! The activations that a training step keeps for its backward pass are such floors, nested layer in layer; a residual
 //! stream that is updated in place is one too. What stands above them falls apart into equal parts: each kind is solved
 //! once and its offsets are repeated. Cutting n items takes O(n log n), however deep the floors are nested.
 
 use std::collections::BTreeMap;
 
-use super::crossing::pinned;
 use super::greedy;
 use super::problem::Problem;
 
@@ -68,13 +65,7 @@ pub fn solve(problem: &Problem) -> Packing {
         })
         .collect();
     let mut solver = Solver { offsets: vec![0; problem.items.len()], solved: BTreeMap::new() };
-    let (pinned, part) = without_pinned(part);
-    let mut base = 0;
-    for entry in &pinned {
-        solver.offsets[entry.item] = base;
-        base += entry.block.size;
-    }
-    let height = solver.place(part, base);
+    let height = solver.place(part);
     let offsets = solver.offsets.iter().map(|units| units * problem.align).collect();
     Packing { offsets, height: height * problem.align }
 }
@@ -86,20 +77,8 @@ fn effort(blocks: usize) -> u64 {
     50_000 + n * (160 * n.isqrt()).max(4_000)
 }
 
-/// Of fewer items none is pinned: searching all of them is fast.
-const MANY: usize = 2048;
-
-/// The items that are pinned, and the others.
-fn without_pinned(mut part: Vec<Entry>) -> (Vec<Entry>, Vec<Entry>) {
-    if part.len() < MANY {
-        return (vec![], part);
-    }
-    renumber(&mut part);
-    let found = pinned(&blocks(&part));
-    let (pinned, others): (Vec<_>, Vec<_>) = part.into_iter().zip(found).partition(|(_, is_pinned)| *is_pinned);
-    let entries = |of: Vec<(Entry, bool)>| of.into_iter().map(|(entry, _)| entry).collect();
-    (entries(pinned), entries(others))
-}
+/// Pieces of so many blocks are searched only where resting each block on those before it is not low enough.
+const MANY: usize = 1024;
 
 /// A block and the item that it stands for.
 #[derive(Clone, Copy)]
@@ -147,19 +126,19 @@ struct Level {
 }
 
 impl Solver {
-    /// Places all entries from `base` on and returns their top. Floors are nested as deep as a model has layers, so the walk
+    /// Places all entries and returns their top. Floors are nested as deep as a model has layers, so the walk
     /// over them keeps its own stack.
-    fn place(&mut self, mut part: Vec<Entry>, base: u64) -> u64 {
+    fn place(&mut self, mut part: Vec<Entry>) -> u64 {
         renumber(&mut part);
-        let Some(last) = part.iter().map(|e| e.block.death).max() else { return base };
+        let Some(last) = part.iter().map(|e| e.block.death).max() else { return 0 };
         let cuts = Cuts::of(&part);
         let whole = Piece { from: 0, to: last, first: 0, end: part.len(), load: 0 };
         let mut levels = vec![Level {
             pieces: cuts.split(&part, whole, (0, 0)),
             done: 0,
-            base,
-            top: base,
-            enough: base,
+            base: 0,
+            top: 0,
+            enough: 0,
             floors: (0, 0),
         }];
         loop {
@@ -200,7 +179,8 @@ impl Solver {
     fn place_whole(&mut self, piece: &[Entry], base: u64, goal: u64) -> u64 {
         let key = (goal - base, blocks(piece));
         if !self.solved.contains_key(&key) {
-            let found = greedy::search(&key.1, key.0, effort(piece.len()));
+            let rested = (piece.len() >= MANY).then(|| greedy::rested(&key.1, key.0)).flatten();
+            let found = rested.unwrap_or_else(|| greedy::search(&key.1, key.0, effort(piece.len())));
             self.solved.insert(key.clone(), found);
         }
         let mut top = base;
