@@ -125,6 +125,14 @@ impl Encoder {
         }
     }
 
+    /// The same with another number of blocks.
+    pub fn with_layers(self, layers: u64) -> Self {
+        match self {
+            Self::Esm2(c) => Self::Esm2(Esm2Config { layers, ..c }),
+            Self::DnabertS(c) => Self::DnabertS(DnabertConfig { layers, ..c }),
+        }
+    }
+
     /// Blocks. Hidden states are one more: [`Output::HiddenOf`] counts them.
     pub fn layers(&self) -> u64 {
         match self {

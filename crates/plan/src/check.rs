@@ -3,7 +3,7 @@
 
 use crate::{Instr, MemoryPlan, Region, Schedule, Slice, Target};
 use graph::{Bytes, Def, Graph, Node, Role, ValueId, node_label};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// A plan that would not compute what its schedule says: our bug.
@@ -60,8 +60,10 @@ struct Replay<'a> {
     loaded: Vec<bool>,
     /// By value: the one whose bytes its storage holds at the end of the step, where that is another.
     news: Vec<Option<ValueId>>,
-    /// The updates that were carried out, (state, new).
-    copied: Vec<(ValueId, ValueId)>,
+    /// The updates, (new, state).
+    homes: BTreeSet<(ValueId, ValueId)>,
+    /// Those that were carried out by a copy.
+    copied: BTreeSet<(ValueId, ValueId)>,
 }
 
 /// Replays a plan: every read must find the value that it expects, nothing alive may be overwritten.
@@ -80,7 +82,9 @@ pub fn check(graph: &Graph, schedule: &Schedule, memory: &MemoryPlan) -> Result<
     }
     let mut news = vec![None; values];
     graph.updates.iter().for_each(|&(state, new)| news[state.index()] = Some(new));
-    let mut replay = Replay { graph, memory, persistent, transient, loaded, news, copied: vec![] };
+    let homes = graph.updates.iter().map(|&(state, new)| (new, state)).collect();
+    let copied = BTreeSet::new();
+    let mut replay = Replay { graph, memory, persistent, transient, loaded, news, homes, copied };
     replay.load_sources()?;
     for (i, instr) in schedule.instrs.iter().enumerate() {
         let done = match *instr {
@@ -122,7 +126,7 @@ pub fn check_target(
 
 impl Replay<'_> {
     fn slice(&self, v: ValueId) -> Result<Slice, String> {
-        let slice = self.memory.slices[v.index()].ok_or(format!("{v} has no address"))?;
+        let slice = self.memory.slices[v.index()].ok_or_else(|| format!("{v} has no address"))?;
         let wanted = self.graph.spec(v).bytes(&self.graph.bounds);
         let region = match slice.region {
             Region::Persistent => self.memory.persistent,
@@ -211,8 +215,12 @@ impl Replay<'_> {
 
     /// Whether a slice is the storage of a state whose new value is `v`.
     fn is_home(&self, slice: Slice, v: ValueId) -> Result<bool, String> {
-        let states = self.graph.updates.iter().filter(|(_, new)| *new == v).map(|(state, _)| *state);
-        Ok(states.map(|state| self.slice(state)).collect::<Result<Vec<_>, _>>()?.contains(&slice))
+        for &(_, state) in self.homes.range((v, ValueId::at(0))..).take_while(|(new, _)| *new == v) {
+            if self.slice(state)? == slice {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// A parameter comes from its file: the same bytes whenever that is, so nothing may ever change it.
@@ -232,10 +240,9 @@ impl Replay<'_> {
     }
 
     fn copy(&mut self, from: ValueId, to: ValueId) -> Result<(), String> {
-        if self.news[to.index()] != Some(from) || self.copied.contains(&(to, from)) {
+        if self.news[to.index()] != Some(from) || !self.copied.insert((from, to)) {
             return Err(format!("the copy of {from} to {to} is no update that is left to do"));
         }
-        self.copied.push((to, from));
         self.expect(from)?;
         let slice = self.slice(to)?;
         // From here on the storage holds the new value; a later read of the old one is an error.

@@ -67,37 +67,37 @@ pub fn compile_shared(
     persistent: &mut Persistent,
     dump: Dump<'_>,
 ) -> Result<Plan, PlanError> {
-    compile_checked(graph, policy, target, persistent, Checks::All, dump)
+    compile_owned(graph.clone(), policy, target, persistent, dump)
 }
 
-/// What is done to find a bug of ours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Checks {
-    /// Every pass's graph is verified, and the plan is replayed.
-    All,
-    /// Of a plan that only its bytes are asked of, and that does not leave: what [`Checks::All`] does, but in debug
-    /// builds alone.
-    Draft,
-}
-
-/// [`compile_shared`] with so many checks.
-pub(crate) fn compile_checked(
-    graph: &Graph,
+/// The same of a graph that is not needed any more.
+pub(crate) fn compile_owned(
+    graph: Graph,
     policy: &Policy,
     target: &Target,
     persistent: &mut Persistent,
-    checks: Checks,
     dump: Dump<'_>,
 ) -> Result<Plan, PlanError> {
-    let checked = checks == Checks::All || cfg!(debug_assertions);
+    let (graph, schedule) = lowered(graph, policy, target, dump)?;
+    let memory = place(&graph, &schedule, target, persistent)?;
+    check(&graph, &schedule, &memory)?;
+    check_target(&graph, &schedule, &memory, target)?;
+    Ok(Plan { graph, schedule, memory })
+}
+
+/// The graph after all passes, and its order of work: a plan but for the addresses.
+pub(crate) fn lowered(
+    graph: Graph,
+    policy: &Policy,
+    target: &Target,
+    dump: Dump<'_>,
+) -> Result<(Graph, Schedule), PlanError> {
     let mut verified = |after: &'static str, graph: Graph| -> Result<Graph, PlanError> {
-        if checked {
-            graph.verify().map_err(|source| PlanError::Verify { after, source })?;
-        }
+        graph.verify().map_err(|source| PlanError::Verify { after, source })?;
         dump(after, &graph);
         Ok(graph)
     };
-    let mut graph = verified("build", graph.clone())?;
+    let mut graph = verified("build", graph)?;
     has_precision(policy, target)?;
     if policy.precision.dtype() != DType::F32 {
         graph = verified("precision", passes::inference(&graph, policy.precision)?)?;
@@ -109,7 +109,7 @@ pub(crate) fn compile_checked(
         graph = verified("remat", passes::remat(&graph, &policy.remat)?)?;
     }
     if policy.fuse {
-        graph = verified("fuse", passes::fuse(&graph, policy.weights))?;
+        graph = verified("fuse", passes::fuse(graph, policy.weights))?;
     }
     // What a target's kernels take together, without gradients.
     let fused = policy.fuse && policy.autodiff.is_none();
@@ -124,7 +124,8 @@ pub(crate) fn compile_checked(
     if whole && target.has_mlp() {
         graph = verified("mlp", passes::mlp(&graph))?;
     }
-    graph = verified("dce", passes::dce(&graph))?;
+    // What is fused has nothing left that nobody reads.
+    graph = verified("dce", if policy.fuse { graph } else { passes::dce(&graph) })?;
     if policy.precision.codes().is_some() {
         graph = verified("codes", passes::codes(&graph, policy.precision)?)?;
     }
@@ -140,12 +141,7 @@ pub(crate) fn compile_checked(
         }
     }
     let schedule = schedule(&graph, policy.weights);
-    let memory = place(&graph, &schedule, target, persistent)?;
-    if checked {
-        check(&graph, &schedule, &memory)?;
-        check_target(&graph, &schedule, &memory, target)?;
-    }
-    Ok(Plan { graph, schedule, memory })
+    Ok((graph, schedule))
 }
 
 /// Products of codes and of TF32 are what some targets have, and nobody's gradients.

@@ -2,7 +2,7 @@
 //! over all readers, so tied weights come out right; what has no gradient is an error that names the node.
 
 use crate::{AutodiffPolicy, PlanError};
-use graph::{Builder, Graph, NodeId, Phase, Role, ValueId, Vjp, node_label};
+use graph::{Builder, Graph, NodeId, Param, Phase, Role, ValueId, Vjp, node_label};
 
 /// Is given every gradient of a parameter as soon as it is whole, (builder, parameter, gradient).
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(&mut Builder, ValueId, ValueId);
@@ -21,12 +21,12 @@ pub fn autodiff(graph: &Graph, policy: &AutodiffPolicy) -> Result<Graph, PlanErr
     builder.finish().map_err(|source| PlanError::Verify { after: "autodiff", source })
 }
 
-/// The graph with the backward nodes of `outputs` for the parameters whose name is `trained`. Each gradient goes
+/// The graph with the backward nodes of `outputs` for the parameters that are `trained`. Each gradient goes
 /// to `sink` right behind the node that completes it, so that whatever uses it up can follow there.
 pub(crate) fn differentiate(
     graph: &Graph,
     outputs: &[String],
-    trained: &dyn Fn(&str) -> bool,
+    trained: &dyn Fn(&Param) -> bool,
     sink: Sink<'_>,
 ) -> Result<Builder, PlanError> {
     let wanted = depends_on_params(graph, trained);
@@ -90,9 +90,9 @@ fn accumulate(builder: &mut Builder, sum: &mut Option<ValueId>, grad: ValueId) {
 }
 
 /// Values through which a gradient must flow.
-fn depends_on_params(graph: &Graph, trained: &dyn Fn(&str) -> bool) -> Vec<bool> {
+fn depends_on_params(graph: &Graph, trained: &dyn Fn(&Param) -> bool) -> Vec<bool> {
     let is_trained = |role: Role| match role {
-        Role::Param(p) => trained(&graph.params[p.index()].name),
+        Role::Param(p) => trained(&graph.params[p.index()]),
         Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => false,
     };
     let mut depends: Vec<bool> = graph.values.iter().map(|v| is_trained(v.spec.role)).collect();

@@ -11,10 +11,10 @@ use graph::ops::{Activation, Epilogue, Glu, Linear, Prologue, Qkv};
 use graph::{DType, Def, Dim, Graph, NodeId, Op, Param, ParamId, Piece, Role, TensorSpec, Value, ValueId};
 
 /// The graph with fused ops. Trained weights stay apart: other plans share them one by one.
-pub fn fuse(graph: &Graph, weights: Weights) -> Graph {
-    let mut fusion = Fusion { g: graph.clone(), reads: graph.reads() };
+pub fn fuse(graph: Graph, weights: Weights) -> Graph {
+    let mut fusion = Fusion { reads: graph.reads(), g: graph };
     match weights {
-        Weights::Resident | Weights::Streamed => (0..graph.nodes.len()).for_each(|i| fusion.qkv(i)),
+        Weights::Resident | Weights::Streamed => (0..fusion.g.nodes.len()).for_each(|i| fusion.qkv(i)),
         Weights::Trained => {}
     }
     for i in 0..fusion.g.nodes.len() {

@@ -40,7 +40,15 @@ pub fn remat(graph: &Graph, policy: &Remat) -> Result<Graph, PlanError> {
     let dropped = dropped(graph, policy)?;
     let mut rewriter = Rewriter {
         old: graph,
-        new: Graph { nodes: vec![], ..graph.clone() },
+        new: Graph {
+            values: graph.values.clone(),
+            params: graph.params.clone(),
+            states: graph.states.clone(),
+            inputs: graph.inputs.clone(),
+            outputs: graph.outputs.clone(),
+            updates: graph.updates.clone(),
+            ..Graph::new(graph.bounds)
+        },
         dropped,
         twins: vec![None; graph.values.len()],
     };

@@ -10,28 +10,20 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// What is recomputed, and what that costs.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Choice {
-    /// The nodes whose results are not kept.
-    pub nodes: BTreeSet<NodeId>,
-    /// Bytes that are kept from the forward to the backward pass.
-    pub kept: Bytes,
-    /// Expected seconds of recomputation.
-    pub seconds: f64,
-}
-
 /// As many nodes of a layer are tried in every combination; where it has more, those that give least are kept.
 const NODES: usize = 14;
 
 /// The undominated choices for the differentiated graph of a micro-step, fewest kept bytes first. Each is made when it
 /// is asked for: there may be thousands, and a search looks at few.
 pub struct Frontier {
-    /// By layer: its nodes, and the kind that it is of.
-    layers: Vec<(Vec<NodeId>, usize)>,
+    /// By layer: the kind that it is of.
+    layers: Vec<usize>,
     kinds: Rc<Vec<Vec<Way>>>,
     sums: Rc<Vec<Sum>>,
 }
+
+/// How a layer is treated: its kind, and the position among the ways of that kind.
+pub type LayerWay = (usize, u16);
 
 impl Frontier {
     /// How many choices there are.
@@ -54,20 +46,25 @@ impl Frontier {
         self.sums[k].seconds
     }
 
-    /// Choice `k`. Layers that are alike may change places: the earlier ones keep least, since they wait longest.
-    pub fn choice(&self, k: usize) -> Choice {
-        let sum = &self.sums[k];
+    /// How choice `k` treats each layer. Layers that are alike may change places: the earlier ones keep least, since they
+    /// wait longest.
+    pub fn ways(&self, k: usize) -> Vec<LayerWay> {
         let mut sorted: BTreeMap<usize, Vec<u16>> = BTreeMap::new();
-        for ((_, kind), &way) in self.layers.iter().zip(&sum.ways) {
-            sorted.entry(*kind).or_default().push(way);
+        for (&kind, &way) in self.layers.iter().zip(&self.sums[k].ways) {
+            sorted.entry(kind).or_default().push(way);
         }
         sorted.values_mut().for_each(|ways| ways.sort_unstable_by_key(|&way| Reverse(way)));
-        let mut nodes = BTreeSet::new();
-        for (ids, kind) in &self.layers {
-            let way = sorted.get_mut(kind).and_then(Vec::pop).map_or(0, usize::from);
-            nodes.extend(self.kinds[*kind][way].dropped.iter().map(|&i| ids[i]));
-        }
-        Choice { nodes, kept: Bytes(sum.kept), seconds: sum.seconds }
+        let way_of = |&kind: &usize| (kind, sorted.get_mut(&kind).and_then(Vec::pop).unwrap_or(0));
+        self.layers.iter().map(way_of).collect()
+    }
+
+    /// The nodes whose results are not kept where the layers of a graph are treated so.
+    pub fn nodes(&self, graph: &Graph, ways: &[LayerWay]) -> BTreeSet<NodeId> {
+        let layers = by_layer(graph).into_values();
+        let dropped = |(ids, &(kind, way)): (Vec<NodeId>, &LayerWay)| {
+            self.kinds[kind][usize::from(way)].dropped.iter().map(move |&i| ids[i]).collect::<Vec<_>>()
+        };
+        layers.zip(ways).flat_map(dropped).collect()
     }
 }
 
@@ -82,20 +79,15 @@ pub struct Solver {
 }
 
 impl Solver {
-    /// The frontier of a graph.
-    pub fn frontier(&mut self, graph: &Graph, target: &Target) -> Frontier {
+    /// The frontier of a model: for each of its layers, the one of the graph that it is like.
+    pub fn frontier(&mut self, graph: &Graph, layers: &[usize], target: &Target) -> Frontier {
         let readers = readers(graph);
-        let by_layer = by_layer(graph).into_values();
-        let layers: Vec<_> = by_layer
-            .map(|nodes| {
-                let kind = self.kind(graph, &Block::of(graph, &readers, target, &nodes));
-                (nodes, kind)
-            })
-            .collect();
-        let of: Vec<usize> = layers.iter().map(|(_, kind)| *kind).collect();
+        let kind = |nodes: &Vec<NodeId>| self.kind(graph, &Block::of(graph, &readers, target, nodes));
+        let of_graph: Vec<usize> = by_layer(graph).values().map(kind).collect();
+        let layers: Vec<usize> = layers.iter().map(|&like| of_graph[like]).collect();
         let kinds = Rc::clone(&self.kinds);
-        let ways = || combine(&of.iter().map(|&kind| kinds[kind].as_slice()).collect::<Vec<_>>());
-        let sums = Rc::clone(self.sums.entry(of.clone()).or_insert_with(|| Rc::new(ways())));
+        let ways = || combine(&layers.iter().map(|&kind| kinds[kind].as_slice()).collect::<Vec<_>>());
+        let sums = Rc::clone(self.sums.entry(layers.clone()).or_insert_with(|| Rc::new(ways())));
         Frontier { layers, kinds, sums }
     }
 
@@ -269,16 +261,23 @@ fn combine(layers: &[&[Way]]) -> Vec<Sum> {
     let mut least = vec![f64::INFINITY; width];
     least[0] = 0.0;
     let mut chosen: Vec<Vec<u16>> = vec![];
+    // As many units as the layers so far can keep.
+    let mut reached = 0;
     for ways in layers {
         let (mut next, mut way_of) = (vec![f64::INFINITY; width], vec![0u16; width]);
-        for (kept, &seconds) in least.iter().enumerate().filter(|(_, s)| s.is_finite()) {
-            for (k, way) in ways.iter().enumerate() {
-                let to = kept + units(way);
-                if seconds + way.seconds < next[to] {
-                    (next[to], way_of[to]) = (seconds + way.seconds, k as u16);
+        // Of equal sums the one in which this layer keeps most is taken.
+        let mut order: Vec<(usize, &Way)> = ways.iter().enumerate().collect();
+        order.sort_by_key(|(_, way)| Reverse(units(way)));
+        for (k, way) in order {
+            let to = units(way);
+            let sums = next[to..].iter_mut().zip(&mut way_of[to..]).zip(&least[..=reached]);
+            for ((next, way_of), seconds) in sums {
+                if seconds + way.seconds < *next {
+                    (*next, *way_of) = (seconds + way.seconds, k as u16);
                 }
             }
         }
+        reached += ways.iter().map(units).max().unwrap_or(0);
         least = next;
         chosen.push(way_of);
     }

@@ -3,16 +3,17 @@
 //! covers all that a run ever does.
 
 mod frontier;
+mod layers;
 mod search;
 
-pub use frontier::{Choice, Frontier, Solver};
+pub use frontier::{Frontier, LayerWay, Solver};
 pub use search::{Candidate, Found, Rejected, RematChoice, TrainingSearch};
 
-use crate::compile::{Checks, compile_checked};
+use crate::compile::compile_owned;
 use crate::passes::{Precision, Remat, dce, differentiate, precision};
 use crate::{Persistent, Plan, PlanError, Policy, Program, Target, Weights};
 use graph::ops::{Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, Cast, GradScale, Sgd};
-use graph::{Builder, DType, Dim, Graph, Op, Phase, Role, State, StateKind, TensorSpec, ValueId};
+use graph::{Builder, DType, Dim, Graph, Op, Param, Phase, Role, State, StateKind, TensorSpec, ValueId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -34,9 +35,8 @@ pub struct Training<'a> {
     pub remat: Remat,
     /// What makes a step of gradients.
     pub optimizer: Optimizer,
-    /// By the name of a parameter: how it is trained. `None` for a name that is not known, which is an error: a
-    /// parameter is frozen only where that is said.
-    pub group: &'a dyn Fn(&str) -> Option<Group>,
+    /// How a parameter is trained.
+    pub group: &'a dyn Fn(&Param) -> Group,
     /// Micro-batches of a step.
     pub accumulation: u64,
     /// The largest global norm of a gradient; 0 is no clip.
@@ -132,37 +132,29 @@ impl Training<'_> {
     /// The program: `forward` at the bounds of a micro-batch, `evaluation` at those of an evaluation batch.
     pub fn program(&self, forward: &Graph, evaluation: &Graph, target: &Target) -> Result<Program, PlanError> {
         let micro = self.micro_step(forward)?;
-        self.program_of(&micro, &self.remat, evaluation, target)
+        self.program_of(micro, &self.remat, evaluation, target)
     }
 
     /// The program of a micro-step that [`Training::micro_step`] built, under another choice of what is recomputed.
     pub fn program_of(
         &self,
-        micro: &Graph,
+        micro: Graph,
         remat: &Remat,
         evaluation: &Graph,
         target: &Target,
     ) -> Result<Program, PlanError> {
-        self.after(micro, evaluation, target, Checks::All)?.with(micro, remat, target, Checks::All)
-    }
-
-    /// The plans beside the micro-step, which do not depend on what it recomputes.
-    fn after(
-        &self,
-        micro: &Graph,
-        evaluation: &Graph,
-        target: &Target,
-        checks: Checks,
-    ) -> Result<After, PlanError> {
-        let mut after = After { persistent: Persistent::new(), plans: vec![] };
-        if let Some(apply) = self.apply(micro)? {
-            let plan = compiled(&apply, &Remat::None, target, &mut after.persistent, checks)?;
-            after.plans.push((plans::APPLY.to_owned(), plan));
-        }
-        let evaluation = precision(evaluation, self.precision)?;
-        let plan = compiled(&evaluation, &Remat::None, target, &mut after.persistent, checks)?;
-        after.plans.push((plans::EVALUATE.to_owned(), plan));
-        Ok(after)
+        let mut persistent = Persistent::new();
+        let mut plan = |graph: Graph, remat: &Remat| {
+            compile_owned(graph, &policy(remat), target, &mut persistent, &mut |_, _| {})
+        };
+        let apply = self.apply(&micro)?.map(|graph| plan(graph, &Remat::None)).transpose()?;
+        let evaluate = plan(precision(evaluation, self.precision)?, &Remat::None)?;
+        let micro = plan(micro, remat)?;
+        let named = |name: &str, plan: Plan| (name.to_owned(), plan);
+        let after =
+            apply.map(|plan| named(plans::APPLY, plan)).into_iter().chain([named(plans::EVALUATE, evaluate)]);
+        let plans = std::iter::once(named(plans::MICRO, micro)).chain(after).collect();
+        Ok(Program::sharing(target.clone(), plans))
     }
 
     /// Forward and backward, and what becomes of the gradients: states that are added up, or at once a step. Without
@@ -175,12 +167,7 @@ impl Training<'_> {
         let graph = precision(forward, self.precision)?;
         let outputs: Vec<String> =
             ["loss", "aux"].iter().filter(|n| graph.output(n).is_some()).map(|n| (*n).to_owned()).collect();
-        let names: Vec<String> = graph.params.iter().map(|p| p.name.clone()).collect();
-        if let Some(name) = names.iter().find(|name| (self.group)(name).is_none()) {
-            let why = format!("the parameter `{name}` is not known: it is neither trained nor frozen");
-            return Err(PlanError::BadPolicy { field: "group", why });
-        }
-        let trained = |name: &str| (self.group)(name).is_some_and(|group| group != Group::Frozen);
+        let trained = |param: &Param| (self.group)(param) != Group::Frozen;
         let mut common: Option<Common> = None;
         // Where each gradient is used up at once: the scale that guarded the last update, and its norm.
         let mut guard: Option<[ValueId; 2]> = None;
@@ -188,7 +175,7 @@ impl Training<'_> {
             let common = *common.get_or_insert_with(|| self.common(g));
             let Role::Param(id) = g.graph().spec(p).role else { return };
             g.in_phase(Phase::Update);
-            self.use_up(g, &names[id.index()], p, grad, common, &mut guard);
+            self.use_up(g, &graph.params[id.index()], p, grad, common, &mut guard);
             g.in_phase(Phase::Backward);
         };
         let mut builder = differentiate(&graph, &outputs, &trained, &mut sink)?;
@@ -218,7 +205,7 @@ impl Training<'_> {
     fn use_up(
         &self,
         g: &mut Builder,
-        name: &str,
+        param: &Param,
         p: ValueId,
         grad: ValueId,
         common: Common,
@@ -234,16 +221,16 @@ impl Training<'_> {
                 let outs = g.node(Op::GradScale(GradScale { max_norm: 0.0 }), &inputs);
                 if let [scale, norm] = outs[..] {
                     *guard = Some([scale, norm]);
-                    self.step(g, name, p, grad, scale, hyper);
+                    self.step(g, param, p, grad, scale, hyper);
                 }
             }
             Common::Keep => {
                 let dtype = g.graph().spec(grad).dtype;
-                let state = g.state(gradient(name), &shape, dtype);
+                let state = g.state(gradient(&param.name), &shape, dtype);
                 g.update(state, grad);
             }
             Common::Add { keep } => {
-                let state = g.state(gradient(name), &shape, DType::F32);
+                let state = g.state(gradient(&param.name), &shape, DType::F32);
                 let sum = g.one(Op::Accumulate(Accumulate {}), &[state, grad, keep]);
                 g.update(state, sum);
             }
@@ -265,23 +252,24 @@ impl Training<'_> {
             let Some(&grad) = grads.get(&*wanted.name) else { continue };
             let spec = micro.spec(grad);
             let grad = g.state(wanted, &spec.shape, spec.dtype);
-            pairs.push((g.param_of(param.clone(), micro.spec(v).dtype), param.name.clone(), grad));
+            pairs.push((g.param_of(param.clone(), micro.spec(v).dtype), param, grad));
         }
         let inputs: Vec<ValueId> = pairs.iter().map(|(.., grad)| *grad).chain([unscale]).collect();
         let scale = g.node(Op::GradScale(GradScale { max_norm: self.max_norm }), &inputs);
         g.output("scale", scale[0]);
         g.output("norm", scale[1]);
-        for (p, name, grad) in pairs {
-            self.step(g, &name, p, grad, scale[0], hyper);
+        for (p, param, grad) in pairs {
+            self.step(g, param, p, grad, scale[0], hyper);
         }
         let built = std::mem::replace(g, Builder::new(micro.bounds)).finish();
         built.map(Some).map_err(|source| PlanError::Verify { after: "apply", source })
     }
 
     /// The step of one parameter, of its f32 master where it has 16 bits.
-    fn step(&self, g: &mut Builder, name: &str, p: ValueId, grad: ValueId, scale: ValueId, hyper: ValueId) {
+    fn step(&self, g: &mut Builder, param: &Param, p: ValueId, grad: ValueId, scale: ValueId, hyper: ValueId) {
+        let name = &param.name;
         let spec = g.graph().spec(p).clone();
-        let (op, states) = self.optimizer.with_decay((self.group)(name) == Some(Group::Decay)).of(&spec);
+        let (op, states) = self.optimizer.with_decay((self.group)(param) == Group::Decay).of(&spec);
         let master = match spec.dtype {
             DType::F32 => p,
             DType::Bf16 | DType::F16 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => {
@@ -307,36 +295,9 @@ impl Training<'_> {
     }
 }
 
-/// What follows a micro-step, and where parameters and states lie.
-struct After {
-    persistent: Persistent,
-    plans: Vec<(String, Plan)>,
-}
-
-impl After {
-    /// The program with a micro-step that recomputes as `remat` says.
-    fn with(
-        &self,
-        micro: &Graph,
-        remat: &Remat,
-        target: &Target,
-        checks: Checks,
-    ) -> Result<Program, PlanError> {
-        let plan = compiled(micro, remat, target, &mut self.persistent.clone(), checks)?;
-        let first = (plans::MICRO.to_owned(), plan);
-        Ok(Program::sharing(target.clone(), std::iter::once(first).chain(self.plans.iter().cloned()).collect()))
-    }
-}
-
-fn compiled(
-    graph: &Graph,
-    remat: &Remat,
-    target: &Target,
-    persistent: &mut Persistent,
-    checks: Checks,
-) -> Result<Plan, PlanError> {
-    let policy = Policy { weights: Weights::Trained, remat: remat.clone(), ..Policy::default() };
-    compile_checked(graph, &policy, target, persistent, checks, &mut |_, _| {})
+/// How the graphs of training are planned.
+fn policy(remat: &Remat) -> Policy {
+    Policy { weights: Weights::Trained, remat: remat.clone(), ..Policy::default() }
 }
 
 /// What becomes of a gradient.

@@ -2,11 +2,13 @@
 //! recomputed, with the first optimizer that fits. Invariant: the candidates do not depend on the budget and each fits
 //! or does not by its plan, so that more budget never gives a slower plan of one optimizer, nor a later optimizer.
 
-use super::{After, Frontier, Optimizer, Solver, Training};
-use crate::compile::Checks;
-use crate::{Bill, Persistent, PlanError, Program, Remat, Target, passes, step_seconds};
-use graph::{Bytes, Def, Graph, Node, Phase};
-use std::cell::OnceCell;
+use super::frontier::Frontier;
+use super::layers::{Layers, Size, full};
+use super::{Optimizer, Solver, Training, policy};
+use crate::compile::lowered;
+use crate::{Bill, Persistent, PlanError, Program, Remat, Target, passes};
+use graph::{Bytes, Def, Graph};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -25,6 +27,8 @@ pub struct TrainingSearch<'a> {
     pub chunks: Vec<u32>,
     /// Optimizers to choose from: the first that has a plan inside the line is taken, whatever the others' speed.
     pub optimizers: Vec<Optimizer>,
+    /// Layers of the model, which are alike in all that takes bytes or time; 0 for a model without layers.
+    pub layers: u32,
     /// Who decides what is recomputed.
     pub remat: RematChoice,
     /// Asked between the plans of a search: true ends it with [`PlanError::Stopped`].
@@ -85,17 +89,17 @@ pub struct Rejected {
     pub fits: bool,
 }
 
-/// Builds the forward graph of a micro-batch of so many tokens with so many rows of logits at a time, and the graph
-/// of an evaluation batch.
-pub type BuildTraining<'a> = &'a dyn Fn(u64, u32) -> Result<(Graph, Graph), PlanError>;
+/// Builds the forward graph of a micro-batch of so many tokens with so many rows of logits at a time, and the graph of an
+/// evaluation batch, of the model with so many layers, which are at most those of the search.
+pub type BuildTraining<'a> = &'a dyn Fn(u64, u32, u32) -> Result<(Graph, Graph), PlanError>;
 
 /// A candidate on the way.
 struct Open {
     candidate: Candidate,
     step: Rc<MicroStep>,
     apply: Apply,
-    /// The plans of the optimizer's step and of evaluation, once they are asked for.
-    after: OnceCell<After>,
+    /// Choices from here on are out: what was expected to fit did not when it was planned.
+    below: Cell<usize>,
 }
 
 /// What the step of the optimizer costs. It depends on the tokens of a micro-batch only as far as one is a whole step.
@@ -105,23 +109,28 @@ struct Apply {
     seconds: f64,
     /// What no plan goes below, whatever is recomputed: parameters, states, and what the target reserves.
     base: Bytes,
+    /// The most that is alive in it beside those.
+    live: Bytes,
 }
 
 /// A micro-step and its evaluation: of all optimizers together, where they are not steps of it.
 struct MicroStep {
-    graph: Graph,
+    /// By number of layers: the graphs of smaller models.
+    graphs: RefCell<BTreeMap<u32, Rc<Graph>>>,
     evaluation: Rc<Graph>,
-    /// Expected seconds where nothing is recomputed beyond what the caller says.
+    /// The most that is alive in an evaluation, once it is asked for.
+    evaluated: OnceCell<Bytes>,
+    /// Expected seconds, without what the search decides to recompute.
     seconds: f64,
     /// What may be recomputed, where the search decides it, and which of it are looked at.
     frontier: Option<Frontier>,
     choices: Vec<usize>,
 }
 
-/// A candidate that was planned, by what is asked of its plans: the plans themselves would be too many.
+/// A choice of a candidate, by what it would take.
 struct Tried {
     candidate: Candidate,
-    remat: Remat,
+    choice: usize,
     recomputed: usize,
     peak: Bytes,
     seconds: f64,
@@ -136,49 +145,31 @@ impl TrainingSearch<'_> {
     /// # Errors
     /// [`PlanError::OverBudget`] with the bill of the smallest program, where none fits.
     pub fn run(&self, target: &Target, build: BuildTraining<'_>) -> Result<Found, PlanError> {
-        let mut open = self.open(&self.tokens, target, build)?;
+        let look = Look { search: self, target, build };
+        let mut open = look.open(&self.tokens)?;
         // Stable: of equal ones the preferred comes first.
         open.sort_by(|a, b| b.most(self.budget).total_cmp(&a.most(self.budget)));
-        let look = Look { search: self, target };
-        let mut tried: Vec<Tried> = vec![];
-        for &optimizer in &self.optimizers {
-            for open in open.iter().filter(|open| open.candidate.optimizer == optimizer) {
-                // The most that it can do is no more than what another one does: so it is with all that follow.
-                if tried.iter().any(|t| t.rate() >= open.most(self.budget)) {
-                    break;
-                }
-                tried.extend(look.squeezed(open)?);
-            }
-            if !tried.is_empty() {
-                break;
-            }
-        }
-        let best = tried.iter().map(Tried::rate).fold(0.0, f64::max);
-        let Some(k) = tried.iter().position(|t| t.rate() >= best) else {
+        let Some(Fitting { program, remat, best, others }) = look.fitting(&open)? else {
             return Err(PlanError::OverBudget(Box::new(look.bill(&open)?)));
         };
-        let best = tried.swap_remove(k);
-        let rejected = look.rejected(&open, &best, tried)?;
         Ok(Found {
-            program: look.whole(&open, &best)?,
+            program,
             candidate: best.candidate,
             seconds: best.seconds,
             tokens_per_second: best.rate(),
-            rejected,
-            remat: best.remat,
+            rejected: look.rejected(&open, &best, others)?,
+            remat,
         })
     }
 
     /// Whether any combination is inside the line.
     pub fn fits(&self, target: &Target, build: BuildTraining<'_>) -> Result<bool, PlanError> {
         // The smallest micro-batch takes least, but for one that is a whole step, which need not add gradients up.
-        let look = Look { search: self, target };
+        let look = Look { search: self, target, build };
         let ends = self.tokens.iter().min().into_iter().chain(self.tokens.iter().max());
         for tokens in ends.copied().collect::<BTreeSet<u64>>() {
-            for open in self.open(&[tokens], target, build)? {
-                if look.squeezed(&open)?.is_some() {
-                    return Ok(true);
-                }
+            if look.fitting(&look.open(&[tokens])?)?.is_some() {
+                return Ok(true);
             }
         }
         Ok(false)
@@ -193,97 +184,166 @@ impl TrainingSearch<'_> {
         let (optimizer, accumulation) = (candidate.optimizer, candidate.accumulation);
         Training { optimizer, accumulation, remat: Remat::None, ..self.training }
     }
-
-    /// All combinations with micro-batches of these tokens, in order of preference.
-    fn open(&self, tokens: &[u64], target: &Target, build: BuildTraining<'_>) -> Result<Vec<Open>, PlanError> {
-        let mut solver = Solver::default();
-        let mut applied: BTreeMap<(usize, bool), Apply> = BTreeMap::new();
-        let mut open: Vec<(usize, Open)> = vec![];
-        for (&tokens, &chunk) in tokens.iter().flat_map(|t| self.chunks.iter().map(move |c| (t, c))) {
-            self.proceed()?;
-            let (forward, evaluation) = build(tokens, chunk)?;
-            let evaluation = Rc::new(evaluation);
-            let mut shared: Option<Rc<MicroStep>> = None;
-            let accumulation = self.step_tokens.div_ceil(tokens).max(1);
-            for (rank, &optimizer) in self.optimizers.iter().enumerate() {
-                self.proceed()?;
-                let candidate = Candidate { tokens, chunk, optimizer, accumulation };
-                let training = self.training(&candidate);
-                let step = match shared.take().filter(|_| !training.steps_at_once()) {
-                    Some(step) => step,
-                    None => {
-                        let graph = training.micro_step(&forward)?;
-                        self.supported(&training, &graph, &evaluation, target)?;
-                        Rc::new(self.micro_step(graph, &evaluation, target, &mut solver)?)
-                    }
-                };
-                shared = Some(Rc::clone(&step));
-                let apply = match applied.entry((rank, accumulation == 1)) {
-                    Entry::Occupied(known) => *known.get(),
-                    Entry::Vacant(place) => *place.insert(Apply::of(&training, &step.graph, target)?),
-                };
-                open.push((rank, Open { candidate, step, apply, after: OnceCell::new() }));
-            }
-        }
-        open.sort_by_key(|(rank, _)| *rank);
-        Ok(open.into_iter().map(|(_, open)| open).collect())
-    }
-
-    /// Whether the target has kernels for the whole step, so that nothing is priced that cannot run.
-    fn supported(
-        &self,
-        training: &Training<'_>,
-        micro: &Graph,
-        evaluation: &Graph,
-        target: &Target,
-    ) -> Result<(), PlanError> {
-        let apply = training.apply(micro)?;
-        let evaluation = passes::precision(evaluation, training.precision)?;
-        target.supports([micro, &evaluation].into_iter().chain(&apply))
-    }
-
-    fn micro_step(
-        &self,
-        graph: Graph,
-        evaluation: &Rc<Graph>,
-        target: &Target,
-        solver: &mut Solver,
-    ) -> Result<MicroStep, PlanError> {
-        let (seconds, frontier) = match &self.remat {
-            RematChoice::Given(remat) => (full(&passes::remat(&graph, remat)?, target), None),
-            RematChoice::Auto => (full(&graph, target), Some(solver.frontier(&graph, target))),
-        };
-        let frontier = frontier.filter(|f| !f.is_empty());
-        let choices = frontier.as_ref().map_or_else(|| vec![0], |f| thinned(f.len()));
-        Ok(MicroStep { graph, evaluation: Rc::clone(evaluation), seconds, frontier, choices })
-    }
-}
-
-/// Expected seconds of a full step.
-fn full(graph: &Graph, target: &Target) -> f64 {
-    step_seconds(graph, target, graph.bounds.full())
 }
 
 /// A search on a machine.
 struct Look<'a> {
     search: &'a TrainingSearch<'a>,
     target: &'a Target,
+    build: BuildTraining<'a>,
+}
+
+/// The fastest candidate inside the line, planned, and the others that were looked at for it.
+struct Fitting {
+    program: Program,
+    remat: Remat,
+    best: Tried,
+    others: Vec<Tried>,
 }
 
 impl Look<'_> {
+    /// All combinations with micro-batches of these tokens, in order of preference.
+    fn open(&self, tokens: &[u64]) -> Result<Vec<Open>, PlanError> {
+        let search = self.search;
+        let mut solver = Solver::default();
+        let mut applied: BTreeMap<(usize, bool), Apply> = BTreeMap::new();
+        let mut open: Vec<(usize, Open)> = vec![];
+        for (&tokens, &chunk) in tokens.iter().flat_map(|t| search.chunks.iter().map(move |c| (t, c))) {
+            let mut shared: Option<Rc<MicroStep>> = None;
+            let accumulation = search.step_tokens.div_ceil(tokens).max(1);
+            for (rank, &optimizer) in search.optimizers.iter().enumerate() {
+                search.proceed()?;
+                let candidate = Candidate { tokens, chunk, optimizer, accumulation };
+                let step = match shared.take().filter(|_| !search.training(&candidate).steps_at_once()) {
+                    Some(step) => step,
+                    None => Rc::new(self.micro_step(&candidate, &mut solver)?),
+                };
+                shared = Some(Rc::clone(&step));
+                let apply = match applied.entry((rank, accumulation == 1)) {
+                    Entry::Occupied(known) => *known.get(),
+                    Entry::Vacant(place) => *place.insert(self.apply(&candidate)?),
+                };
+                let below = Cell::new(step.choices.len());
+                open.push((rank, Open { candidate, step, apply, below }));
+            }
+        }
+        open.sort_by_key(|(rank, _)| *rank);
+        Ok(open.into_iter().map(|(_, open)| open).collect())
+    }
+
+    fn micro_step(&self, candidate: &Candidate, solver: &mut Solver) -> Result<MicroStep, PlanError> {
+        let Self { search, target, .. } = *self;
+        let training = search.training(candidate);
+        let all = Layers::alike(search.layers);
+        let (forward, evaluation) = (self.build)(candidate.tokens, candidate.chunk, all.shown())?;
+        let graph = training.micro_step(&forward)?;
+        let evaluation = passes::precision(&evaluation, training.precision)?;
+        // Nothing is priced that cannot run.
+        let apply = training.apply(&graph)?;
+        target.supports([&graph, &evaluation].into_iter().chain(&apply))?;
+        let step = Size::extended(search.layers, |layers| {
+            let seconds = full(&self.graph(candidate, layers)?, target);
+            Ok(Size { persistent: Bytes::ZERO, seconds })
+        })?;
+        let (again, frontier) = match &search.remat {
+            RematChoice::Given(remat) => {
+                let layers = Layers::under(remat, search.layers);
+                let graph = passes::remat(&self.graph(candidate, layers.shown())?, &layers.shrunk(remat))?;
+                (layers.recomputed(&graph, target).1, None)
+            }
+            RematChoice::Auto => (0.0, Some(solver.frontier(&graph, &all.likes(), target))),
+        };
+        let frontier = frontier.filter(|f| !f.is_empty());
+        let choices = frontier.as_ref().map_or_else(|| vec![0], |f| thinned(f.len()));
+        Ok(MicroStep {
+            graphs: RefCell::new(BTreeMap::from([(all.shown(), Rc::new(graph))])),
+            evaluation: Rc::new(evaluation),
+            evaluated: OnceCell::new(),
+            seconds: step.seconds + again,
+            frontier,
+            choices,
+        })
+    }
+
+    /// The graph of a micro-step of the model with so many layers.
+    fn graph(&self, candidate: &Candidate, layers: u32) -> Result<Graph, PlanError> {
+        let (forward, _) = (self.build)(candidate.tokens, candidate.chunk, layers)?;
+        self.search.training(candidate).micro_step(&forward)
+    }
+
+    /// What the step of the optimizer costs, and what all steps keep.
+    fn apply(&self, candidate: &Candidate) -> Result<Apply, PlanError> {
+        let Self { search, target, .. } = *self;
+        let training = search.training(candidate);
+        let live = Cell::new(Bytes::ZERO);
+        let size = Size::extended(search.layers, |layers| {
+            let (forward, evaluation) = (self.build)(candidate.tokens, candidate.chunk, layers)?;
+            let micro = training.micro_step(&forward)?;
+            let apply = training.apply(&micro)?;
+            let evaluation = passes::precision(&evaluation, training.precision)?;
+            let mut persistent = Persistent::new();
+            for graph in apply.iter().chain([&evaluation, &micro]) {
+                for value in graph.values.iter().filter(|v| v.def == Def::Source) {
+                    persistent.place(graph, &value.spec, target.alignment);
+                }
+            }
+            if let Some(apply) = &apply {
+                live.set(self.live(apply, &Layers::alike(layers), &Remat::None)?.0);
+            }
+            let seconds = apply.as_ref().map_or(0.0, |graph| full(graph, target));
+            Ok(Size { persistent: persistent.bytes(), seconds })
+        })?;
+        Ok(Apply { seconds: size.seconds, base: size.persistent + target.reserved(), live: live.get() })
+    }
+
+    /// The most that is alive in a step of the model whose small one has this graph, and how many nodes recompute in it.
+    fn live(&self, graph: &Graph, layers: &Layers, remat: &Remat) -> Result<(Bytes, usize), PlanError> {
+        let (graph, schedule) = lowered(graph.clone(), &policy(remat), self.target, &mut |_, _| {})?;
+        let live = layers.live(&graph, &schedule, self.target)?;
+        Ok((live, layers.recomputed(&graph, self.target).0))
+    }
+
+    /// The fastest candidate that is inside the line when it is planned, of the first optimizer that has one.
+    fn fitting(&self, open: &[Open]) -> Result<Option<Fitting>, PlanError> {
+        let budget = self.search.budget;
+        for &optimizer in &self.search.optimizers {
+            loop {
+                let mut tried: Vec<Tried> = vec![];
+                for open in open.iter().filter(|open| open.candidate.optimizer == optimizer) {
+                    // The most that it can do is no more than what another one does: so it is with all that follow.
+                    if tried.iter().any(|t| t.rate() >= open.most(budget)) {
+                        break;
+                    }
+                    tried.extend(self.squeezed(open)?);
+                }
+                let best = tried.iter().map(Tried::rate).fold(0.0, f64::max);
+                let Some(k) = tried.iter().position(|t| t.rate() >= best) else { break };
+                let best = tried.swap_remove(k);
+                let (program, remat) = self.whole(open, &best)?;
+                if program.peak() <= budget {
+                    return Ok(Some(Fitting { program, remat, best, others: tried }));
+                }
+                // Packed, its live bytes take more.
+                open.iter().filter(|o| o.candidate == best.candidate).for_each(|o| o.below.set(best.choice));
+            }
+        }
+        Ok(None)
+    }
+
     /// A candidate with as little recomputed as fits. Peaks grow with what is kept, so the border is found by halving,
     /// over the same positions for every budget: more of it never ends at an earlier one.
     fn squeezed(&self, open: &Open) -> Result<Option<Tried>, PlanError> {
         let budget = self.search.budget;
         let fitting = |k: usize| match open.floor(k) <= budget {
-            true => Ok(Some(self.plan(open, k)?).filter(|t| t.fits(budget))),
+            true => Ok(Some(self.tried(open, k)?).filter(|t| t.fits(budget))),
             false => Ok(None),
         };
-        let whole = fitting(open.last())?;
-        if whole.is_some() || open.last() == 0 {
+        let Some(last) = open.last() else { return Ok(None) };
+        let whole = fitting(last)?;
+        if whole.is_some() || last == 0 {
             return Ok(whole);
         }
-        let (mut low, mut high, mut best) = (0, open.last(), None);
+        let (mut low, mut high, mut best) = (0, last, None);
         while high - low > 1 {
             let middle = low + (high - low) / 2;
             match fitting(middle)? {
@@ -310,12 +370,14 @@ impl Look<'_> {
                 others.extend(self.squeezed(open)?);
             }
         }
-        let mut faster: Vec<&Open> = open.iter().filter(|o| o.rate(o.last()) > best.rate()).collect();
-        faster.sort_by(|a, b| b.rate(b.last()).total_cmp(&a.rate(a.last())));
+        let fastest = |o: &Open| o.rate(o.step.choices.len() - 1);
+        let mut faster: Vec<&Open> = open.iter().filter(|o| fastest(o) > best.rate()).collect();
+        faster.sort_by(|a, b| fastest(b).total_cmp(&fastest(a)));
         let mut outside: Vec<Tried> = vec![];
         for open in faster {
             if outside.len() < REPORTED && !outside.iter().any(|t| like(t, open)) {
-                outside.extend(Some(self.plan(open, open.last())?).filter(|t| !t.fits(budget)));
+                let tried = self.tried(open, open.step.choices.len() - 1)?;
+                outside.extend(Some(tried).filter(|t| !t.fits(budget)));
             }
         }
         others.extend(outside);
@@ -325,84 +387,104 @@ impl Look<'_> {
 
     /// The bill of what takes least of all that a search looks at before it gives up: one byte less is refused.
     fn bill(&self, open: &[Open]) -> Result<Bill, PlanError> {
-        let mut ways: Vec<(Bytes, &Open, usize)> = vec![];
+        let mut ways: Vec<Tried> = vec![];
         for open in open {
-            let halved = std::iter::successors(Some(open.last()), |k| (*k > 0).then_some(k / 2));
-            ways.extend(halved.map(|k| (open.floor(k), open, k)));
+            let last = open.step.choices.len() - 1;
+            for k in std::iter::successors(Some(last), |k| (*k > 0).then_some(k / 2)) {
+                if ways.iter().all(|t| open.floor(k) < t.peak) {
+                    ways.push(self.tried(open, k)?);
+                }
+            }
         }
-        ways.sort_by_key(|(floor, ..)| *floor);
-        let mut least: Option<Tried> = None;
-        for (floor, open, k) in ways {
-            if least.as_ref().is_none_or(|t| floor < t.peak) {
-                let tried = self.plan(open, k)?;
-                least = least.into_iter().chain([tried]).min_by_key(|t| t.peak);
+        // Packed, each takes no less than expected.
+        ways.sort_by_key(|t| t.peak);
+        let mut least: Option<(Tried, Program)> = None;
+        for tried in ways {
+            if least.as_ref().is_none_or(|(_, program)| tried.peak < program.peak()) {
+                let (program, _) = self.whole(open, &tried)?;
+                let before = least.take().filter(|(_, before)| before.peak() <= program.peak());
+                least = before.or(Some((tried, program)));
             }
         }
         let nothing = || PlanError::BadPolicy { field: "batch", why: "nothing to choose from".to_owned() };
-        let least = least.ok_or_else(nothing)?;
-        let bill = self.whole(open, &least)?.bill(self.search.budget, vec![]);
+        let (least, program) = least.ok_or_else(nothing)?;
+        let bill = program.bill(self.search.budget, vec![]);
         Ok(Bill { seconds_per_token: 1.0 / least.rate(), budget_flag: "--budget", ..bill })
     }
 
     /// What choice `k` of a candidate would take.
-    fn plan(&self, open: &Open, k: usize) -> Result<Tried, PlanError> {
+    fn tried(&self, open: &Open, k: usize) -> Result<Tried, PlanError> {
         self.search.proceed()?;
         let step = &open.step;
-        let remat = match (&step.frontier, &self.search.remat) {
-            (Some(_), _) if k == open.last() => Remat::None,
-            (Some(frontier), _) => Remat::Nodes(frontier.choice(step.choices[k]).nodes),
-            (None, RematChoice::Given(remat)) => remat.clone(),
-            (None, RematChoice::Auto) => Remat::None,
+        let all = self.search.layers;
+        let (layers, graph, remat) = match (&step.frontier, &self.search.remat) {
+            (Some(frontier), _) if k + 1 < step.choices.len() => {
+                let ways = frontier.ways(step.choices[k]);
+                let layers = Layers::of(&ways);
+                let graph = self.small(open, &layers)?;
+                let shown: Vec<_> = layers.originals().into_iter().map(|layer| ways[layer as usize]).collect();
+                let remat = Remat::Nodes(frontier.nodes(&graph, &shown));
+                (layers, graph, remat)
+            }
+            (None, RematChoice::Given(remat)) => {
+                let layers = Layers::under(remat, all);
+                let remat = layers.shrunk(remat);
+                (layers.clone(), self.small(open, &layers)?, remat)
+            }
+            (_, _) => (Layers::alike(all), self.small(open, &Layers::alike(all))?, Remat::None),
         };
-        let program = self.after(open)?.with(&step.graph, &remat, self.target, Checks::Draft)?;
-        let (peak, candidate, seconds) = (program.peak(), open.candidate, open.seconds(k));
+        let (live, recomputed) = self.live(&graph, &layers, &remat)?;
+        let live = live.max(open.apply.live).max(self.evaluated(step)?);
+        let (peak, candidate, seconds) = (open.apply.base + live, open.candidate, open.seconds(k));
         debug_assert!(peak >= open.floor(k), "{candidate:?} {k}: {peak}, at least {}", open.floor(k));
-        let recompute = |n: &&Node| n.phase == Phase::Recompute;
-        let recomputed = program.plans()[0].1.graph.nodes.iter().filter(recompute).count();
-        Ok(Tried { candidate, remat, recomputed, peak, seconds })
+        Ok(Tried { candidate, choice: k, recomputed, peak, seconds })
     }
 
-    /// Drafts of the plans beside the micro-step, made once.
-    fn after<'o>(&self, open: &'o Open) -> Result<&'o After, PlanError> {
-        if let Some(after) = open.after.get() {
-            return Ok(after);
+    /// The graph of the small model, made once.
+    fn small(&self, open: &Open, layers: &Layers) -> Result<Rc<Graph>, PlanError> {
+        let shown = layers.shown();
+        if let Some(known) = open.step.graphs.borrow().get(&shown) {
+            return Ok(Rc::clone(known));
         }
-        let after = self.after_with(open, Checks::Draft)?;
-        Ok(open.after.get_or_init(|| after))
+        let graph = Rc::new(self.graph(&open.candidate, shown)?);
+        open.step.graphs.borrow_mut().insert(shown, Rc::clone(&graph));
+        Ok(graph)
     }
 
-    fn after_with(&self, open: &Open, checks: Checks) -> Result<After, PlanError> {
+    fn evaluated(&self, step: &MicroStep) -> Result<Bytes, PlanError> {
+        if let Some(&known) = step.evaluated.get() {
+            return Ok(known);
+        }
+        let (live, _) = self.live(&step.evaluation, &Layers::alike(self.search.layers), &Remat::None)?;
+        Ok(*step.evaluated.get_or_init(|| live))
+    }
+
+    /// The plans of what was tried, of all layers, and what they recompute.
+    fn whole(&self, open: &[Open], tried: &Tried) -> Result<(Program, Remat), PlanError> {
         self.search.proceed()?;
-        let training = self.search.training(&open.candidate);
-        training.after(&open.step.graph, &open.step.evaluation, self.target, checks)
-    }
-
-    /// The plans of what was tried, checked.
-    fn whole(&self, open: &[Open], tried: &Tried) -> Result<Program, PlanError> {
         let nothing = || PlanError::BadPolicy { field: "batch", why: "it was never tried".to_owned() };
         let open = open.iter().find(|o| o.candidate == tried.candidate).ok_or_else(nothing)?;
-        self.after_with(open, Checks::All)?.with(&open.step.graph, &tried.remat, self.target, Checks::All)
-    }
-}
-
-impl Apply {
-    fn of(training: &Training<'_>, micro: &Graph, target: &Target) -> Result<Self, PlanError> {
-        let apply = training.apply(micro)?;
-        let mut persistent = Persistent::new();
-        for graph in apply.iter().chain([micro]) {
-            for value in graph.values.iter().filter(|v| v.def == Def::Source) {
-                persistent.place(graph, &value.spec, target.alignment);
+        let training = self.search.training(&tried.candidate);
+        let (forward, evaluation) =
+            (self.build)(tried.candidate.tokens, tried.candidate.chunk, self.search.layers)?;
+        let micro = training.micro_step(&forward)?;
+        drop(forward);
+        let remat = match (&open.step.frontier, &self.search.remat) {
+            (Some(frontier), _) if tried.choice + 1 < open.step.choices.len() => {
+                Remat::Nodes(frontier.nodes(&micro, &frontier.ways(open.step.choices[tried.choice])))
             }
-        }
-        let seconds = apply.as_ref().map_or(0.0, |graph| full(graph, target));
-        Ok(Self { seconds, base: persistent.bytes() + target.reserved() })
+            (None, RematChoice::Given(remat)) => remat.clone(),
+            (_, _) => Remat::None,
+        };
+        let program = training.program_of(micro, &remat, &evaluation, self.target)?;
+        Ok((program, remat))
     }
 }
 
 impl Open {
-    /// The choice that recomputes nothing, or the caller's.
-    fn last(&self) -> usize {
-        self.step.choices.len() - 1
+    /// The last choice that is not out: one that recomputes least.
+    fn last(&self) -> Option<usize> {
+        self.below.get().checked_sub(1)
     }
 
     /// What no plan of choice `k` goes below.
@@ -413,7 +495,7 @@ impl Open {
 
     /// How many choices, from the first on, may be inside a line.
     fn within(&self, budget: Bytes) -> usize {
-        (0..self.step.choices.len()).take_while(|&k| self.floor(k) <= budget).count()
+        (0..self.below.get()).take_while(|&k| self.floor(k) <= budget).count()
     }
 
     /// Expected seconds of an optimizer step with choice `k`.
@@ -468,5 +550,120 @@ fn thinned(n: usize) -> Vec<usize> {
     match n <= CHOICES {
         true => (0..n).collect(),
         false => (0..CHOICES).map(|i| i * (n - 1) / (CHOICES - 1)).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Precision;
+    use crate::training::Group;
+    use graph::Bounds;
+    use graph::ops::{AdamW, Mask};
+    use models::{DecoderConfig, Experts, Mlp, Norm, Positions};
+
+    const ADAM: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+
+    fn decoder(experts: Option<Experts>) -> DecoderConfig {
+        DecoderConfig {
+            vocab_size: 300,
+            hidden_size: 64,
+            layers: 1,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 16,
+            intermediate_size: 96,
+            norm: Norm::Rms,
+            eps: 1e-5,
+            positions: Positions::Rotary(10_000.0),
+            mask: Mask::Causal,
+            mlp: Mlp::SwiGlu,
+            bias: false,
+            tied: experts.is_none(),
+            experts,
+        }
+    }
+
+    /// What is expected of a model of many layers, from few of them, is what its plan has of all: the same bytes for every
+    /// choice of what is recomputed.
+    #[test]
+    fn a_model_of_many_layers_takes_what_few_of_them_say() {
+        let target = Target::named("cpu").unwrap();
+        let experts = Experts {
+            experts: 4,
+            top_k: 2,
+            shared: 1,
+            renormalise: true,
+            capacity: 1250,
+            balance: 0.01,
+            z: 0.001,
+        };
+        let selective = Remat::Selective(vec!["rms_norm".to_owned(), "glu".to_owned()]);
+        let some = |of: Remat| Remat::Layers { first: 2, last: 8, of: Box::new(of) };
+        let policies = [
+            RematChoice::Auto,
+            RematChoice::Given(Remat::None),
+            RematChoice::Given(Remat::Full),
+            RematChoice::Given(selective.clone()),
+            RematChoice::Given(Remat::EveryN(2)),
+            RematChoice::Given(Remat::EveryN(3)),
+            RematChoice::Given(some(Remat::Full)),
+            RematChoice::Given(some(selective)),
+            RematChoice::Given(some(Remat::EveryN(2))),
+        ];
+        let mut compared = 0;
+        for (config, precision) in [(decoder(None), Precision::F32), (decoder(Some(experts)), Precision::Bf16)]
+        {
+            let build = |tokens, chunk, layers| {
+                let bounds = Bounds { tokens, sequences: 4, longest: 64 };
+                let config = DecoderConfig { layers: u64::from(layers), ..config.clone() };
+                let loss = models::Training { chunk, z_loss: 0.0, dropout: 0.1 };
+                let verified = |source| PlanError::Verify { after: "build", source };
+                let still = models::Training { dropout: 0.0, ..loss };
+                Ok((
+                    config.train_graph(bounds, &loss).map_err(verified)?,
+                    config.train_graph(bounds, &still).map_err(verified)?,
+                ))
+            };
+            for (layers, remat, max_norm) in [4, 5, 13]
+                .into_iter()
+                .flat_map(|l| policies.iter().map(move |p| (l, p)))
+                .flat_map(|(l, p)| [(l, p, 0.0), (l, p, 1.0)])
+            {
+                let search = TrainingSearch {
+                    training: Training {
+                        precision,
+                        remat: Remat::None,
+                        optimizer: Optimizer::AdamW(ADAM),
+                        group: &|_| Group::Decay,
+                        accumulation: 1,
+                        max_norm,
+                    },
+                    budget: Bytes(u64::MAX),
+                    step_tokens: 256,
+                    tokens: vec![128, 256],
+                    chunks: vec![64],
+                    optimizers: vec![Optimizer::AdamW(ADAM), Optimizer::AdamW8bit(ADAM)],
+                    layers,
+                    remat: remat.clone(),
+                    stopped: &|| false,
+                };
+                let look = Look { search: &search, target: &target, build: &build };
+                let open = look.open(&search.tokens).unwrap();
+                for one in &open {
+                    for k in (0..one.step.choices.len()).step_by(7) {
+                        let tried = look.tried(one, k).unwrap();
+                        let (program, _) = look.whole(&open, &tried).unwrap();
+                        let said = (layers, remat, &tried.candidate, k);
+                        assert_eq!(tried.peak, program.lower_bound(), "{said:?}");
+                        let micro = &program.plans()[0].1.graph;
+                        let recomputed = micro.nodes.iter().filter(|n| n.phase == graph::Phase::Recompute);
+                        assert_eq!(tried.recomputed, recomputed.count(), "{said:?}");
+                        compared += 1;
+                    }
+                }
+            }
+        }
+        assert!(compared > 300, "{compared}");
     }
 }

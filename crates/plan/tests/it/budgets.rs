@@ -5,7 +5,7 @@ use crate::cases::target;
 use crate::random::run;
 use crate::training::{language_model, search};
 use graph::ops::{AdamW, Sgd};
-use graph::{Bytes, Graph};
+use graph::{Bytes, Graph, Param};
 use plimsoll_plan::{
     Found, Group, Optimizer, PlanError, Precision, Remat, RematChoice, Training, TrainingSearch,
 };
@@ -31,7 +31,7 @@ struct Recipe {
 }
 
 fn recipes() -> impl Strategy<Value = Recipe> {
-    let sizes = (1..5u32, 1..5u64, 16..200u64, 1..9u64, 1..4u64);
+    let sizes = (1..9u32, 1..5u64, 16..200u64, 1..9u64, 1..4u64);
     (sizes, 0..3usize, 0..3usize, any::<bool>(), 0..4usize).prop_map(
         |((layers, hidden, vocab, tokens, accumulation), optimizer, precision, clip, remat)| Recipe {
             layers,
@@ -47,13 +47,13 @@ fn recipes() -> impl Strategy<Value = Recipe> {
     )
 }
 
-fn everything_decays(_: &str) -> Option<Group> {
-    Some(Group::Decay)
+fn everything_decays(_: &Param) -> Group {
+    Group::Decay
 }
 
 impl Recipe {
-    fn graph(&self, tokens: u64) -> Graph {
-        language_model(self.layers, self.hidden, self.vocab, tokens)
+    fn graph(&self, tokens: u64, layers: u32) -> Graph {
+        language_model(layers, self.hidden, self.vocab, tokens)
     }
 
     fn search(&self, budget: Bytes) -> TrainingSearch<'static> {
@@ -78,11 +78,19 @@ impl Recipe {
         };
         let tokens = vec![self.tokens / 2, self.tokens];
         let step_tokens = self.tokens * self.accumulation;
-        TrainingSearch { training, step_tokens, tokens, chunks: vec![16], optimizers, ..base }
+        TrainingSearch {
+            training,
+            step_tokens,
+            tokens,
+            chunks: vec![16],
+            optimizers,
+            layers: self.layers,
+            ..base
+        }
     }
 
     fn run(&self, budget: Bytes) -> Result<Found, PlanError> {
-        let build = |tokens, _| Ok((self.graph(tokens), self.graph(tokens)));
+        let build = |tokens, _, layers| Ok((self.graph(tokens, layers), self.graph(tokens, layers)));
         self.search(budget).run(&target("null"), &build)
     }
 }

@@ -16,7 +16,7 @@ fn fused(build: impl FnOnce(&mut Builder, ValueId)) -> Graph {
     let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(8)], DType::F32);
     build(&mut g, x);
     let before = g.finish().expect("verified");
-    let after = passes::fuse(&before, Weights::Resident);
+    let after = passes::fuse(before.clone(), Weights::Resident);
     after.verify().unwrap_or_else(|e| panic!("{e}\n{after}"));
     assert_eq!(meaning(&before), meaning(&after), "{before}{after}");
     after
@@ -37,7 +37,7 @@ fn models_keep_their_interface_and_meaning() {
 #[test]
 fn layers_of_models_are_fused_whole() {
     let count_ops = |id: &str| {
-        let graph = passes::fuse(&encoder(id).graph(bounds(512), MEAN).expect("verified"), Weights::Resident);
+        let graph = passes::fuse(encoder(id).graph(bounds(512), MEAN).expect("verified"), Weights::Resident);
         let linears = [Epilogue::None, Epilogue::Gelu, Epilogue::Residual].map(|e| epilogues(&graph, e));
         (linears, count(&graph, "add"), count(&graph, "gelu"), count(&graph, "attention"))
     };
@@ -124,7 +124,7 @@ fn what_others_read_of_an_mlp_stays() {
         for node in before.nodes.iter().filter(|node| matches!(node.op, Op::Linear(_))) {
             node.inputs[1..].iter().for_each(|v| narrow.values[v.index()].spec.dtype = DType::Bf16);
         }
-        let after = passes::mlp(&passes::fuse(&narrow, Weights::Resident));
+        let after = passes::mlp(&passes::fuse(narrow.clone(), Weights::Resident));
         after.verify().unwrap_or_else(|e| panic!("{e}\n{after}"));
         assert_eq!(meaning(&narrow), meaning(&after), "{narrow}{after}");
         (parts(&after), count(&after, "add"))
@@ -228,7 +228,7 @@ fn stacked(change: impl FnOnce(&mut Builder)) -> bool {
     let mut g = attention_block();
     change(&mut g);
     let before = g.finish().expect("verified");
-    let after = passes::fuse(&before, Weights::Resident);
+    let after = passes::fuse(before.clone(), Weights::Resident);
     after.verify().unwrap_or_else(|e| panic!("{e}\n{after}"));
     assert_eq!(meaning(&before), meaning(&after), "{before}{after}");
     count(&after, "linear") == 2

@@ -31,13 +31,13 @@ fn autodiff() {
 #[test]
 fn fuse_esm2() {
     let before = narrow("facebook/esm2_t6_8M_UR50D", 1).graph(bounds(64), MEAN).expect("verified");
-    golden("fuse_esm2", &before, &passes::fuse(&before, Weights::Resident));
+    golden("fuse_esm2", &before, &passes::fuse(before.clone(), Weights::Resident));
 }
 
 #[test]
 fn fuse_dnabert_s() {
     let before = narrow("zhihan1996/DNABERT-S", 1).graph(bounds(64), MEAN).expect("verified");
-    golden("fuse_dnabert_s", &before, &passes::fuse(&before, Weights::Resident));
+    golden("fuse_dnabert_s", &before, &passes::fuse(before.clone(), Weights::Resident));
 }
 
 /// Statistics of a norm, a branch, its weights and a state that nobody reads go; inputs stay.
@@ -86,7 +86,7 @@ fn stream() {
 fn mlp_of_esm2() {
     let graph = narrow("facebook/esm2_t6_8M_UR50D", 1).graph(bounds(64), MEAN).expect("verified");
     let narrow = passes::inference(&graph, Precision::Bf16).expect("inference");
-    let before = passes::fuse(&narrow, Weights::Resident);
+    let before = passes::fuse(narrow.clone(), Weights::Resident);
     golden("mlp", &before, &passes::mlp(&before));
 }
 
@@ -95,6 +95,6 @@ fn mlp_of_esm2() {
 fn layout() {
     let encoder = narrow("facebook/esm2_t6_8M_UR50D", 1);
     let before =
-        passes::fuse(&encoder.graph(bounds(64), &[Output::Logits]).expect("verified"), Weights::Resident);
+        passes::fuse(encoder.graph(bounds(64), &[Output::Logits]).expect("verified"), Weights::Resident);
     golden("layout", &before, &passes::layout(&before, &target("cpu")).expect("packed"));
 }

@@ -5,7 +5,7 @@ use crate::oracle;
 use graph::ops::{
     Activation, Adafactor, AdamW, Attention, Bias, Embed, Glu, LinearCrossEntropy, Mask, Qkv, Sgd,
 };
-use graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, Phase, Role, StateKind, ValueId};
+use graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, Param, Phase, Role, StateKind, ValueId};
 use plimsoll_plan::{
     Group, Optimizer, PlanError, Precision, Program, Region, Remat, RematChoice, Target, Training,
     TrainingSearch, check, passes,
@@ -58,8 +58,8 @@ fn block(g: &mut Builder, x: ValueId, spans: ValueId, hidden: u64) -> ValueId {
     g.add(x, h)
 }
 
-fn decay(name: &str) -> Option<Group> {
-    Some(if name.contains("norm") { Group::NoDecay } else { Group::Decay })
+fn decay(param: &Param) -> Group {
+    if param.name.contains("norm") { Group::NoDecay } else { Group::Decay }
 }
 
 pub fn training(optimizer: Optimizer) -> Training<'static> {
@@ -197,7 +197,8 @@ fn a_step_at_once_keeps_no_gradients() {
 #[test]
 fn what_is_frozen_has_no_gradient_and_no_state() {
     let graph = small();
-    let group = |name: &str| Some(if name.starts_with("layers.1.") { Group::Decay } else { Group::Frozen });
+    let second = |param: &Param| param.name.starts_with("layers.1.");
+    let group = |param: &Param| if second(param) { Group::Decay } else { Group::Frozen };
     let t = Training { group: &group, ..training(Optimizer::AdamW(ADAM)) };
     let program = program(&t, &graph).expect("planned");
     let micro = &program.plans()[0].1.graph;
@@ -206,14 +207,9 @@ fn what_is_frozen_has_no_gradient_and_no_state() {
     // The first layer has no backward nodes at all.
     let backward = micro.nodes.iter().filter(|n| n.phase == Phase::Backward);
     assert!(backward.clone().all(|n| n.layer != Some(0)) && backward.count() > 0);
-    let all = Training { group: &|_| Some(Group::Frozen), ..training(Optimizer::AdamW(ADAM)) };
+    let all = Training { group: &|_| Group::Frozen, ..training(Optimizer::AdamW(ADAM)) };
     let error = all.program(&graph, &graph, &target("null")).expect_err("nothing to train");
     assert_eq!(error.to_string(), "policy `group`: no parameter is trained: all are frozen");
-    let unknown = |name: &str| (name != "norm.weight").then_some(Group::Decay);
-    let some = Training { group: &unknown, ..training(Optimizer::AdamW(ADAM)) };
-    let error = some.program(&graph, &graph, &target("null")).expect_err("an unknown parameter");
-    let wanted = "policy `group`: the parameter `norm.weight` is not known: it is neither trained nor frozen";
-    assert_eq!(error.to_string(), wanted);
 }
 
 #[test]
@@ -280,6 +276,7 @@ pub fn search(budget: Bytes, remat: RematChoice) -> TrainingSearch<'static> {
         tokens: vec![256, 1024, 2048],
         chunks: vec![64, 256],
         optimizers: vec![Optimizer::AdamW(ADAM), Optimizer::AdamW8bit(ADAM)],
+        layers: 4,
         remat,
         stopped: &|| false,
     }
@@ -292,7 +289,10 @@ pub fn is_8bit(optimizer: &Optimizer) -> bool {
 
 #[test]
 fn a_search_that_is_stopped_ends() {
-    let build = |tokens, _| Ok((language_model(2, 64, 512, tokens), language_model(2, 64, 512, tokens)));
+    let build = |tokens, _, layers| {
+        let graph = language_model(layers, 64, 512, tokens);
+        Ok((graph.clone(), graph))
+    };
     let target = target("cpu");
     for after in [0, 1, 5, 20] {
         let asked = std::cell::Cell::new(0);
@@ -313,8 +313,8 @@ fn trainable(name: &str) -> Target {
 /// What has no kernels has no price: every op that is missing is named, of the whole step.
 #[test]
 fn a_target_without_kernels_of_training_is_refused() {
-    let build = |tokens, _| {
-        let graph = language_model(2, 64, 512, tokens);
+    let build = |tokens, _, layers| {
+        let graph = language_model(layers, 64, 512, tokens);
         Ok((graph.clone(), graph))
     };
     let asked = search(Bytes(20 << 30), RematChoice::Auto);
@@ -342,8 +342,8 @@ fn a_target_without_kernels_of_training_is_refused() {
 #[test]
 fn the_search_is_monotone_in_the_budget() {
     let target = trainable("4090");
-    let build = |tokens, _| {
-        let graph = language_model(4, 64, 512, tokens);
+    let build = |tokens, _, layers| {
+        let graph = language_model(layers, 64, 512, tokens);
         Ok((graph.clone(), graph))
     };
     let whole = search(Bytes(u64::MAX), RematChoice::Auto).run(&target, &build).expect("any fits");
@@ -392,12 +392,12 @@ fn what_is_kept_bounds_every_plan() {
         let t = Training { accumulation, precision, ..training(Optimizer::AdamW(ADAM)) };
         let graph = language_model(5, 64, 512, 1024);
         let micro = t.micro_step(&graph).expect("differentiated");
-        let frontier = Solver::default().frontier(&micro, &target);
+        let frontier = Solver::default().frontier(&micro, &[0, 1, 2, 3, 4], &target);
         assert!(frontier.len() > 20, "{}", frontier.len());
         let mut tight = 0;
         for k in (0..frontier.len()).step_by(frontier.len() / 12) {
-            let remat = Remat::Nodes(frontier.choice(k).nodes);
-            let program = t.program_of(&micro, &remat, &graph, &target).expect("planned");
+            let remat = Remat::Nodes(frontier.nodes(&micro, &frontier.ways(k)));
+            let program = t.program_of(micro.clone(), &remat, &graph, &target).expect("planned");
             let (floor, peak) = (program.persistent() + target.reserved() + frontier.kept(k), program.peak());
             assert!(floor <= peak, "{k}: {floor}, {peak}");
             tight += usize::from(10 * (peak - floor).0 < 4 * frontier.kept(k).0);
@@ -409,14 +409,18 @@ fn what_is_kept_bounds_every_plan() {
 #[test]
 fn forty_layers_are_searched_within_a_second() {
     let target = trainable("4090");
-    let build = |tokens, chunk: u32| {
-        let graph = language_model(40, 1024, 32_000, tokens);
-        let _ = chunk;
+    let build = |tokens, _, layers| {
+        let graph = language_model(layers, 1024, 32_000, tokens);
         Ok((graph.clone(), graph))
     };
     let start = std::time::Instant::now();
     let tokens = vec![1024, 2048, 4096, 8192];
-    let search = TrainingSearch { tokens, step_tokens: 65_536, ..search(Bytes(24 << 30), RematChoice::Auto) };
+    let search = TrainingSearch {
+        tokens,
+        layers: 40,
+        step_tokens: 65_536,
+        ..search(Bytes(24 << 30), RematChoice::Auto)
+    };
     let found = search.run(&target, &build).expect("fits");
     assert!(found.program.peak() <= Bytes(24 << 30));
     // A quarter of a second in a dev build; the rest is for a machine that does other things too.

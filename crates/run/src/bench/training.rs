@@ -70,7 +70,7 @@ fn times(
         precision: Precision::F32,
         remat: Remat::None,
         optimizer,
-        group: &|_| Some(Group::Decay),
+        group: &|_| Group::Decay,
         // Sums of gradients and a clip have kernels of their own.
         accumulation: 2,
         max_norm: 1.0,

@@ -6,9 +6,9 @@ use super::subject::Subject;
 use crate::train::config::{OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig};
 use crate::{Observer, RunError};
 use graph::ops::{Adafactor, AdamW, Sgd};
-use graph::{Bounds, Bytes, Graph};
-use plan::{Found, Group, Optimizer, PlanError, Precision, RematChoice, Target, Training, TrainingSearch};
-use std::collections::{BTreeMap, BTreeSet};
+use graph::{Bounds, Bytes, Graph, Param};
+use plan::{Found, Optimizer, PlanError, Precision, RematChoice, Target, Training, TrainingSearch};
+use std::collections::BTreeSet;
 
 /// Sequences that a micro-batch can hold: one for each so many tokens.
 const TOKENS_PER_SEQUENCE: u64 = 8;
@@ -33,10 +33,11 @@ pub(super) fn search(
     let stopped = || observer.stop().is_some();
     let plan = |config: &TrainConfig| {
         let subject = subject.like(&config.model);
-        let build = |tokens: u64, chunk: u32| subject.graphs(bounds(config, tokens), chunk);
-        let (sample, _) = build(sizes(config)[0], CHUNKS[0])?;
+        let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
+        let (sample, _) = build(sizes(config)[0], CHUNKS[0], 1)?;
         has_ops(config, &sample)?;
-        look(config, &subject.groups(config, &sample), target, budget, &build, &stopped)
+        let search = |search: &TrainingSearch<'_>| search.run(target, &build);
+        with_search(config, &subject, budget, &stopped, search)
     };
     match plan(config) {
         Ok(found) => Ok(found),
@@ -62,12 +63,8 @@ pub(super) fn fits(
     observer: &dyn Observer,
 ) -> Result<bool, RunError> {
     let stopped = &|| observer.stop().is_some();
-    let build = |tokens: u64, chunk: u32| -> Result<(Graph, Graph), PlanError> {
-        subject.graphs(bounds(config, tokens), chunk)
-    };
-    let (sample, _) = build(sizes(config)[0], CHUNKS[0])?;
-    let groups = subject.groups(config, &sample);
-    match with_search(config, &groups, budget, stopped, |search| search.fits(target, &build)) {
+    let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
+    match with_search(config, subject, budget, stopped, |search| search.fits(target, &build)) {
         Err(PlanError::Stopped) => Err(interrupted(observer)),
         found => Ok(found?),
     }
@@ -79,29 +76,15 @@ fn interrupted(observer: &dyn Observer) -> RunError {
     RunError::Interrupted { signal: observer.stop().unwrap_or_default(), kept }
 }
 
-type Groups = BTreeMap<String, Group>;
-type Build<'a> = &'a dyn Fn(u64, u32) -> Result<(Graph, Graph), PlanError>;
-
-fn look(
-    config: &TrainConfig,
-    groups: &Groups,
-    target: &Target,
-    budget: Bytes,
-    build: Build<'_>,
-    stopped: &dyn Fn() -> bool,
-) -> Result<Found, PlanError> {
-    with_search(config, groups, budget, stopped, |search| search.run(target, build))
-}
-
 /// What a configuration leaves open.
 fn with_search<T>(
     config: &TrainConfig,
-    groups: &Groups,
+    subject: &Subject,
     budget: Bytes,
     stopped: &dyn Fn() -> bool,
     ask: impl FnOnce(&TrainingSearch<'_>) -> Result<T, PlanError>,
 ) -> Result<T, PlanError> {
-    let group = |name: &str| groups.get(name).copied();
+    let group = |param: &Param| subject.group(config, param);
     let tokens = sizes(config);
     let optimizers = optimizers(config);
     let largest = tokens.iter().copied().max().unwrap_or(1);
@@ -123,6 +106,7 @@ fn with_search<T>(
         tokens,
         chunks,
         optimizers,
+        layers: subject.layers(),
         remat: remat(config),
         stopped,
     };

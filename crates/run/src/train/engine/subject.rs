@@ -17,7 +17,6 @@ use models::{
     group, init, init_param, trains,
 };
 use plan::{Group, PlanError};
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -114,13 +113,35 @@ impl Subject {
         Self { kind, ..self.clone() }
     }
 
-    /// The graph of a micro-batch, and that of an evaluation batch.
-    pub fn graphs(&self, bounds: Bounds, chunk: u32) -> Result<(Graph, Graph), PlanError> {
+    /// Layers; 0 for a head.
+    pub fn layers(&self) -> u32 {
+        let layers = match &self.kind {
+            Kind::Decoder(c) => c.layers,
+            Kind::Encoder { encoder, .. } => encoder.layers(),
+            Kind::Head(_) => 0,
+        };
+        u32::try_from(layers).unwrap_or(u32::MAX)
+    }
+
+    /// What is trained, with another number of layers.
+    fn with_layers(&self, layers: u32) -> Kind {
+        let layers = u64::from(layers);
+        match self.kind.clone() {
+            Kind::Decoder(c) => Kind::Decoder(DecoderConfig { layers, ..c }),
+            Kind::Encoder { encoder, task, lora } => {
+                Kind::Encoder { encoder: encoder.with_layers(layers), task, lora }
+            }
+            kind @ Kind::Head(_) => kind,
+        }
+    }
+
+    /// The graph of a micro-batch, and that of an evaluation batch, of the model with so many layers.
+    pub fn graphs(&self, bounds: Bounds, chunk: u32, layers: u32) -> Result<(Graph, Graph), PlanError> {
         let training = Training { chunk, ..self.loss };
         let still = Training { dropout: 0.0, ..training };
         let bad = |why: String| PlanError::BadPolicy { field: "model", why };
         let verified = |source| PlanError::Verify { after: "build", source };
-        Ok(match &self.kind {
+        Ok(match &self.with_layers(layers) {
             Kind::Decoder(c) => (
                 c.train_graph(bounds, &training).map_err(verified)?,
                 c.train_graph(bounds, &still).map_err(verified)?,
@@ -138,27 +159,24 @@ impl Subject {
         })
     }
 
-    /// How each parameter of a graph is trained.
-    pub fn groups(&self, config: &TrainConfig, graph: &Graph) -> BTreeMap<String, Group> {
+    /// How a parameter is trained.
+    pub fn group(&self, config: &TrainConfig, param: &Param) -> Group {
         let tuning = match &self.kind {
             Kind::Encoder { lora: Some(_), .. } => Tuning::Adapters,
             Kind::Encoder { .. } if config.model.freeze_encoder => Tuning::Head,
             Kind::Encoder { .. } | Kind::Decoder(_) | Kind::Head(_) => Tuning::Full,
         };
-        let of = |param: &Param| {
-            let named = |patterns: &[String]| patterns.iter().any(|pattern| is_like(&param.name, pattern));
-            if !trains(tuning, param) {
-                return Group::Frozen;
+        let named = |patterns: &[String]| patterns.iter().any(|pattern| is_like(&param.name, pattern));
+        if !trains(tuning, param) {
+            return Group::Frozen;
+        }
+        let decays = match (group(param), config.optimizer.decay) {
+            (models::Group::Matrix, _) | (_, Decay::All) => true,
+            (models::Group::Embedding | models::Group::Vector | models::Group::Buffer, Decay::Matrices) => {
+                false
             }
-            let decays = match (group(param), config.optimizer.decay) {
-                (models::Group::Matrix, _) | (_, Decay::All) => true,
-                (models::Group::Embedding | models::Group::Vector | models::Group::Buffer, Decay::Matrices) => {
-                    false
-                }
-            };
-            if decays && !named(&config.optimizer.no_decay) { Group::Decay } else { Group::NoDecay }
         };
-        graph.params.iter().map(|param| (param.name.clone(), of(param))).collect()
+        if decays && !named(&config.optimizer.no_decay) { Group::Decay } else { Group::NoDecay }
     }
 
     /// The values that parameters start from: those of a file, and where it has none drawn from `seed`.

@@ -1,0 +1,305 @@
+//! What a model of many layers takes, from a model of few. Layers that are alike come in runs, and of a long run the small
+//! model shows four: the first, one that stands for all in the middle, and the last two. Bytes at an instant are then a sum
+//! over what is alive in the small model, each value as often as the model has layers in which its like is alive.
+//!
+//! Invariant: the model of all layers is like the small one in everything but their number. Where a search ends, its plan is
+//! made for all layers, so that a byte counted wrongly here may cost the best choice and never the line.
+
+use crate::cost::node_seconds;
+use crate::liveness::{Buffer, buffers};
+use crate::{Instr, PlanError, Remat, Schedule, Target, step_seconds};
+use graph::{Bytes, Graph, Node, Phase};
+
+/// Units of a run that the small model shows at most.
+const SHOWN: u32 = 4;
+
+/// The unit of a longer run that stands for all in the middle, counted from the start of the run.
+const MIDDLE: u32 = 1;
+
+/// The layers of a model, as runs of units that are alike.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Layers {
+    runs: Vec<Run>,
+}
+
+/// So many units, one behind the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Run {
+    /// Layers of a unit.
+    layers: u32,
+    units: u32,
+}
+
+impl Run {
+    fn shown(&self) -> u32 {
+        self.units.min(SHOWN)
+    }
+}
+
+impl Layers {
+    /// Layers that are all alike.
+    pub fn alike(layers: u32) -> Self {
+        Self { runs: vec![Run { layers: 1, units: layers }] }
+    }
+
+    /// Layers that are like the one before them where `kinds` has the same of both.
+    pub fn of<T: PartialEq>(kinds: &[T]) -> Self {
+        let runs = kinds.chunk_by(|a, b| a == b).map(|run| Run { layers: 1, units: run.len() as u32 });
+        Self { runs: runs.collect() }
+    }
+
+    /// Layers under a policy of recomputation.
+    pub fn under(remat: &Remat, layers: u32) -> Self {
+        match remat {
+            Remat::None | Remat::Full | Remat::Selective(_) => Self::alike(layers),
+            Remat::EveryN(n) => {
+                let n = (*n).clamp(1, layers.max(1));
+                let rest = Run { layers: layers % n, units: u32::from(!layers.is_multiple_of(n)) };
+                Self { runs: vec![Run { layers: n, units: layers / n }, rest] }
+            }
+            Remat::Layers { first, last, of } if !matches!(**of, Remat::EveryN(_) | Remat::Nodes(_)) => {
+                let inside = |layer: u32| (*first..=*last).contains(&layer);
+                Self::of(&(0..layers).map(inside).collect::<Vec<_>>())
+            }
+            // Nodes are those of the model of all layers.
+            Remat::Layers { .. } | Remat::Nodes(_) => Self::of(&(0..layers).collect::<Vec<_>>()),
+        }
+    }
+
+    /// Layers of the small model.
+    pub fn shown(&self) -> u32 {
+        self.runs.iter().map(|run| run.layers * run.shown()).sum()
+    }
+
+    /// For each layer of the small model, the one that it shows.
+    pub fn originals(&self) -> Vec<u32> {
+        let (mut originals, mut start) = (vec![], 0);
+        for run in &self.runs {
+            let behind = run.units - run.shown();
+            for unit in 0..run.shown() {
+                let skipped = if unit > MIDDLE { behind } else { 0 };
+                let first = start + (unit + skipped) * run.layers;
+                originals.extend(first..first + run.layers);
+            }
+            start += run.layers * run.units;
+        }
+        originals
+    }
+
+    /// For each layer of the model, the one of the small model that it is like.
+    pub fn likes(&self) -> Vec<usize> {
+        let (mut likes, mut first) = (vec![], 0);
+        for run in &self.runs {
+            for unit in 0..run.units {
+                let behind = run.units - run.shown();
+                let like = if unit <= MIDDLE { unit } else { unit.saturating_sub(behind).max(MIDDLE) };
+                let start = (first + like * run.layers) as usize;
+                likes.extend(start..start + run.layers as usize);
+            }
+            first += run.shown() * run.layers;
+        }
+        likes
+    }
+
+    /// A policy of the model of all layers, for the small one.
+    pub fn shrunk(&self, remat: &Remat) -> Remat {
+        let Remat::Layers { first, last, of } = remat else { return remat.clone() };
+        let originals = self.originals();
+        let inside = |layer: &u32| (first..=last).contains(&layer);
+        let start = originals.iter().position(|layer| inside(layer));
+        let end = originals.iter().rposition(|layer| inside(layer));
+        match start.zip(end) {
+            Some((start, end)) => Remat::Layers { first: start as u32, last: end as u32, of: of.clone() },
+            None => Remat::None,
+        }
+    }
+
+    /// By layer of the small model: the unit that it is in.
+    fn units(&self) -> Vec<usize> {
+        let (mut units, mut next) = (vec![], 0);
+        for run in &self.runs {
+            for _ in 0..run.shown() {
+                units.extend(std::iter::repeat_n(next, run.layers as usize));
+                next += 1;
+            }
+        }
+        units
+    }
+
+    /// The units of the small model that stand for others too: (unit, how many others).
+    fn repeated(&self) -> Vec<(usize, u64)> {
+        let (mut repeated, mut next) = (vec![], 0);
+        for run in &self.runs {
+            if run.units > SHOWN {
+                repeated.push((next + MIDDLE as usize, u64::from(run.units - SHOWN)));
+            }
+            next += run.shown() as usize;
+        }
+        repeated
+    }
+
+    /// How many layers a node of the small model stands for.
+    fn times(&self) -> impl Fn(&Node) -> u64 {
+        let (units, repeated) = (self.units(), self.repeated());
+        move |node| {
+            let unit = node.layer.and_then(|layer| units.get(layer as usize));
+            1 + repeated.iter().find(|(r, _)| Some(r) == unit).map_or(0, |(_, others)| *others)
+        }
+    }
+
+    /// Nodes that recompute, and their expected seconds.
+    pub fn recomputed(&self, graph: &Graph, target: &Target) -> (usize, f64) {
+        let times = self.times();
+        let nodes = graph.nodes.iter().filter(|node| node.phase == Phase::Recompute);
+        nodes.fold((0, 0.0), |(count, seconds), node| {
+            let each = node_seconds(graph, node, target, graph.bounds.full());
+            (count + times(node) as usize, seconds + times(node) as f64 * each)
+        })
+    }
+
+    /// The largest sum of live bytes of a step: no packing is smaller. `graph` is that of the small model.
+    pub fn live(&self, graph: &Graph, schedule: &Schedule, target: &Target) -> Result<Bytes, PlanError> {
+        let mut live = Sums::new(schedule.instrs.len() + 2);
+        for (i, instr) in schedule.instrs.iter().enumerate() {
+            if let Instr::Launch(id) = instr {
+                let bytes = target.workspace(graph, graph.node(*id))?.align_up(target.alignment);
+                live.add(i + 1, i + 1, bytes.0);
+            }
+        }
+        let buffers = buffers(graph, schedule);
+        let size = |buffer: &Buffer| buffer.bytes.align_up(target.alignment).0;
+        for buffer in &buffers {
+            live.add(buffer.birth as usize, buffer.death as usize, size(buffer));
+        }
+        let places = Places::of(graph, schedule, &self.units());
+        let mut ends: Vec<(Span, Vec<u64>, Vec<u64>)> = vec![];
+        for (unit, others) in self.repeated() {
+            let [forward, backward] = places.spans[unit];
+            let (Some(forward), Some(next)) = (forward, places.spans[unit + 1][0]) else { continue };
+            // Inside the backward span of the unit it depends on the layer which of its like are alive: of the last one,
+            // which comes first, all that wait for their own backward pass; of the first one, all that were left behind.
+            let (mut waiting, mut left) = (Sums::new(live.at.len()), Sums::new(live.at.len()));
+            for buffer in &buffers {
+                let (birth, death) = (buffer.birth as usize, buffer.death as usize);
+                let bytes = others * size(buffer);
+                if forward.contains(birth) && death > next.end {
+                    match (backward, places.spans[unit + 1][1]) {
+                        (Some(own), Some(first)) if death >= first.start && death <= own.end => {
+                            live.add(forward.start, own.start - 1, bytes);
+                            waiting.add(own.start, own.end, bytes);
+                        }
+                        _ => live.add(forward.start, death, bytes),
+                    }
+                } else if let (Some(own), Some(next)) = (backward, places.spans[unit - 1][1])
+                    && own.contains(birth)
+                    && death > next.end
+                {
+                    left.add(own.start, own.end, bytes);
+                    live.add(own.end + 1, death, bytes);
+                }
+            }
+            ends.extend(backward.map(|own| (own, waiting.sums(), left.sums())));
+        }
+        let mut sums = live.sums();
+        for (own, waiting, left) in ends {
+            for t in own.start..=own.end {
+                sums[t] += waiting[t].max(left[t]);
+            }
+        }
+        Ok(Bytes(sums.into_iter().max().unwrap_or(0)))
+    }
+}
+
+/// What each layer adds the same to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Size {
+    /// Bytes of parameters and states.
+    pub persistent: Bytes,
+    /// Expected seconds.
+    pub seconds: f64,
+}
+
+impl Size {
+    /// That of a model of so many layers, from those of the models of fewer that `of` gives.
+    pub fn extended(layers: u32, of: impl Fn(u32) -> Result<Self, PlanError>) -> Result<Self, PlanError> {
+        let small = layers.min(SHOWN);
+        let size = of(small)?;
+        if layers == small {
+            return Ok(size);
+        }
+        let (more, others) = (of(small + 1)?, layers - small);
+        let each = more.persistent - size.persistent;
+        Ok(Self {
+            persistent: size.persistent + Bytes(each.0 * u64::from(others)),
+            seconds: size.seconds + f64::from(others) * (more.seconds - size.seconds),
+        })
+    }
+}
+
+/// Instants, both included.
+#[derive(Clone, Copy)]
+struct Span {
+    start: usize,
+    end: usize,
+}
+
+impl Span {
+    fn contains(self, instant: usize) -> bool {
+        (self.start..=self.end).contains(&instant)
+    }
+}
+
+/// When the forward and the backward pass of each unit run.
+struct Places {
+    spans: Vec<[Option<Span>; 2]>,
+}
+
+impl Places {
+    fn of(graph: &Graph, schedule: &Schedule, units: &[usize]) -> Self {
+        let mut spans = vec![[None; 2]; units.last().map_or(0, |last| last + 1)];
+        for (i, instr) in schedule.instrs.iter().enumerate() {
+            let Instr::Launch(id) = instr else { continue };
+            let node = graph.node(*id);
+            let Some(&unit) = node.layer.and_then(|layer| units.get(layer as usize)) else { continue };
+            let span: &mut Option<Span> = &mut spans[unit][usize::from(node.phase != Phase::Forward)];
+            let start = span.map_or(i + 1, |span| span.start);
+            *span = Some(Span { start, end: i + 1 });
+        }
+        Self { spans }
+    }
+}
+
+/// A sum for each instant, of what is added to ranges of them.
+struct Sums {
+    /// What each instant has more than the one before it; it may be less.
+    at: Vec<u64>,
+}
+
+impl Sums {
+    fn new(instants: usize) -> Self {
+        Self { at: vec![0; instants + 1] }
+    }
+
+    /// Nothing where the range is empty.
+    fn add(&mut self, first: usize, last: usize, bytes: u64) {
+        if first <= last {
+            self.at[first] = self.at[first].wrapping_add(bytes);
+            self.at[last + 1] = self.at[last + 1].wrapping_sub(bytes);
+        }
+    }
+
+    fn sums(self) -> Vec<u64> {
+        self.at
+            .into_iter()
+            .scan(0u64, |sum, more| {
+                *sum = sum.wrapping_add(more);
+                Some(*sum)
+            })
+            .collect()
+    }
+}
+
+/// Expected seconds of a full step.
+pub(super) fn full(graph: &Graph, target: &Target) -> f64 {
+    step_seconds(graph, target, graph.bounds.full())
+}
