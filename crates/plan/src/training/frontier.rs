@@ -19,7 +19,7 @@ pub struct Frontier {
     /// By layer: the kind that it is of.
     layers: Vec<usize>,
     kinds: Rc<Vec<Vec<Way>>>,
-    sums: Rc<Vec<Sum>>,
+    sums: Rc<Sums>,
 }
 
 /// How a layer is treated: its kind, and the position among the ways of that kind.
@@ -28,29 +28,30 @@ pub type LayerWay = (usize, u16);
 impl Frontier {
     /// How many choices there are.
     pub fn len(&self) -> usize {
-        self.sums.len()
+        self.sums.all.len()
     }
 
     /// Whether there is none, because no node belongs to a layer.
     pub fn is_empty(&self) -> bool {
-        self.sums.is_empty()
+        self.sums.all.is_empty()
     }
 
     /// Bytes that choice `k` keeps from the forward to the backward pass, all at once: no plan of it holds less.
     pub fn kept(&self, k: usize) -> Bytes {
-        Bytes(self.sums[k].kept)
+        Bytes(self.sums.all[k].kept)
     }
 
     /// Expected seconds of the recomputation of choice `k`.
     pub fn seconds(&self, k: usize) -> f64 {
-        self.sums[k].seconds
+        self.sums.all[k].seconds
     }
 
     /// How choice `k` treats each layer. Layers that are alike may change places: the earlier ones keep least, since they
     /// wait longest.
     pub fn ways(&self, k: usize) -> Vec<LayerWay> {
         let mut sorted: BTreeMap<usize, Vec<u16>> = BTreeMap::new();
-        for (&kind, &way) in self.layers.iter().zip(&self.sums[k].ways) {
+        let of = self.layers.iter().map(|&kind| self.kinds[kind].as_slice()).collect::<Vec<_>>();
+        for (&kind, way) in self.layers.iter().zip(self.sums.ways(&of, k)) {
             sorted.entry(kind).or_default().push(way);
         }
         sorted.values_mut().for_each(|ways| ways.sort_unstable_by_key(|&way| Reverse(way)));
@@ -75,7 +76,7 @@ pub struct Solver {
     kinds: Rc<Vec<Vec<Way>>>,
     by_signature: BTreeMap<String, usize>,
     /// By the kinds of the layers.
-    sums: BTreeMap<Vec<usize>, Rc<Vec<Sum>>>,
+    sums: BTreeMap<Vec<usize>, Rc<Sums>>,
 }
 
 impl Solver {
@@ -86,7 +87,7 @@ impl Solver {
         let of_graph: Vec<usize> = by_layer(graph).values().map(kind).collect();
         let layers: Vec<usize> = layers.iter().map(|&like| of_graph[like]).collect();
         let kinds = Rc::clone(&self.kinds);
-        let ways = || combine(&layers.iter().map(|&kind| kinds[kind].as_slice()).collect::<Vec<_>>());
+        let ways = || Sums::of(&layers.iter().map(|&kind| kinds[kind].as_slice()).collect::<Vec<_>>());
         let sums = Rc::clone(self.sums.entry(layers.clone()).or_insert_with(|| Rc::new(ways())));
         Frontier { layers, kinds, sums }
     }
@@ -242,60 +243,73 @@ fn undominated<T>(mut all: Vec<T>, cost: impl Fn(&T) -> (u64, f64)) -> Vec<T> {
 struct Sum {
     kept: u64,
     seconds: f64,
-    /// By layer: the position of its way.
-    ways: Vec<u16>,
+    /// Units kept.
+    units: usize,
 }
 
-/// Parts that all kept bytes together are counted in: finer steps than a plan's packing can tell apart.
+/// As many parts kept bytes together are counted in: finer steps than a plan's packing can tell apart.
 const PARTS: u64 = 2048;
 
 /// All undominated sums of one way of each layer, by dynamic programming over (layers, kept bytes). Bytes are counted
-/// in parts of the most that can be kept, rounded up, so that the work does not grow with their number; where there
+/// in units, parts of the most that can be kept, rounded up, so that the work does not grow with their number; where there
 /// are fewer bytes than parts it is exact.
-fn combine(layers: &[&[Way]]) -> Vec<Sum> {
-    let most: u64 = layers.iter().map(|ways| ways.iter().map(|w| w.kept).max().unwrap_or(0)).sum();
-    let part = most.div_ceil(PARTS).max(1);
-    let units = |way: &Way| way.kept.div_ceil(part) as usize;
-    let width = layers.iter().map(|ways| ways.iter().map(units).max().unwrap_or(0)).sum::<usize>() + 1;
-    // Of the layers so far: by units kept, the least seconds, and the way of the last layer that gives them.
-    let mut least = vec![f64::INFINITY; width];
-    least[0] = 0.0;
-    let mut chosen: Vec<Vec<u16>> = vec![];
-    // As many units as the layers so far can keep.
-    let mut reached = 0;
-    for ways in layers {
-        let (mut next, mut way_of) = (vec![f64::INFINITY; width], vec![0u16; width]);
-        // Of equal sums the one in which this layer keeps most is taken.
-        let mut order: Vec<(usize, &Way)> = ways.iter().enumerate().collect();
-        order.sort_by_key(|(_, way)| Reverse(units(way)));
-        for (k, way) in order {
-            let to = units(way);
-            let sums = next[to..].iter_mut().zip(&mut way_of[to..]).zip(&least[..=reached]);
-            for ((next, way_of), seconds) in sums {
-                if seconds + way.seconds < *next {
-                    (*next, *way_of) = (seconds + way.seconds, k as u16);
+struct Sums {
+    /// Fewest bytes first.
+    all: Vec<Sum>,
+    /// Bytes of a unit.
+    unit: u64,
+    /// By layer and units kept up to it: the way of the layer that leads there.
+    chosen: Vec<Vec<u16>>,
+}
+
+impl Sums {
+    fn of(layers: &[&[Way]]) -> Self {
+        let most: u64 = layers.iter().map(|ways| ways.iter().map(|w| w.kept).max().unwrap_or(0)).sum();
+        let unit = most.div_ceil(PARTS).max(1);
+        let units = |way: &Way| way.kept.div_ceil(unit) as usize;
+        let width = layers.iter().map(|ways| ways.iter().map(units).max().unwrap_or(0)).sum::<usize>() + 1;
+        // Of the layers so far: by units kept, the least seconds and their bytes.
+        let mut least = vec![(f64::INFINITY, 0u64); width];
+        least[0].0 = 0.0;
+        let mut chosen: Vec<Vec<u16>> = vec![];
+        // As many units as the layers so far can keep.
+        let mut reached = 0;
+        for ways in layers {
+            let (mut next, mut way_of) = (vec![(f64::INFINITY, 0u64); width], vec![0u16; width]);
+            // Of equal sums the one in which this layer keeps most is taken.
+            let mut order: Vec<(usize, &Way)> = ways.iter().enumerate().collect();
+            order.sort_by_key(|(_, way)| Reverse(units(way)));
+            for (k, way) in order {
+                let to = units(way);
+                let sums = next[to..].iter_mut().zip(&mut way_of[to..]).zip(&least[..=reached]);
+                for ((next, way_of), (seconds, kept)) in sums {
+                    if seconds + way.seconds < next.0 {
+                        (*next, *way_of) = ((seconds + way.seconds, kept + way.kept), k as u16);
+                    }
                 }
             }
+            reached += ways.iter().map(units).max().unwrap_or(0);
+            least = next;
+            chosen.push(way_of);
         }
-        reached += ways.iter().map(units).max().unwrap_or(0);
-        least = next;
-        chosen.push(way_of);
+        let ends = least.iter().enumerate().filter(|(_, (seconds, _))| seconds.is_finite());
+        let all = ends.map(|(units, &(seconds, kept))| {
+            // To picoseconds: equal terms in another order have equal sums.
+            Sum { kept, seconds: (seconds * 1e12).round() / 1e12, units }
+        });
+        Self { all: undominated(all.collect(), |sum| (sum.kept, sum.seconds)), unit, chosen }
     }
-    let ends = (0..width).filter(|&kept| least[kept].is_finite());
-    let sums = ends.map(|end| {
-        let (mut kept, mut ways) = (end, vec![0; layers.len()]);
+
+    /// By layer: the position of its way in sum `k`.
+    fn ways(&self, layers: &[&[Way]], k: usize) -> Vec<u16> {
+        let mut units = self.all[k].units;
+        let mut ways = vec![0; layers.len()];
         for i in (0..layers.len()).rev() {
-            ways[i] = chosen[i][kept];
-            kept -= units(&layers[i][usize::from(ways[i])]);
+            ways[i] = self.chosen[i][units];
+            units -= layers[i][usize::from(ways[i])].kept.div_ceil(self.unit) as usize;
         }
-        let of = |i: usize| &layers[i][usize::from(ways[i])];
-        let kept = (0..ways.len()).map(|i| of(i).kept).sum();
-        // To picoseconds: equal terms in another order have equal sums.
-        let seconds = (0..ways.len()).map(|i| of(i).seconds).sum::<f64>();
-        let seconds = (seconds * 1e12).round() / 1e12;
-        Sum { kept, seconds, ways }
-    });
-    undominated(sums.collect(), |sum| (sum.kept, sum.seconds))
+        ways
+    }
 }
 
 #[cfg(test)]

@@ -106,8 +106,8 @@ impl Layers {
         let Remat::Layers { first, last, of } = remat else { return remat.clone() };
         let originals = self.originals();
         let inside = |layer: &u32| (first..=last).contains(&layer);
-        let start = originals.iter().position(|layer| inside(layer));
-        let end = originals.iter().rposition(|layer| inside(layer));
+        let start = originals.iter().position(inside);
+        let end = originals.iter().rposition(inside);
         match start.zip(end) {
             Some((start, end)) => Remat::Layers { first: start as u32, last: end as u32, of: of.clone() },
             None => Remat::None,

@@ -146,20 +146,17 @@ impl TrainingSearch<'_> {
     /// [`PlanError::OverBudget`] with the bill of the smallest program, where none fits.
     pub fn run(&self, target: &Target, build: BuildTraining<'_>) -> Result<Found, PlanError> {
         let look = Look { search: self, target, build };
-        let mut open = look.open(&self.tokens)?;
-        // Stable: of equal ones the preferred comes first.
-        open.sort_by(|a, b| b.most(self.budget).total_cmp(&a.most(self.budget)));
-        let Some(Fitting { program, remat, best, others }) = look.fitting(&open)? else {
-            return Err(PlanError::OverBudget(Box::new(look.bill(&open)?)));
-        };
-        Ok(Found {
-            program,
-            candidate: best.candidate,
-            seconds: best.seconds,
-            tokens_per_second: best.rate(),
-            rejected: look.rejected(&open, &best, others)?,
-            remat,
-        })
+        let open = look.open(&self.tokens)?;
+        match look.found(&open)? {
+            Some(found) => Ok(found),
+            None => Err(PlanError::OverBudget(Box::new(look.bill(&open)?))),
+        }
+    }
+
+    /// The same without a bill: none where none fits.
+    pub fn find(&self, target: &Target, build: BuildTraining<'_>) -> Result<Option<Found>, PlanError> {
+        let look = Look { search: self, target, build };
+        look.found(&look.open(&self.tokens)?)
     }
 
     /// Whether any combination is inside the line.
@@ -202,7 +199,7 @@ struct Fitting {
 }
 
 impl Look<'_> {
-    /// All combinations with micro-batches of these tokens, in order of preference.
+    /// All combinations with micro-batches of these tokens, those that may be the fastest first.
     fn open(&self, tokens: &[u64]) -> Result<Vec<Open>, PlanError> {
         let search = self.search;
         let mut solver = Solver::default();
@@ -228,7 +225,10 @@ impl Look<'_> {
             }
         }
         open.sort_by_key(|(rank, _)| *rank);
-        Ok(open.into_iter().map(|(_, open)| open).collect())
+        let mut open: Vec<Open> = open.into_iter().map(|(_, open)| open).collect();
+        // Stable: of equal ones the preferred comes first.
+        open.sort_by(|a, b| b.most(search.budget).total_cmp(&a.most(search.budget)));
+        Ok(open)
     }
 
     fn micro_step(&self, candidate: &Candidate, solver: &mut Solver) -> Result<MicroStep, PlanError> {
@@ -301,6 +301,18 @@ impl Look<'_> {
         let (graph, schedule) = lowered(graph.clone(), &policy(remat), self.target, &mut |_, _| {})?;
         let live = layers.live(&graph, &schedule, self.target)?;
         Ok((live, layers.recomputed(&graph, self.target).0))
+    }
+
+    fn found(&self, open: &[Open]) -> Result<Option<Found>, PlanError> {
+        let Some(Fitting { program, remat, best, others }) = self.fitting(open)? else { return Ok(None) };
+        Ok(Some(Found {
+            program,
+            candidate: best.candidate,
+            seconds: best.seconds,
+            tokens_per_second: best.rate(),
+            rejected: self.rejected(open, &best, others)?,
+            remat,
+        }))
     }
 
     /// The fastest candidate that is inside the line when it is planned, of the first optimizer that has one.

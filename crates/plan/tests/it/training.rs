@@ -406,6 +406,23 @@ fn what_is_kept_bounds_every_plan() {
     }
 }
 
+/// A search looks at models of few layers; all of them are built for what it takes alone, and for a refusal's bill.
+#[test]
+fn only_the_choice_is_planned_with_all_layers() {
+    let target = target("cpu");
+    for budget in [Bytes(1), Bytes(300_000_000), Bytes(u64::MAX)] {
+        let whole = std::cell::Cell::new(0);
+        let build = |tokens, _, layers| {
+            whole.set(whole.get() + u32::from(layers > 20));
+            let graph = language_model(layers, 64, 512, tokens);
+            Ok((graph.clone(), graph))
+        };
+        let search = TrainingSearch { layers: 64, ..search(budget, RematChoice::Auto) };
+        assert_eq!(search.run(&target, &build).is_ok(), budget.0 > 1);
+        assert_eq!(whole.get(), 1, "{budget}");
+    }
+}
+
 #[test]
 fn forty_layers_are_searched_within_a_second() {
     let target = trainable("4090");

@@ -22,13 +22,12 @@ struct Run<'a> {
 
 /// How the fixture's steps were taken, except for what a test varies.
 fn start<'a>(fixture: &'a Fixture, graph: &Graph, on: On, accumulation: u64, remat: Remat) -> Run<'a> {
-    let groups: BTreeMap<&str, Group> = graph.params.iter().map(|p| (p.name.as_str(), group(p))).collect();
     let head = matches!(fixture.model, Model::Head(_));
     let training = Training {
         precision: Precision::F32,
         remat,
         optimizer: optimizer(fixture),
-        group: &|name| groups.get(name).copied(),
+        group: &group,
         accumulation,
         max_norm: if head { 0.0 } else { fixture.hyper("max_norm") as f32 },
     };

@@ -37,7 +37,7 @@ fn the_frontier_is_that_of_all_combinations() {
     for seed in 0..12 {
         let blocks = [block(seed, 5), block(seed + 100, 4), block(seed, 5)];
         let ways: Vec<Vec<Way>> = blocks.iter().map(Block::ways).collect();
-        let sums = combine(&ways.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        let sums = Sums::of(&ways.iter().map(Vec::as_slice).collect::<Vec<_>>());
         // Everything that can be dropped in all layers, as one vector of bits.
         let free: Vec<(usize, usize)> = (0..3)
             .flat_map(|b| (0..blocks[b].nodes.len()).map(move |i| (b, i)))
@@ -60,7 +60,7 @@ fn the_frontier_is_that_of_all_combinations() {
             all.push((kept, (seconds * 1e12_f64).round() / 1e12));
         }
         let wanted = undominated(all, |&sum| sum);
-        let found: Vec<(u64, f64)> = sums.iter().map(|s| (s.kept, s.seconds)).collect();
+        let found: Vec<(u64, f64)> = sums.all.iter().map(|s| (s.kept, s.seconds)).collect();
         assert_eq!(found.len(), wanted.len(), "{seed}: {found:?}, not {wanted:?}");
         for (f, w) in found.iter().zip(&wanted) {
             assert!(f.0 == w.0 && (f.1 - w.1).abs() < 1e-11, "{seed}: {f:?}, not {w:?}");

@@ -31,19 +31,22 @@ pub(super) fn search(
     observer: &dyn Observer,
 ) -> Result<Found, RunError> {
     let stopped = || observer.stop().is_some();
-    let plan = |config: &TrainConfig| {
+    let other = |config: &TrainConfig| {
         let subject = subject.like(&config.model);
+        let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
+        with_search(config, &subject, budget, &stopped, |search| search.find(target, &build))
+    };
+    let plan = || {
         let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
         let (sample, _) = build(sizes(config)[0], CHUNKS[0], 1)?;
         has_ops(config, &sample)?;
-        let search = |search: &TrainingSearch<'_>| search.run(target, &build);
-        with_search(config, &subject, budget, &stopped, search)
+        with_search(config, subject, budget, &stopped, |search| search.run(target, &build))
     };
-    match plan(config) {
+    match plan() {
         Ok(found) => Ok(found),
         Err(PlanError::Stopped) => Err(interrupted(observer)),
         Err(PlanError::OverBudget(bill)) => {
-            let bill = with_remedies(*bill, config, &plan);
+            let bill = with_remedies(*bill, config, &other);
             if stopped() {
                 Err(interrupted(observer))
             } else {

@@ -12,13 +12,13 @@ type Settings = Vec<(String, Value)>;
 pub(super) fn with_remedies(
     mut bill: Bill,
     config: &TrainConfig,
-    plan: &dyn Fn(&TrainConfig) -> Result<Found, PlanError>,
+    plan: &dyn Fn(&TrainConfig) -> Result<Option<Found>, PlanError>,
 ) -> Bill {
     let single = settings(config);
     let mut offer = |settings: &Settings| {
         let other = config.with(settings.iter().map(|(key, value)| (key, value))).ok();
         let Some(other) = other.filter(|other| other != config && other.is_sound()) else { return false };
-        let Ok(found) = plan(&other) else { return false };
+        let Ok(Some(found)) = plan(&other) else { return false };
         let flags: Vec<String> =
             settings.iter().map(|(key, value)| format!("--set {key}={}", word(value))).collect();
         bill.offer(flags.join(" "), found.program.peak(), 1.0 / found.tokens_per_second);
