@@ -5,7 +5,7 @@
 use crate::{Device, RunError, Settings, machine};
 use exec::memory::kib;
 use graph::Bytes;
-use plan::{Bill, Ledger, PIECE, PlanError, Program, Staging};
+use plan::{Bill, Ledger, Line, PIECE, PlanError, Program, Staging};
 use serde_json::{Map, Value};
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -189,6 +189,33 @@ impl Settings {
         for line in &self.process {
             ledger.add(&format!("process: {}", line.label), line.bytes);
         }
+    }
+
+    /// Refuses `what` where the lines of the process alone are more than the host may take.
+    pub(crate) fn alone_within_line(&self, what: &str) -> Result<(), RunError> {
+        let Some(budget) = self.host_line()? else { return Ok(()) };
+        let mut ledger = Ledger::new();
+        self.add_lines(&mut ledger);
+        if ledger.total() <= budget {
+            return Ok(());
+        }
+        let budget_flag = match self.device {
+            Device::Cpu => "--memory-budget",
+            Device::Machines(_) => "--host-memory",
+        };
+        Err(PlanError::OverBudget(Box::new(Bill {
+            space: "host".to_owned(),
+            line: Line::Budget,
+            budget,
+            ledger,
+            peak_at: what.to_owned(),
+            seconds_per_token: 0.0,
+            memory: Bytes::ZERO,
+            budget_flag,
+            notes: vec![],
+            remedies: vec![],
+        }))
+        .into())
     }
 
     /// Refuses a run before its first step whose process has held more than `line` already, such as while it planned. On a

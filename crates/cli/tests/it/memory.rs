@@ -108,6 +108,20 @@ fn the_peak_is_within_the_budget_or_the_run_is_refused() {
     let protein: String = (0..300).map(|i| format!(">p{i}\n{}\n", "MKVLAARW".repeat(1 + i % 20))).collect();
     folder.write("proteins.faa", protein);
     let (esm, dnabert, goldens) = (golden("esm2"), golden("dnabert_s"), golden(""));
+    let classes: String = (0..300).map(|i| format!("p{i}\t{}\n", i % 2)).collect();
+    folder.write("classes.tsv", classes);
+    let classifier = format!(
+        "model: {{kind: esm2, from: '{esm}', classes: 2}}\n\
+         data: {{format: fasta, train: [proteins.faa], labels: classes.tsv, longest: 256, validation_fraction: 0}}\n\
+         batch: {{tokens: 512}}\nschedule: {{warmup: 0}}\nrun: {{steps: 1}}\n"
+    );
+    folder.write("classifier.yaml", classifier);
+    folder.run(&["train", "classifier.yaml", "-q", "-o", "classifier"]).ended(0);
+    for shard in ["1/2", "2/2"] {
+        folder
+            .run(&["predict", "few.fa", "-q", "--shard", shard, "-o", &format!("shard{}", &shard[..1])])
+            .ended(0);
+    }
     let data = format!("data.train=[\"{}\"]", example("corpus.txt"));
     let (mut ran, mut refused) = (0, 0);
     for case in 0..60 {
@@ -117,7 +131,7 @@ fn the_peak_is_within_the_budget_or_the_run_is_refused() {
         let (size, input) = (budget.to_string(), inputs[draws.below(4) as usize].0);
         let threads = (1 + draws.below(4)).to_string();
         let output = format!("out{case}");
-        let mut command = match draws.below(5) {
+        let mut command = match draws.below(7) {
             0 => words(&["predict", input, "-o", &output]),
             1 => words(&["predict", input, "--weights", &goldens, "-o", &output, "--keep-intermediate"]),
             2 => words(&["embed", "--model", &esm, "proteins.faa", "-o", &format!("{output}.npy")]),
@@ -125,6 +139,15 @@ fn the_peak_is_within_the_budget_or_the_run_is_refused() {
                 let file = format!("{output}.{}", ["npy", "safetensors", "parquet"][draws.below(3) as usize]);
                 words(&["embed", "--model", &dnabert, input, "--truncate", "--max-length", "900", "-o", &file])
             }
+            4 => words(&[
+                "classify",
+                "--model",
+                "classifier/checkpoints/step-00000001",
+                "proteins.faa",
+                "-o",
+                &format!("{output}.tsv"),
+            ]),
+            5 => words(&["predict", "few.fa", "--merge", "shard1", "--merge", "shard2", "-o", &output]),
             _ => words(&[
                 "train",
                 &example("moe-mini.yaml"),

@@ -182,7 +182,7 @@ fn hosts(
         true => Process::of(&options.settings),
         false => Some(Process { lines: before.clone() }),
     };
-    let measure = || match files && options.merge.is_empty() {
+    let measure = || match files {
         true => extent(&options.inputs, &|| stopped(observer, "nothing had begun")),
         false => Ok(Extent::default()),
     };

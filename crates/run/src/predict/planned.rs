@@ -225,6 +225,23 @@ pub(crate) fn choose(
     Err(RunError::Refused("there are no queues to plan with; this is a bug of ours".to_owned()))
 }
 
+/// Which of the queues, where nothing is computed: those of a merge, which takes the memory of its process alone.
+pub(crate) fn choose_alone(
+    hosts: &[(Queues, Vec<Staging>)],
+    settings: &Settings,
+    budget: Bytes,
+) -> Result<usize, RunError> {
+    let mut refusal = Ok(0);
+    for (number, (_, process)) in hosts.iter().enumerate() {
+        let settings = Settings { budget: Some(budget), process: process.clone(), ..settings.clone() };
+        refusal = settings.alone_within_line("the merge").map(|()| number);
+        if refusal.is_ok() {
+            break;
+        }
+    }
+    refusal
+}
+
 /// The stages in lanes that were chosen: several only where one stage does all.
 fn stages(settings: &Settings, shape: &Shape, reread: bool) -> Result<Vec<(Stage, Program)>, RunError> {
     let (target, precision) = (settings.target()?, settings.precision()?);

@@ -8,6 +8,7 @@ use data::sequence::Extent;
 use graph::Bytes;
 use std::fs;
 use std::mem::size_of;
+use std::path::PathBuf;
 
 /// Sizes of the queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,6 +137,14 @@ impl Queues {
                 .map_or(0, |file| file.len().min(Self::SIZES[0].block as u64))
         });
         process.add("journals of an earlier run", 3 * left.iter().sum::<u64>());
+        if !options.merge.is_empty() {
+            // A block of each as stored and as read, and the windows that it covers: runs of them, of some bytes each.
+            let shard = |folder: &PathBuf| {
+                let bytes = fs::metadata(folder.join(RESULTS)).map_or(0, |file| file.len());
+                3 * bytes.min(Self::USUAL.block as u64) + bytes / 64
+            };
+            process.add("journals of the shards", options.merge.iter().map(shard).sum());
+        }
     }
 }
 

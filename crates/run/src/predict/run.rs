@@ -148,6 +148,7 @@ impl Run<'_> {
             let text = "--merge: the input must be the files that the shards were computed from, not a pipe";
             return Err(RunError::Refused(text.to_owned()));
         };
+        self.chosen.set(planned::choose_alone(&self.hosts, &self.options.settings, self.budget)?);
         let width = self.shape.kept_width(Stage::Whole, self.options.save_embeddings.is_some());
         let (results, arithmetic) = keys.merge(&self.options.merge, width)?;
         self.start_over()?;
