@@ -62,6 +62,8 @@ pub enum DataErrorKind {
     Malformed(String),
     /// There is nothing to train on, or to validate on; the text says why, and what to do.
     NoData(String),
+    /// A record of a pipe is larger than what memory was planned for; the text says how.
+    NoRoom(String),
     /// What was written by this program is not what it wrote any more; the text says where.
     Damaged(String),
 }
@@ -155,7 +157,9 @@ impl fmt::Display for DataErrorKind {
             Self::RowWidth { found, expected } => {
                 write!(f, "a row of {found} values in a file of {expected} columns")
             }
-            Self::Malformed(what) | Self::Damaged(what) | Self::NoData(what) => f.write_str(what),
+            Self::Malformed(what) | Self::Damaged(what) | Self::NoData(what) | Self::NoRoom(what) => {
+                f.write_str(what)
+            }
         }
     }
 }
@@ -174,6 +178,7 @@ impl Error for DataError {
             | DataErrorKind::RowWidth { .. }
             | DataErrorKind::Malformed(_)
             | DataErrorKind::NoData(_)
+            | DataErrorKind::NoRoom(_)
             | DataErrorKind::Damaged(_) => None,
         }
     }

@@ -50,6 +50,9 @@ pub struct Reader {
     total_bytes: Option<u64>,
     title: Vec<u8>,
     keep_qualities: bool,
+    /// The most that records may take, where the files were not measured.
+    most: Option<Extent>,
+    records: u64,
 }
 
 /// A file that is being read.
@@ -141,7 +144,23 @@ impl Reader {
 
     fn over(waiting: VecDeque<PathBuf>, current: Option<Open>, total_bytes: Option<u64>) -> Self {
         let (finished, title) = (Vec::new(), Vec::new());
-        Reader { waiting, current, finished, finished_bytes: 0, total_bytes, title, keep_qualities: false }
+        Reader {
+            waiting,
+            current,
+            finished,
+            finished_bytes: 0,
+            total_bytes,
+            title,
+            keep_qualities: false,
+            most: None,
+            records: 0,
+        }
+    }
+
+    /// Holds the input to what memory was planned for: a record beyond `most` is an error before it is held. For pipes, which
+    /// cannot be measured.
+    pub fn hold_to(&mut self, most: Extent) {
+        self.most = Some(most);
     }
 
     /// Also reads the qualities of FASTQ records into [`Record::quality`].
@@ -198,8 +217,12 @@ impl Reader {
     fn advance(&mut self, record: &mut Record) -> Result<bool, DataError> {
         loop {
             if let Some(open) = &mut self.current
-                && open.read(record, &mut self.title, self.keep_qualities)?
+                && open.read(record, &mut self.title, self.keep_qualities, self.most.as_ref())?
             {
+                self.records += 1;
+                if let Some(most) = self.most.as_ref().map(|most| most.records).filter(|&n| self.records > n) {
+                    return Err(open.no_room(&format!("there are more than {most} records")));
+                }
                 return Ok(true);
             }
             if let Some(open) = self.current.take() {
@@ -231,7 +254,12 @@ impl Open {
         record: &mut Record,
         title: &mut Vec<u8>,
         keep_qualities: bool,
+        most: Option<&Extent>,
     ) -> Result<bool, DataError> {
+        let [letters, named, titled] = most.map_or([usize::MAX; 3], |most| {
+            [most.longest, most.longest_name, most.longest_title]
+                .map(|n| usize::try_from(n).unwrap_or(usize::MAX))
+        });
         record.id.clear();
         record.description.clear();
         record.seq.clear();
@@ -244,16 +272,27 @@ impl Open {
         }
         self.source.skip_byte();
         title.clear();
-        self.source.line_into(title)?;
+        self.source.line_pieces(|piece| take(title, piece, titled))?;
+        if title.len() > titled {
+            return Err(self.no_room(&format!("a title has more than {titled} bytes")));
+        }
         self.name(title, &mut record.id)?;
+        if record.id.len() > named {
+            return Err(self.no_room(&format!("a name has more than {named} bytes")));
+        }
         record.description.extend_from_slice(after_first_word(title));
         match self.format {
-            Format::Fasta => self.fasta_sequence(&mut record.seq)?,
+            Format::Fasta => self.fasta_sequence(&mut record.seq, letters)?,
             Format::Fastq => {
                 let Record { id, seq, quality, .. } = record;
                 let quality = keep_qualities.then_some(quality);
-                self.fastq_sequence(seq, quality, title).map_err(|e| e.with_id(id.as_str()))?
+                self.fastq_sequence(seq, quality, title, letters).map_err(|e| e.with_id(id.as_str()))?
             }
+        }
+        if record.seq.len() > letters {
+            return Err(self
+                .no_room(&format!("a record has more than {letters} letters"))
+                .with_id(record.id.as_str()));
         }
         Ok(true)
     }
@@ -314,32 +353,44 @@ impl Open {
         DataError::at(self.source.path(), DataErrorKind::Malformed(what)).with_line(self.line)
     }
 
-    /// All lines up to the next title.
-    fn fasta_sequence(&mut self, seq: &mut Vec<u8>) -> Result<(), DataError> {
-        while !matches!(self.source.peek()?, None | Some(b'>')) {
-            sequence_line(&mut self.source, seq)?;
+    fn no_room(&self, what: &str) -> DataError {
+        let what = format!(
+            "{what}, the most that the memory of this run leaves for input that comes through a pipe; give the file itself, \
+             or more memory"
+        );
+        DataError::at(self.source.path(), DataErrorKind::NoRoom(what)).with_line(self.line)
+    }
+
+    /// All lines up to the next title, or until there are more than `most` letters.
+    fn fasta_sequence(&mut self, seq: &mut Vec<u8>, most: usize) -> Result<(), DataError> {
+        while seq.len() <= most && !matches!(self.source.peek()?, None | Some(b'>')) {
+            sequence_line(&mut self.source, seq, most)?;
         }
         Ok(())
     }
 
-    /// The lines up to `+`, then as many of quality as there are letters.
+    /// The lines up to `+`, then as many of quality as there are letters; or no more than `most` letters and a few.
     fn fastq_sequence(
         &mut self,
         seq: &mut Vec<u8>,
         mut qualities: Option<&mut Vec<u8>>,
         title: &mut Vec<u8>,
+        most: usize,
     ) -> Result<(), DataError> {
         loop {
             match self.source.peek()? {
+                _ if seq.len() > most => return Ok(()),
                 None => return Err(self.fastq("the file ends before its '+' line")),
                 Some(b'+') => break,
-                Some(_) => sequence_line(&mut self.source, seq)?,
+                Some(_) => sequence_line(&mut self.source, seq, most)?,
             }
         }
         self.source.skip_byte();
         let length = title.trim_ascii_end().len();
         title.truncate(length);
-        self.source.line_into(title)?;
+        // A longer one differs.
+        let most = 2 * length + 1;
+        self.source.line_pieces(|piece| take(title, piece, most))?;
         let (first, second) = title.split_at(length);
         let second = second.trim_ascii_end();
         if !second.is_empty() && first != second {
@@ -392,17 +443,30 @@ fn is_blank(b: u8) -> bool {
     matches!(b, b'\t'..=b'\r' | 0x1c..=0x1f | b' ')
 }
 
-/// Appends the rest of a line to `seq`: without spaces, and without other blanks at its end.
-fn sequence_line(source: &mut Source, seq: &mut Vec<u8>) -> Result<(), DataError> {
-    let start = seq.len();
+/// Appends a piece of a line to `text`, which is let grow no further once it is longer than `most`.
+fn take(text: &mut Vec<u8>, piece: &[u8], most: usize) {
+    if text.len() <= most {
+        text.extend_from_slice(piece);
+    }
+}
+
+/// Appends the rest of a line to `seq`: without spaces, and without other blanks at its end. What is behind a piece that makes
+/// it longer than `most` is passed over.
+fn sequence_line(source: &mut Source, seq: &mut Vec<u8>, most: usize) -> Result<(), DataError> {
+    let (start, mut whole) = (seq.len(), true);
     source.line_pieces(|piece| {
+        if seq.len() > most {
+            // Blanks at the end of a line are no letters.
+            whole &= piece.iter().all(|&b| is_blank(b));
+            return;
+        }
         reserve(seq, piece.len());
         match memchr::memchr(b' ', piece) {
             None => seq.extend_from_slice(piece),
             Some(_) => seq.extend(piece.iter().filter(|&&b| b != b' ')),
         }
     })?;
-    while seq.len() > start && seq.last().is_some_and(|&b| is_blank(b)) {
+    while whole && seq.len() > start && seq.last().is_some_and(|&b| is_blank(b)) {
         seq.pop();
     }
     Ok(())

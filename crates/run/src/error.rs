@@ -2,10 +2,10 @@
 //! or the flag that it is about.
 
 use crate::predict::output::OutputError;
-use data::DataError;
 use data::limits::{self, Limit};
 use data::printable::Place;
 use data::weights::WeightsError;
+use data::{DataError, DataErrorKind};
 use exec::DeviceError;
 use graph::VerifyError;
 use models::ConfigError;
@@ -69,6 +69,7 @@ impl RunError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Plan(PlanError::OverBudget(_)) | Self::Device(DeviceError::OutOfMemory { .. }) => 4,
+            Self::Data(DataError { kind: DataErrorKind::NoRoom(_), .. }) => 4,
             Self::Unusable(_) => 3,
             other if other.limit().is_some_and(|limit| limit.memory) => 4,
             Self::Interrupted { signal, .. } => 128 + signal,

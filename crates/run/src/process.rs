@@ -3,6 +3,7 @@
 //! mapped files included, so that a run is refused before its first step or stays under `--memory-budget`.
 
 use crate::{Device, RunError, Settings, machine};
+use data::sequence::Extent;
 use exec::memory::kib;
 use graph::Bytes;
 use plan::{Bill, Ledger, Line, PIECE, PlanError, Program, Staging};
@@ -132,6 +133,22 @@ pub(crate) fn to_text(heading: &str, lines: &[Staging]) -> String {
     format!("{heading}\n{}", rows.collect::<String>())
 }
 
+/// What is planned for of input that cannot be measured, where the host has a line: a 64th of it for the longest record, a
+/// 16th for the names of all.
+fn of_pipe(line: Bytes) -> Extent {
+    let name = (line.0 >> 22).clamp(64, 4096);
+    Extent {
+        records: line.0 / 16 / NAME,
+        longest: line.0 / 64,
+        name: String::new(),
+        longest_name: name,
+        longest_title: 16 * name,
+    }
+}
+
+/// Bytes that a record's name takes among those that were seen.
+pub(crate) const NAME: u64 = 14;
+
 /// Bytes of the files that are mapped, by the lines of /proc/self/maps: their pages count as resident once they were read.
 fn mapped_files(maps: &str) -> u64 {
     let bytes = |line: &str| {
@@ -165,6 +182,14 @@ impl Settings {
         match self.device {
             Device::Cpu => self.line().map(Some),
             Device::Machines(_) => Ok(self.host_memory),
+        }
+    }
+
+    /// The most that records may take which come through a pipe, where the host has a line; `budget` is that of plans.
+    pub(crate) fn of_pipe(&self, budget: Bytes) -> Option<Extent> {
+        match self.device {
+            Device::Cpu => Some(of_pipe(budget)),
+            Device::Machines(_) => self.host_memory.map(of_pipe),
         }
     }
 

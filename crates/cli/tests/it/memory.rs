@@ -26,9 +26,14 @@ struct Ended {
 
 /// Runs a command and reads the peak that the system counts for it (VmHWM, which only grows) until it ends.
 fn measured(folder: &Folder, words: &[String]) -> Ended {
+    measured_with(folder, words, Stdio::null())
+}
+
+/// The same with an input.
+fn measured_with(folder: &Folder, words: &[String], input: Stdio) -> Ended {
     let mut child = folder
         .command(&words.iter().map(String::as_str).collect::<Vec<_>>())
-        .stdin(Stdio::null())
+        .stdin(input)
         .stdout(Stdio::null())
         .spawn()
         .expect("the binary starts");
@@ -193,6 +198,58 @@ fn the_least_that_a_refusal_names_is_enough() {
     let least = refused.said.split("--memory-budget ").nth(1).and_then(|text| text.split(' ').next());
     let least: u64 = least.expect("a number").parse().expect("a number");
     assert!(check(&folder, &run("enough", &least.to_string()), least), "{least} B are refused");
+}
+
+/// Input through a pipe cannot be measured before it is read: it has a share of the line, and a record or a number of records
+/// that is beyond it ends the run before it is held.
+#[test]
+fn a_pipe_is_held_to_its_share_of_the_line() {
+    let folder = Folder::new("memory_pipe");
+    let mut draws = Draws(8);
+    write(&folder.path("few.fa"), &mut draws, 40, 700);
+    write(&folder.path("long.fa"), &mut draws, 1, 30_000_000);
+    folder.write("titled.fa", format!(">a {}\nACGT\n", "x".repeat(3_000_000)));
+    // Stop codons in every frame: nothing to compute.
+    folder.write("many.fa", ">a\nTAATTAATTAACTAATTAATTAACTAATTAATTAAC\n".repeat(500_000));
+    folder.write("few.fq", "@a\nACGTACGT\n+\nIIIIIIII\n".repeat(40));
+    folder.write("long.fq", format!("@a\n{}\n", "ACGT".repeat(5_000_000)));
+    let (dnabert, budget) = (golden("dnabert_s"), 100_000_000);
+    let commands = [
+        words(&["predict", "-", "-q", "--threads", "2"]),
+        words(&[
+            "embed",
+            "--model",
+            &dnabert,
+            "-",
+            "--truncate",
+            "--max-length",
+            "400",
+            "-q",
+            "--threads",
+            "2",
+        ]),
+    ];
+    let refusals = [
+        ("few.fa", None),
+        ("few.fq", None),
+        ("long.fa", Some("'record_0': a record has more than 1562500 letters, the most that the memory")),
+        ("long.fq", Some("'a': a record has more than 1562500 letters")),
+        ("titled.fa", Some("a title has more than ")),
+        ("many.fa", Some("there are more than 4")),
+    ];
+    for (k, command) in commands.iter().enumerate() {
+        // The encoder of so many records takes long.
+        for (input, refusal) in refusals.into_iter().filter(|(input, _)| k == 0 || *input != "many.fa") {
+            let output = format!("{input}.{k}{}", if k == 1 { ".npy" } else { "" });
+            let more = words(&["-o", &output, "--memory-budget", &budget.to_string()]);
+            let stdin = File::open(folder.path(input)).expect("a file");
+            let Ended { code, peak, said } =
+                measured_with(&folder, &[&command[..], &more].concat(), stdin.into());
+            assert!(peak <= budget, "{command:?} {input}: {peak} B at the peak\n{said}");
+            assert_eq!(code, Some(if refusal.is_some() { 4 } else { 0 }), "{command:?} {input}: {said}");
+            assert!(refusal.is_none_or(|refusal| said.contains(refusal)), "{command:?} {input}: {said}");
+        }
+    }
 }
 
 /// One long record and many short reads: their sizes are those of the issue with `PLIMSOLL_LARGE_INPUTS=1`, and a hundredth

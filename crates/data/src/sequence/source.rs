@@ -101,11 +101,6 @@ impl Source {
         Ok(())
     }
 
-    /// Appends the rest of the line to `text` and consumes it.
-    pub(crate) fn line_into(&mut self, text: &mut Vec<u8>) -> Result<(), DataError> {
-        self.line_pieces(|piece| text.extend_from_slice(piece))
-    }
-
     /// Hands the rest of the line to `f`, in as many pieces as the buffer cuts it into, and consumes
     /// it with its end.
     #[inline]

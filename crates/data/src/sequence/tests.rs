@@ -162,3 +162,31 @@ fn a_long_record_takes_little_more_than_its_bases() {
     assert_eq!(record.seq.len(), 60 * lines);
     assert!(record.seq.capacity() <= record.seq.len() * 9 / 8 + 256);
 }
+
+/// Read byte by byte, so that every piece is cut somewhere: what is not held is not taken for a shorter record either.
+#[test]
+fn records_are_held_to_what_was_planned_for() {
+    let most = Extent { records: 2, longest: 4, longest_name: 3, longest_title: 8, ..Extent::default() };
+    let held = |text: &str| {
+        let mut reader = Reader::from_read("x", Trickle(Cursor::new(text.as_bytes().to_vec()))).unwrap();
+        reader.hold_to(most.clone());
+        reader.records().collect::<Result<Vec<Record>, DataError>>()
+    };
+    for text in
+        [">abc 1234\nAC \t\nGT\t\n>b\n", "@a\nAC\nGT\n+a\t\nII\nII\n@b\nA\n+\nI\n", ">a\nACGT\t\t\t\t\n>b\nA\n"]
+    {
+        assert_eq!(held(text).unwrap(), read(text.as_bytes()).unwrap(), "{text:?}");
+    }
+    for (text, what) in [
+        (">a\nACG\nTA\n", "line 1, 'a': a record has more than 4 letters"),
+        (">a\nACGT\tC\n", "a record has more than 4 letters"),
+        ("@a\nACGTACGT\n+\nIIIIIIII\n", "a record has more than 4 letters"),
+        (">abcd\nA\n", "a name has more than 3 bytes"),
+        (">a 2345678\nA\n", "a title has more than 8 bytes"),
+        (">a\nA\n>b\nA\n>c\nA\n", "line 5: there are more than 2 records"),
+    ] {
+        let error = held(text).expect_err(text);
+        assert!(matches!(error.kind, DataErrorKind::NoRoom(_)), "{text:?}: {error}");
+        assert!(error.to_string().contains(what), "{text:?}: {error}");
+    }
+}

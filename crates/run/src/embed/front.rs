@@ -8,7 +8,7 @@ use crate::ordered::{Feed, Results, Worker, start};
 use data::alphabet::{Alphabet, uracil_to_thymine};
 use data::ids::IdSet;
 use data::limits::spawn;
-use data::sequence::{Reader, Record};
+use data::sequence::{Extent, Reader, Record};
 use data::tokenize::esm;
 use data::{DataError, DataErrorKind};
 use std::path::PathBuf;
@@ -109,14 +109,16 @@ pub(super) struct Front {
 }
 
 impl Front {
-    /// With `per_input` every input has a result of its own, and ids of its own.
+    /// With `per_input` every input has a result of its own, and ids of its own. `most` is what the records of a pipe may take.
     pub(super) fn open(
         inputs: &[PathBuf],
         per_input: bool,
         tokenizer: Tokenizer,
         limits: Limits,
+        most: Option<Extent>,
     ) -> Result<Self, RunError> {
-        let (reader, record) = (Reader::open(inputs)?, Record::default());
+        let (mut reader, record) = (Reader::open(inputs)?, Record::default());
+        most.into_iter().for_each(|most| reader.hold_to(most));
         Ok(Self { reader, record, ids: IdSet::new(), place: (0, 0), result: 0, per_input, tokenizer, limits })
     }
 
@@ -257,7 +259,7 @@ mod tests {
         let text = format!(">a\n{}\n", "M".repeat(BATCH_LETTERS));
         std::fs::write(&path, &text).unwrap();
         let limits = Limits { letters: None, truncate: false };
-        let front = Front::open(std::slice::from_ref(&path), false, Tokenizer::Esm, limits).unwrap();
+        let front = Front::open(std::slice::from_ref(&path), false, Tokenizer::Esm, limits, None).unwrap();
         let mut stream = front.start(1, 1).unwrap();
         let mut read = vec![];
         while let Some(batch) = stream.next(&mut || Ok(())).unwrap() {

@@ -16,11 +16,11 @@ use crate::ladder::Planned;
 use crate::lanes::planned::{copies, output_bytes, with_outputs};
 use crate::lanes::{Stop, Usage, say_given_back};
 use crate::observer::stopped;
-use crate::process::Process;
+use crate::process::{NAME, Process};
 use crate::session::{attach_all, bounds, computing_lines, lanes_worth, memory_lines};
 use crate::{EncoderModel, Level, Observer, Progress, RunError, Settings};
 use data::pack::{MOST_PACKS, Order};
-use data::sequence::Reader;
+use data::sequence::{Extent, Reader};
 use data::weights::HubEnv;
 use engine::{Engine, Reading, Rows};
 use exec::Executor;
@@ -209,9 +209,21 @@ fn run(
     let limits = limits(options, &model.encoder)?;
     let width = reading.width as u64;
     observer.say(Level::Detail, "reading the input once for its longest sequence");
-    let measured = measure(options, model, limits, observer)?;
+    let mut measured = measure(options, model, limits, observer)?;
     let budget = options.settings.line()?;
-    let process = process(options, &measured, limits, results.held(measured.sequences, measured.name));
+    let billed = Process::of(&options.settings).is_some();
+    let pipe = options.settings.of_pipe(budget).filter(|_| billed && measured.sequences.is_none());
+    let most = pipe.map(|most| {
+        // What results hold of a record is held beside its name.
+        let held = |records| results.held(Some(records), most.longest_name);
+        Extent { records: most.records * NAME / (NAME + held(1) - held(0)), ..most }
+    });
+    if let Some(most) = &most {
+        (measured.letters, measured.name) = (most.longest, most.longest_name);
+        measured.most = Some(most.clone());
+    }
+    let records = most.as_ref().map_or(measured.sequences, |most| Some(most.records));
+    let process = process(options, &measured, limits, results.held(records, measured.name));
     let settings = &Settings { budget: Some(budget), process, ..options.settings.clone() };
     settings.first_use().iter().for_each(|text| observer.say(Level::Info, text));
     let (mut executors, memory_line) = plan(options, settings, &measured, build, observer)?;
@@ -227,7 +239,7 @@ fn run(
         settings.within_line(program, budget, kept)?;
     }
 
-    let front = open(options, model, limits)?;
+    let front = open(options, model, limits, most)?;
     let mut engine = Engine::new(executors, &model.encoder, reading, results)?;
     let loaded = Instant::now();
     let counts = stream(options, front, &mut engine, observer)?;
@@ -264,12 +276,17 @@ fn metadata(options: &Options, states: &States) -> Vec<(&'static str, String)> {
 }
 
 /// The records of all inputs.
-fn open(options: &Options, model: &EncoderModel, limits: Limits) -> Result<Front, RunError> {
+fn open(
+    options: &Options,
+    model: &EncoderModel,
+    limits: Limits,
+    most: Option<Extent>,
+) -> Result<Front, RunError> {
     let per_input = match options.output {
         Destination::File(_) => false,
         Destination::PerInput { .. } => true,
     };
-    Front::open(&options.inputs, per_input, model.tokenizer.clone(), limits)
+    Front::open(&options.inputs, per_input, model.tokenizer.clone(), limits, most)
 }
 
 /// The letters that a sequence may have, and what happens beyond them.
@@ -296,6 +313,8 @@ struct Measured {
     sequences: Option<u64>,
     /// Bytes of the longest name.
     name: u64,
+    /// The most that the records of a pipe may take.
+    most: Option<Extent>,
 }
 
 /// The lines of the process, where the line is about the host's memory. Its heap is what it held while the input was
@@ -312,7 +331,12 @@ fn process(options: &Options, measured: &Measured, limits: Limits, written: u64)
     let most = batches * BATCH_LETTERS as u64;
     let heads = measured.sequences.unwrap_or(most).min(most) * (96 + 2 * measured.name);
     process.add_queues(settings, batches * each + heads);
-    process.add("names of records", measured.sequences.unwrap_or_default() * 14 + (64 << 10));
+    let records = measured.most.as_ref().map_or(measured.sequences.unwrap_or_default(), |most| most.records);
+    process.add("names of records", records * NAME + (64 << 10));
+    if let Some(most) = &measured.most {
+        // What the heap does not hold yet, as it does of files that were measured. A buffer grows by an eighth.
+        process.add("the longest record", most.longest + most.longest / 8 + 2 * most.longest_title);
+    }
     process.add("writers", written);
     process.lines
 }
@@ -325,7 +349,7 @@ fn measure(
     limits: Limits,
     observer: &dyn Observer,
 ) -> Result<Measured, RunError> {
-    let front = open(options, model, limits)?;
+    let front = open(options, model, limits, None)?;
     if front.bytes_total().is_none() {
         // Both alphabets have at most one token for a letter, and one at each end.
         return Ok(Measured {

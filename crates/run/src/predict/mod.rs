@@ -26,7 +26,7 @@ use crate::observer::stopped;
 use crate::process::Process;
 use crate::session::lanes_worth;
 use crate::{EncoderModel, HeadModel, Level, Observer, RunError, Settings};
-use data::sequence::{Extent, Input, Reader, digests, extent};
+use data::sequence::{Input, Reader, digests, extent};
 use data::weights::HubEnv;
 use exec::Executor;
 use folder::Found;
@@ -184,7 +184,7 @@ fn hosts(
     };
     let measure = || match files {
         true => extent(&options.inputs, &|| stopped(observer, "nothing had begun")),
-        false => Ok(Extent::default()),
+        false => Ok(options.settings.of_pipe(budget).unwrap_or_default()),
     };
     planned::hosts(options, opened.head.trained, budget, process, measure)
 }

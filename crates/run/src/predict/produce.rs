@@ -13,7 +13,7 @@ use data::chunk::{Chunk, chunks};
 use data::ids::IdSet;
 use data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
 use data::limits::spawn;
-use data::sequence::{Format, Input, Reader, Record};
+use data::sequence::{Extent, Format, Input, Reader, Record};
 use data::translate::{Frame, Orf, Scratch, orfs};
 use data::{DataError, DataErrorKind};
 use std::ops::Range;
@@ -41,6 +41,8 @@ pub(crate) struct Front {
     pub(crate) kept: Arc<Coverage>,
     /// The windows that this run is for; the others do not come at all.
     pub(crate) shard: Option<Shard>,
+    /// The most that records may take, where they were not measured.
+    pub(crate) most: Option<Extent>,
 }
 
 /// What happened, in input order.
@@ -127,6 +129,7 @@ impl Stream {
 pub(crate) fn start(front: Front, inputs: &[PathBuf]) -> Result<Stream, RunError> {
     let mut input = Reader::open(inputs)?;
     input.keep_qualities(front.hits.is_some_and(HitsFormat::has_qualities));
+    front.most.iter().for_each(|most| input.hold_to(most.clone()));
     let front = Arc::new(front);
     let bytes_total = input.total_bytes();
     let bytes_read = Arc::new(AtomicU64::new(0));
@@ -405,6 +408,7 @@ mod tests {
             queues: Queues::USUAL,
             kept: Arc::default(),
             shard: None,
+            most: None,
         };
         let stream = start(front, std::slice::from_ref(&path)).expect("started");
         let (mut notes, mut ends) = (0, 0);

@@ -3,7 +3,7 @@
 
 use super::Options;
 use super::resume::{EMBEDDINGS, RESULTS};
-use crate::process::Process;
+use crate::process::{NAME, Process};
 use data::sequence::Extent;
 use graph::Bytes;
 use std::fs;
@@ -128,7 +128,7 @@ impl Queues {
             format!(" ({})", data::printable::Name(&extent.name))
         };
         process.add(&format!("the longest record{name}"), record + READER);
-        process.add("names of records", extent.records * 14 + (64 << 10));
+        process.add("names of records", extent.records * NAME + (64 << 10));
         let sorted = if trained { 3 * self.sort as u64 } else { 0 };
         let embeddings = if options.save_embeddings.is_some() { EMBEDDINGS_HELD } else { 0 };
         process.add("writers", FILES * BUFFER + sorted + embeddings);

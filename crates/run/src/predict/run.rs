@@ -21,7 +21,7 @@ use crate::observer::stopped;
 use crate::session::{attach_all, computing_lines, lanes_worth, load_all, memory_lines};
 use crate::{Level, Observer, RunError, Settings, price};
 use data::pack::Fill;
-use data::sequence::Input;
+use data::sequence::{Extent, Input};
 use exec::Executor;
 use graph::Bytes;
 use plan::{Program, Staging};
@@ -340,7 +340,14 @@ impl Run<'_> {
             queues: self.queues(),
             kept: Arc::clone(&parts.results.coverage),
             shard: self.options.shard,
+            most: self.most(),
         }
+    }
+
+    /// The most that the records of a pipe may take, where the run has a line.
+    fn most(&self) -> Option<Extent> {
+        let billed = self.hosts.iter().any(|(_, process)| !process.is_empty());
+        self.options.settings.of_pipe(self.budget).filter(|_| billed && self.keys.is_none())
     }
 
     fn pour(
