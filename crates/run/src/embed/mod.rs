@@ -216,7 +216,12 @@ fn run(
     let most = pipe.map(|most| {
         // What results hold of a record is held beside its name.
         let held = |records| results.held(Some(records), most.longest_name);
-        Extent { records: most.records * NAME / (NAME + held(1) - held(0)), ..most }
+        let records = most.records * NAME / (NAME + held(1) - held(0));
+        // Whole records wait in the queues where nothing limits their letters: together they have eight times the share of the
+        // one that is being read.
+        let waiting = 8 * most.longest / (batches(options) * LETTER);
+        let longest = if limits.letters.is_some() { most.longest } else { most.longest.min(waiting) };
+        Extent { records, longest, ..most }
     });
     if let Some(most) = &most {
         (measured.letters, measured.name) = (most.longest, most.longest_name);
@@ -317,17 +322,24 @@ struct Measured {
     most: Option<Extent>,
 }
 
+/// Batches of records on their way from the reader to the steps, at most.
+fn batches(options: &Options) -> u64 {
+    let workers = options.settings.tokenizers().max(1);
+    (workers * options.prefetch.max(1) + 2 * workers + 2) as u64
+}
+
+/// Bytes of a letter and its token in a batch; vectors grow by doubling.
+const LETTER: u64 = 2 * (1 + 4);
+
 /// The lines of the process, where the line is about the host's memory. Its heap is what it held while the input was
 /// measured, which is read by the same threads and queues again.
 fn process(options: &Options, measured: &Measured, limits: Limits, written: u64) -> Vec<Staging> {
     let settings = &options.settings;
     let Some(mut process) = Process::of(settings) else { return vec![] };
-    let workers = settings.tokenizers().max(1);
-    process.add_threads(settings, workers + 1);
-    let batches = (workers * options.prefetch.max(1) + 2 * workers + 2) as u64;
+    process.add_threads(settings, settings.tokenizers().max(1) + 1);
+    let batches = batches(options);
     let letters = limits.letters.map_or(measured.letters, |limit| measured.letters.min(limit as u64));
-    // A letter and its token; vectors grow by doubling.
-    let each = (BATCH_LETTERS as u64 + letters) * 2 * (1 + 4);
+    let each = (BATCH_LETTERS as u64 + letters) * LETTER;
     let most = batches * BATCH_LETTERS as u64;
     let heads = measured.sequences.unwrap_or(most).min(most) * (96 + 2 * measured.name);
     process.add_queues(settings, batches * each + heads);
