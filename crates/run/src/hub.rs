@@ -76,9 +76,6 @@ pub(crate) fn local(
     env: &HubEnv,
     observer: &mut dyn Observer,
 ) -> Result<ModelPath, RunError> {
-    if let Some(file) = fair_esm::in_folder(Path::new(model))? {
-        return Ok(ModelPath::WeightFile(file));
-    }
     local_of(model, need, Family::Encoders, env, observer)
 }
 
@@ -99,6 +96,9 @@ fn local_of(
     env: &HubEnv,
     observer: &mut dyn Observer,
 ) -> Result<ModelPath, RunError> {
+    if let Some(file) = fair_esm::in_folder(Path::new(model))? {
+        return Ok(ModelPath::WeightFile(file));
+    }
     if Path::new(model).exists() || !is_hub_id(model) {
         return Ok(resolve_model(model, env)?);
     }

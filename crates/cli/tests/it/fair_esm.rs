@@ -112,6 +112,31 @@ fn a_checkpoint_in_half_precision_is_the_hubs_model() {
     assert_eq!(converted.tensors().map(|t| t.name().to_owned()).collect::<Vec<_>>(), names);
 }
 
+/// From fair-esm's file and from the hub's the same steps are taken, and the checkpoint is one of the hub's.
+#[test]
+fn training_starts_from_a_checkpoint() {
+    let folder = Folder::new("fair_trained");
+    hub_model(&folder, true);
+    folder.write(&format!("m/{CHECKPOINT}"), checkpoint(true, Some(2)));
+    let trained = |from: &str, output: &str| {
+        let config = format!(
+            "model: {{kind: esm2, from: '{from}'}}\n\
+             data: {{format: fasta, train: ['{}'], longest: 128, validation_fraction: 0}}\n\
+             batch: {{tokens: 256}}\nschedule: {{warmup: 0}}\nrun: {{steps: 2}}\n",
+            golden("esm2/proteins.faa")
+        );
+        folder.write("train.yaml", config);
+        folder.run(&["train", "train.yaml", "-q", "-o", output]).ended(0);
+        let checkpoint = format!("{output}/checkpoints/step-00000002");
+        assert!(folder.path(&format!("{checkpoint}/config.json")).is_file(), "{from}");
+        folder.read(&format!("{checkpoint}/model.safetensors"))
+    };
+    let wanted = trained("hub", "a");
+    assert!(trained(&format!("m/{CHECKPOINT}"), "b") == wanted);
+    assert!(trained("m", "c") == wanted);
+    assert!(embedded(&folder, "c/checkpoints/step-00000002") != embedded(&folder, "hub"));
+}
+
 #[test]
 fn verify_passes_on_a_checkpoint() {
     let folder = Folder::new("fair_verified");

@@ -159,7 +159,7 @@ impl Layers {
 
     /// The largest sum of live bytes of a step: no packing is smaller. `graph` is that of the small model.
     pub fn live(&self, graph: &Graph, schedule: &Schedule, target: &Target) -> Result<Bytes, PlanError> {
-        let mut live = Sums::new(schedule.instrs.len() + 2);
+        let mut live = Timeline::new(schedule.instrs.len() + 2);
         for (i, instr) in schedule.instrs.iter().enumerate() {
             if let Instr::Launch(id) = instr {
                 let bytes = target.workspace(graph, graph.node(*id))?.align_up(target.alignment);
@@ -171,26 +171,26 @@ impl Layers {
         for buffer in &buffers {
             live.add(buffer.birth as usize, buffer.death as usize, size(buffer));
         }
-        let places = Places::of(graph, schedule, &self.units());
+        let spans = spans(graph, schedule, &self.units());
         let mut ends: Vec<(Span, Vec<u64>, Vec<u64>)> = vec![];
         for (unit, others) in self.repeated() {
-            let [forward, backward] = places.spans[unit];
-            let (Some(forward), Some(next)) = (forward, places.spans[unit + 1][0]) else { continue };
+            let [forward, backward] = spans[unit];
+            let (Some(forward), Some(next)) = (forward, spans[unit + 1][0]) else { continue };
             // Inside the backward span of the unit it depends on the layer which of its like are alive: of the last one,
             // which comes first, all that wait for their own backward pass; of the first one, all that were left behind.
-            let (mut waiting, mut left) = (Sums::new(live.at.len()), Sums::new(live.at.len()));
+            let (mut waiting, mut left) = (Timeline::new(live.at.len()), Timeline::new(live.at.len()));
             for buffer in &buffers {
                 let (birth, death) = (buffer.birth as usize, buffer.death as usize);
                 let bytes = others * size(buffer);
                 if forward.contains(birth) && death > next.end {
-                    match (backward, places.spans[unit + 1][1]) {
+                    match (backward, spans[unit + 1][1]) {
                         (Some(own), Some(first)) if death >= first.start && death <= own.end => {
                             live.add(forward.start, own.start - 1, bytes);
                             waiting.add(own.start, own.end, bytes);
                         }
                         _ => live.add(forward.start, death, bytes),
                     }
-                } else if let (Some(own), Some(next)) = (backward, places.spans[unit - 1][1])
+                } else if let (Some(own), Some(next)) = (backward, spans[unit - 1][1])
                     && own.contains(birth)
                     && death > next.end
                 {
@@ -250,32 +250,26 @@ impl Span {
 }
 
 /// When the forward and the backward pass of each unit run.
-struct Places {
-    spans: Vec<[Option<Span>; 2]>,
-}
-
-impl Places {
-    fn of(graph: &Graph, schedule: &Schedule, units: &[usize]) -> Self {
-        let mut spans = vec![[None; 2]; units.last().map_or(0, |last| last + 1)];
-        for (i, instr) in schedule.instrs.iter().enumerate() {
-            let Instr::Launch(id) = instr else { continue };
-            let node = graph.node(*id);
-            let Some(&unit) = node.layer.and_then(|layer| units.get(layer as usize)) else { continue };
-            let span: &mut Option<Span> = &mut spans[unit][usize::from(node.phase != Phase::Forward)];
-            let start = span.map_or(i + 1, |span| span.start);
-            *span = Some(Span { start, end: i + 1 });
-        }
-        Self { spans }
+fn spans(graph: &Graph, schedule: &Schedule, units: &[usize]) -> Vec<[Option<Span>; 2]> {
+    let mut spans = vec![[None; 2]; units.last().map_or(0, |last| last + 1)];
+    for (i, instr) in schedule.instrs.iter().enumerate() {
+        let Instr::Launch(id) = instr else { continue };
+        let node = graph.node(*id);
+        let Some(&unit) = node.layer.and_then(|layer| units.get(layer as usize)) else { continue };
+        let span: &mut Option<Span> = &mut spans[unit][usize::from(node.phase != Phase::Forward)];
+        let start = span.map_or(i + 1, |span| span.start);
+        *span = Some(Span { start, end: i + 1 });
     }
+    spans
 }
 
 /// A sum for each instant, of what is added to ranges of them.
-struct Sums {
+struct Timeline {
     /// What each instant has more than the one before it; it may be less.
     at: Vec<u64>,
 }
 
-impl Sums {
+impl Timeline {
     fn new(instants: usize) -> Self {
         Self { at: vec![0; instants + 1] }
     }

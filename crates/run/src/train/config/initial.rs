@@ -3,8 +3,8 @@
 
 use super::yaml::Node;
 use super::{Activation, Attention, Experts, MaskKind, Model, ModelKind, Norm, Position};
-use crate::hub::{Need, Trainable, trainable};
-use crate::model::read_config;
+use crate::fair_esm;
+use crate::hub::{Need, Trainable, config_text, trainable};
 use crate::{Observer, RunError};
 use data::weights::{HubEnv, ModelPath, Weights};
 use graph::ops::Mask;
@@ -65,14 +65,16 @@ impl Initial {
             return Ok(initial);
         }
         let place = trainable(from, Need::Config, &HubEnv::from_process(), observer)?;
-        let path = place.config();
-        if matches!(place, ModelPath::WeightFile(_)) && !path.exists() {
+        if let ModelPath::WeightFile(file) = &place
+            && !place.config().exists()
+            && !fair_esm::is_checkpoint(file)?
+        {
             return Err(RunError::Refused(format!(
                 "model.from {from}: there is no config.json beside it; name the folder of the model, or, for the file of \
                  a head, set model.kind head"
             )));
         }
-        let text = read_config(&path)?;
+        let (path, text) = config_text(&place)?;
         match Trainable::from_json(&text).map_err(|source| RunError::Config { path, source })? {
             Trainable::Decoder(decoder) => initial.decoder(&decoder),
             Trainable::Encoder(encoder) => initial.encoder(&encoder, &text),

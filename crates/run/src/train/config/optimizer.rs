@@ -27,7 +27,9 @@ pub struct Optimizer {
     pub decay: Decay,
     /// Further parameters without decay: names of tensors, where * is any text.
     pub no_decay: Vec<String>,
-    /// The most that the norm of all gradients may be; null does not look at it.
+    /// The most that the norm of all gradients may be; null sets none. With null and one micro-batch to a step each gradient is
+    /// used up as soon as it is there, which saves its bytes: where one is not finite, the parameters that were reached before it
+    /// have moved when the step is counted as skipped.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub clip_norm: Option<f64>,
     /// Momentum of sgd.
