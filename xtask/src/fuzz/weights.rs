@@ -46,7 +46,7 @@ pub fn formats(root: &Path, folder: &Path) -> Vec<Format> {
     ]
 }
 
-/// Header and values; [`safetensors`] puts the length before them.
+/// Header and values; [`safetensors()`] puts the length before them.
 fn headers() -> Vec<Vec<u8>> {
     let members: [(&str, usize); 5] = [
         ("{}", 0),
