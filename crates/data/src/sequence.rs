@@ -404,8 +404,9 @@ impl Open {
             }
             self.source.line_pieces(|piece| {
                 let letters = || piece.iter().filter(|&&b| !is_blank(b));
+                let enough = quality > seq.len();
                 quality += letters().count();
-                if let Some(qualities) = &mut qualities {
+                if let Some(qualities) = qualities.as_mut().filter(|_| !enough) {
                     reserve(qualities, piece.len());
                     qualities.extend(letters());
                 }
