@@ -133,11 +133,13 @@ pub fn program(model: &str, request: &Request) -> Result<Program, RunError> {
 /// The same, and shows the graph after every pass.
 pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Program, RunError> {
     let (encoder, precision) = (encoder(model)?, request.precision()?);
-    let budget = match (request.budget, request.target.memory) {
+    // Of the line of the CPU in place the process takes its part, as in a run.
+    let host = Settings { budget: request.budget, process: process(request).lines, ..Settings::default() };
+    let budget = host.for_plans(match (request.budget, request.target.memory) {
         (Some(budget), _) => budget,
-        (None, Bytes::ZERO) => Settings::default().line()?,
+        (None, Bytes::ZERO) => host.line()?,
         (None, memory) => memory,
-    };
+    });
     let longest = request.tokens.map_or(LONGEST, |t| t.min(LONGEST));
     planned::fitting(request.threads(), request.most_lanes(), |lanes| {
         let each = planned::of_lane(request.threads(), lanes) as u64;
@@ -155,7 +157,7 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
                 .with_ring(OPEN_STEPS)
                 .with_lanes(lanes))
         };
-        Ok(plan::fit(request.tokens, search, stream, &mut build)?)
+        plan::fit(request.tokens, search, stream, &mut build).map_err(|error| host.with_process(error).into())
     })
 }
 
@@ -183,7 +185,7 @@ impl Process {
 
     /// A line for each, with its end.
     pub fn to_text(&self) -> String {
-        let heading = "beside the plan the process takes, without what depends on the input";
+        let heading = "of the budget the process takes, besides what depends on the input";
         process::to_text(heading, &self.lines)
     }
 }

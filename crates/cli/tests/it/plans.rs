@@ -78,7 +78,7 @@ fn the_budget_changes_the_plan() {
     let folder = Folder::new("budget_changes");
     let model = ["--model", "esm2_t12_35M_UR50D", "--precision", "f32", "--threads", "2"];
     let tokens = |words: &[&str]| plan(&folder, &[&model[..], words].concat())["bounds"]["tokens"].as_u64();
-    assert!(tokens(&["--budget", "160MB"]) < tokens(&["--budget", "1GB"]));
+    assert!(tokens(&["--budget", "200MB"]) < tokens(&["--budget", "1GB"]));
     folder.run(&["plan", model[0], model[1], "--budget", "10MB"]).ended(4);
 }
 
@@ -439,8 +439,19 @@ fn a_plan_has_the_lines_of_the_process() {
         assert!(here["process"][label].as_u64().is_some_and(|bytes| bytes > 0), "{label}: {here}");
     }
     let text = folder.run(&[&["plan"], &model[..]].concat()).ended(0).stdout();
-    let (_, process) = text.split_once("beside the plan the process takes").expect("the lines of the process");
+    let (_, process) = text.split_once("of the budget the process takes").expect("the lines of the process");
     assert!(process.contains("\n  code and tables ") && process.contains("\n  thread stacks "), "{text}");
+    // The budget is that of both: what the process takes is no room for the plan.
+    let sum: u64 =
+        here["process"].as_object().expect("lines").values().map(|b| b.as_u64().expect("bytes")).sum();
+    let tight = (sum + (8 << 20)).to_string();
+    let model = ["--model", &golden("esm2"), "--threads", "2", "--budget", &tight];
+    let here = plan(&folder, &[&model[..], &["--target", "cpu"]].concat());
+    let peak = here["peak_bytes"].as_u64().expect("bytes");
+    assert!(peak <= 8 << 20, "{here}");
+    let none = ["--model", &golden("esm2"), "--threads", "2", "--budget", "20MB"];
+    let said = folder.run(&[&["plan"], &none[..]].concat()).ended(4).stderr();
+    assert!(said.contains("process: code and tables"), "{said}");
     let proteins = golden("esm2/proteins.faa");
     let words = ["embed", "--model", &golden("esm2"), &proteins, "-o", "e.npy", "--threads", "2", "--json"];
     let report: Value = serde_json::from_str(&folder.run(&words).ended(0).stdout()).expect("JSON");

@@ -371,7 +371,7 @@ impl Planned {
                 let _ = writeln!(text, "{line}");
             }
         }
-        text += &crate::process::to_text("beside the plan the process takes", &self.process);
+        text += &crate::process::to_text("of the budget the process takes", &self.process);
         let Reads { length, windows, orfs, per_second } = self.reads;
         let _ = writeln!(text, "peak {}, the budget is {}", self.peak(), self.budget);
         let windows = if windows == 1 { "1 window".to_owned() } else { format!("{windows} windows") };
