@@ -109,7 +109,7 @@ def same_text(text, folder):
     """Words of a message without what differs between two runs: numbers, times and the folder."""
     text = text.replace(str(folder), "").replace(str(ROOT), "")
     text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
-    return re.sub(r"[0-9][0-9 ,.:]*", "#", text)
+    return re.sub(r"\s*[0-9][0-9 ,.:]*", " #", text)
 
 
 def keys(value, path=""):
@@ -126,7 +126,7 @@ def outputs(folder):
         name = str(file.relative_to(folder))
         if file.is_file():
             if file.name in ("run.json", "state.json"):
-                found[name] = sha("\n".join(keys(json.loads(file.read_text()))).encode())
+                found[name] = {line.split(" = ")[0]: line for line in keys(json.loads(file.read_text()))}
             elif file.name in ("metrics.csv", "metrics.jsonl"):
                 found[name] = [line for line in metrics(file)]
             elif file.suffix in (".html", ".log"):

@@ -6,6 +6,7 @@ mod timing;
 use exec::{Device, DeviceError, Launch, Operand};
 use graph::ops::{Attention, Bias, Mask, Qkv};
 use graph::{Bytes, Counts, DType, Dim, Op};
+use plan::{CudaKernel, KernelId};
 use plimsoll_cuda::CudaDevice;
 use std::error::Error;
 
@@ -77,7 +78,8 @@ impl Case {
     fn measure(&self, mut device: CudaDevice) -> Result<f64, DeviceError> {
         // The log of sums is not wanted, as in models.
         let (op, ins, outs, counts) = (&self.op, &self.ins[..], [Some(self.out.clone()), None], self.counts);
-        let launch = Launch { op, ins, outs: &outs, workspace: None, counts };
+        let launch =
+            Launch { op, kernel: KernelId::Cuda(CudaKernel::Flash), ins, outs: &outs, workspace: None, counts };
         device.alloc_arena(Bytes(self.end))?;
         device.prepare(&launch)?;
         self.fill(&mut device)?;

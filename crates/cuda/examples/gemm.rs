@@ -13,6 +13,7 @@ mod timing;
 use exec::{Device, DeviceError, Launch, Operand};
 use graph::ops::{Epilogue, Linear};
 use graph::{Bytes, Counts, DType, Dim, Op};
+use plan::{CudaKernel, KernelId};
 use plimsoll_cuda::{Candidate, CudaDevice};
 use std::error::Error;
 
@@ -129,10 +130,15 @@ impl Product {
     fn survey(&self) -> Result<Vec<Candidate>, DeviceError> {
         let outs = [Some(self.out.clone())];
         let (op, ins, workspace, counts) = (&self.op, &self.ins[..], Some(self.workspace), self.counts);
-        let launch = Launch { op, ins, outs: &outs, workspace, counts };
+        let launch = Launch { op, kernel: kernel_of(ins[0].spec.dtype), ins, outs: &outs, workspace, counts };
         let mut device = CudaDevice::surveying(0)?;
         device.alloc_arena(Bytes(self.workspace.0 + WORKSPACE))?;
         device.prepare(&launch)?;
         Ok(device.candidates().to_vec())
     }
+}
+
+/// The kernel of a product with operands of this type.
+fn kernel_of(dtype: DType) -> KernelId {
+    KernelId::Cuda(if dtype == DType::F8 { CudaKernel::GemmFp8 } else { CudaKernel::Gemm })
 }

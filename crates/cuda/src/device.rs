@@ -15,7 +15,7 @@ use crate::{CudaError, machine};
 use cudarc::driver::sys as cu;
 use exec::{Device, DeviceError, Launch, Repeat, Span, Ticket};
 use graph::{Bytes, Counts};
-use plan::{KernelRow, OPEN_STEPS, Target};
+use plan::{Capability, OPEN_STEPS};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -241,8 +241,9 @@ impl Device for CudaDevice {
         format!("cuda:{ordinal} ({name}, compute capability {major}.{minor})")
     }
 
-    fn kernels(&self) -> Vec<KernelRow> {
-        Target::named("cuda").map(|target| target.kernels).unwrap_or_default()
+    fn kernels(&self) -> plan::Kernels {
+        let (major, minor) = self.context.card.capability;
+        plan::Kernels::Cuda(Capability(major, minor))
     }
 
     fn units(&self) -> u64 {

@@ -3,11 +3,10 @@
 
 use crate::context::Context;
 use crate::gemm;
-use crate::kernel::HOPPER;
 use crate::{Card, CudaDevice, CudaError, Libraries, Options, cards, nvml};
 use exec::{Device, DeviceError, Holder, Machine};
 use graph::Bytes;
-use plan::Target;
+use plan::{Capability, Kernels, Target};
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
@@ -35,7 +34,7 @@ const KNOWN: &[(&str, &str)] = &[
 ];
 
 /// Compute capability from which on there are products of e4m3.
-pub(crate) const FP8: (u32, u32) = (8, 9);
+pub(crate) const FP8: (u32, u32) = (Capability::FP8.0, Capability::FP8.1);
 
 /// What the first context of a process takes, where NVML does not tell.
 const CONTEXT: Bytes = Bytes(548_995_072);
@@ -79,12 +78,10 @@ impl Machine for CudaMachine {
         let named = |name| Target::named(name).map_err(|e| DeviceError::Machine { source: Box::new(e) });
         let mut target = named(name)?;
         target.memory = self.card.memory;
+        let (major, minor) = self.card.capability;
+        target.kernels = Kernels::Cuda(Capability(major, minor));
         if self.card.capability < FP8 {
             target.rates.fp8 = None;
-        }
-        target.gates &= self.card.capability == HOPPER;
-        if self.card.capability != HOPPER {
-            target.norms = 0;
         }
         if target.reserved.is_empty() {
             // Of the card where it was measured.

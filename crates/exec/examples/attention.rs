@@ -114,7 +114,7 @@ impl Product {
     /// How many operations were done.
     fn run(&mut self, cpu: &Cpu) -> f64 {
         let (m, n, k) = Self::SHAPE;
-        let mut space = vec![0.0; gemm::WORKSPACE.per_unit.0 as usize / 4 * cpu.threads()];
+        let mut space = vec![0.0; gemm::workspace_bytes(cpu.isa()) / 4 * cpu.threads()];
         let e = Epilogue { bias: None, act: Act::None, residual: None };
         for _ in 0..4 {
             let (x, y) = (Rows::new(&self.x, m, k, k), RowsMut::new(&mut self.y, m, n, n));

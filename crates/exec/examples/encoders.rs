@@ -5,9 +5,9 @@
 
 use graph::{Bounds, Counts};
 use models::Output;
-use plan::{Instr, Policy, Precision, Program, Target, compile};
+use plan::{Fuse, Instr, Policy, Precision, Program, Target, compile};
 use plimsoll_exec::Executor;
-use plimsoll_exec::cpu::{Cpu, CpuDevice, peak};
+use plimsoll_exec::cpu::{Cpu, CpuDevice, Isa, peak};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -33,10 +33,8 @@ fn main() {
 fn compare(id: &str, (sequences, length): (u64, u64), threads: usize, turns: usize) {
     let bounds = Bounds { tokens: sequences * length, sequences, longest: length };
     let counts = Counts { tokens: bounds.tokens, sequences };
-    let target = Target::named("cpu").expect("read").with_units(threads as u64);
-    let mut apart = target.clone();
-    apart.kernels.retain(|row| row.op != "mlp");
-    let mut sides = [&apart, &target].map(|planned| executor(id, bounds, planned, &target, threads));
+    let target = CpuDevice::target(threads, Isa::detect()).expect("read");
+    let mut sides = [Fuse::Ops, Fuse::Kernels].map(|fuse| executor(id, bounds, fuse, &target, threads));
     let peaks = [0, 1].map(|i: usize| sides[i].program().peak());
     let [mut seconds, mut ratios] = [vec![], vec![]];
     let mut times =
@@ -73,10 +71,10 @@ fn compare(id: &str, (sequences, length): (u64, u64), threads: usize, turns: usi
     }
 }
 
-fn executor(id: &str, bounds: Bounds, planned: &Target, target: &Target, threads: usize) -> Executor {
+fn executor(id: &str, bounds: Bounds, fuse: Fuse, target: &Target, threads: usize) -> Executor {
     let graph = models::known(id).expect("known").graph(bounds, &[Output::Mean]).expect("verified");
-    let policy = Policy { precision: Precision::Bf16, ..Policy::default() };
-    let plan = compile(&graph, &policy, planned).expect("planned");
+    let policy = Policy { precision: Precision::Bf16, fuse, ..Policy::default() };
+    let plan = compile(&graph, &policy, target).expect("planned");
     let program = Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]);
     let mut executor = Executor::new(Box::new(CpuDevice::new(threads)), program).expect("opened");
     let mut read = |_: &graph::Param, range: std::ops::Range<u64>, out: &mut [f32]| {

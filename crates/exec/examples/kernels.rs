@@ -128,7 +128,7 @@ fn linear(cpu: &Cpu, plain: &Cpu, m: usize, n: usize, k: usize) {
         gemm::pack_panel(rows, k, out);
     }
     let [mut product, mut y, mut z, mut gelu] = [(); 4].map(|()| vec![0.0; m * n]);
-    let space = vec![0.0; gemm::WORKSPACE.per_unit.0 as usize / 4 * cpu.threads()];
+    let space = vec![0.0; gemm::workspace_bytes(cpu.isa()) / 4 * cpu.threads()];
     let [mut y_space, mut z_space, mut gelu_space] = [(); 3].map(|()| space.clone());
     let ours = |cpu: &Cpu, act, y: &mut [f32], space: &mut [f32]| {
         let e = Epilogue { bias: Some(&bias), act, residual: None };
@@ -167,7 +167,7 @@ fn product_of_bf16(cpu: &Cpu, (m, n, k): (usize, usize, usize), act: Act, residu
     let halves = |n| numbers(n).into_iter().map(|x| Bf16((x.to_bits() >> 16) as u16)).collect::<Vec<_>>();
     let (x, bias, r, w) = (halves(m * k), halves(n), halves(m * n), tiles::packed(&numbers(n * k), k));
     let mut y = vec![Bf16::default(); m * n];
-    let mut space = vec![0.0; gemm_bf16::WORKSPACE.per_unit.0 as usize / 4 * cpu.threads()];
+    let mut space = vec![0.0; gemm_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
     let raw = || raw_of(cpu, peak::Factors::Bf16).unwrap_or_else(|| peak::fma_gflops(cpu, 1e-3));
     let (mut raws, mut rates, mut shares) = (Vec::new(), Vec::new(), Vec::new());
     let mut before = raw();
@@ -217,7 +217,7 @@ fn product_of_int8(cpu: &Cpu, (m, n, k): (usize, usize, usize), residual: bool) 
     let cx = CodeRows { codes: &cx, scales: &sx, columns: k };
     let cw = CodeTiles { tiles: &cw, scales: &sw };
     let [mut y, mut z] = [(); 2].map(|()| vec![Bf16::default(); m * n]);
-    let mut space = vec![0.0; gemm_bf16::WORKSPACE.per_unit.0 as usize / 4 * cpu.threads()];
+    let mut space = vec![0.0; gemm_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
     let residual = residual.then(|| Rows::new(&r, m, n, n));
     let e = Epilogue { bias: Some(&bias[..]), act: Act::None, residual };
     let (mut raw, mut int8, mut bf16) = (0.0_f64, 0.0_f64, 0.0_f64);
@@ -258,7 +258,7 @@ fn mlp(cpu: &Cpu, (m, k, f): (usize, usize, usize), hidden: Hidden) {
     let (b1, b2, gamma) = (halves(width), halves(k), numbers(k));
     let [mut normed, mut y, mut z] = [(); 3].map(|()| vec![Bf16::default(); m * k]);
     let (mut sums, mut gated) = (vec![Bf16::default(); m * width], vec![Bf16::default(); m * f]);
-    let bytes = mlp_bf16::WORKSPACE.per_unit.0 + mlp_bf16::WORKSPACE.per_column.0 * f as u64;
+    let bytes = mlp_bf16::workspace_bytes(f);
     let [mut space, mut parts_space] = [(); 2].map(|()| vec![0.0; bytes as usize / 4 * cpu.threads()]);
     let flops = 2.0 * (m * k * (width + f)) as f64;
     let rows = Rows::new(&x, m, k, k);

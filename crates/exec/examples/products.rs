@@ -32,7 +32,7 @@ fn cross_entropy(cpu: &Cpu, m: usize, v: usize, k: usize) {
     let targets: Vec<i32> = (0..m).map(|r| (r * 7919 % v) as i32).collect();
     let (xs, ws) = (Rows::new(&x, m, k, k), Rows::new(&w, v, k, k));
     let head = Head { x: xs, w: ws, bias: None, targets: &targets, chunk: 512, z_loss: 0.0 };
-    let units = product::WORKSPACE.per_unit.0 as usize / 4 * cpu.threads();
+    let units = product::WORKSPACE_BYTES / 4 * cpu.threads();
     let mut space = vec![0.0; units + 512 * (v + k + 2)];
     let (mut lse, mut dx, mut dw) = (vec![0.0; m], vec![0.0; m * k], vec![0.0; v * k]);
     let mut seconds = [const { Vec::new() }; 2];
@@ -65,7 +65,7 @@ fn shape(cpu: &Cpu, m: usize, n: usize, k: usize) {
     for (rows, out) in w.chunks(gemm::PANEL * k).zip(packed.chunks_exact_mut(gemm::PANEL * k)) {
         gemm::pack_panel(rows, k, out);
     }
-    let most = gemm::WORKSPACE.per_unit.0.max(product::WORKSPACE.per_unit.0) as usize;
+    let most = gemm::workspace_bytes(cpu.isa()).max(product::WORKSPACE_BYTES);
     let mut space = vec![0.0; most / 4 * cpu.threads()];
     let (mut y, mut dx, mut dw) = (vec![0.0; m * n], vec![0.0; m * k], vec![0.0; n * k]);
     let (xs, ws, dys) = (Rows::new(&x, m, k, k), Rows::new(&w, n, k, k), Rows::new(&dy, m, n, n));

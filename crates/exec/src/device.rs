@@ -1,7 +1,7 @@
 //! What runs a plan. Invariant: a device only follows addresses that the plan gave; it decides nothing.
 
 use graph::{Bytes, Counts, Op, TensorSpec};
-use plan::{KernelRow, Target};
+use plan::{KernelId, Kernels, Target};
 use std::fmt;
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ pub trait Device: Send {
     /// What it is, for the run record.
     fn name(&self) -> String;
 
-    /// What runs each op: compared with the target's rows when an executor is made.
-    fn kernels(&self) -> Vec<KernelRow>;
+    /// Whose kernels it has: those that the program was planned with, or an executor refuses it.
+    fn kernels(&self) -> Kernels;
 
     /// Workers with a workspace of their own.
     fn units(&self) -> u64;
@@ -223,6 +223,8 @@ impl fmt::Display for Holder {
 pub struct Launch<'a> {
     /// What to compute.
     pub op: &'a Op,
+    /// By which kernel.
+    pub kernel: KernelId,
     /// Inputs.
     pub ins: &'a [Operand],
     /// Outputs; `None` is not wanted.
@@ -271,14 +273,19 @@ pub enum DeviceError {
         /// How many.
         bytes: Bytes,
     },
-    /// The device's kernels are not those that the plan was made for.
-    KernelTable {
-        /// The op.
-        op: String,
+    /// The device's kernels, or its workers, are not those that the plan was made for.
+    Kernels {
         /// What the plan says.
         planned: String,
         /// What the device says.
-        reported: String,
+        found: String,
+    },
+    /// The plan gives an op a kernel that the device does not have: our bug.
+    WrongKernel {
+        /// The op.
+        op: &'static str,
+        /// The kernel.
+        kernel: KernelId,
     },
     /// The plan gives a value no place in the arena that an instruction needs: our bug.
     NotPlaced {
@@ -325,8 +332,14 @@ impl fmt::Display for DeviceError {
         match self {
             Self::OutOfMemory { bytes } => write!(f, "the arena of {bytes} could not be allocated"),
             Self::OutsideArena { at, bytes } => write!(f, "{bytes} at {at} lie outside of the arena"),
-            Self::KernelTable { op, planned, reported } => {
-                write!(f, "the plan wants `{planned}` for `{op}`, the device has `{reported}`")
+            Self::Kernels { planned, found } => {
+                write!(f, "the plan was made for {planned}, and the device has {found}")
+            }
+            Self::WrongKernel { op, kernel } => {
+                write!(
+                    f,
+                    "`{op}` is planned with {kernel:?}, which the device does not have; this is a bug: report it"
+                )
             }
             Self::NotPlaced { plan, op, value } => {
                 write!(
@@ -350,7 +363,8 @@ impl std::error::Error for DeviceError {
             Self::Thread { source } => Some(source),
             Self::OutOfMemory { .. }
             | Self::OutsideArena { .. }
-            | Self::KernelTable { .. }
+            | Self::Kernels { .. }
+            | Self::WrongKernel { .. }
             | Self::NotPlaced { .. }
             | Self::OverBounds { .. }
             | Self::Kernel { .. } => None,

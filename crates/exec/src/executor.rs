@@ -5,7 +5,7 @@ use crate::device::{Device, DeviceError, Launch, Operand, Repeat};
 use crate::load::{Buffers, ParamSource, ReadParam, Source, Weight};
 use crate::submit::Open;
 use graph::{Bytes, Counts, Op, TensorSpec, ValueId};
-use plan::{Instr, KernelRow, Program};
+use plan::{Instr, KernelId, Kernels, Program};
 use std::time::{Duration, Instant};
 
 /// A NaN in every float format.
@@ -26,8 +26,18 @@ pub struct Executor {
 
 enum Step {
     Load(Weight),
-    Launch { op: Op, ins: Vec<Operand>, outs: Vec<Option<Operand>>, workspace: Option<(u64, Bytes)> },
-    Copy { from: u64, to: u64, spec: TensorSpec },
+    Launch {
+        op: Op,
+        kernel: KernelId,
+        ins: Vec<Operand>,
+        outs: Vec<Option<Operand>>,
+        workspace: Option<(u64, Bytes)>,
+    },
+    Copy {
+        from: u64,
+        to: u64,
+        spec: TensorSpec,
+    },
 }
 
 impl Executor {
@@ -258,8 +268,8 @@ impl Executor {
 impl Step {
     fn prepare(&self, device: &mut dyn Device, counts: Counts) -> Result<(), DeviceError> {
         match self {
-            Self::Launch { op, ins, outs, workspace } => {
-                device.prepare(&Launch { op, ins, outs, workspace: *workspace, counts })
+            Self::Launch { op, kernel, ins, outs, workspace } => {
+                device.prepare(&Launch { op, kernel: *kernel, ins, outs, workspace: *workspace, counts })
             }
             Self::Load(_) | Self::Copy { .. } => Ok(()),
         }
@@ -276,8 +286,8 @@ impl Step {
                 let Source { read, buffers } = source.ok_or_else(|| weight.unattached())?;
                 weight.load(&mut |at, part| device.upload(at, part), buffers, read)
             }
-            Self::Launch { op, ins, outs, workspace } => {
-                device.launch(&Launch { op, ins, outs, workspace: *workspace, counts })
+            Self::Launch { op, kernel, ins, outs, workspace } => {
+                device.launch(&Launch { op, kernel: *kernel, ins, outs, workspace: *workspace, counts })
             }
             Self::Copy { from, to, spec } => device.copy(*from, *to, spec.bytes_at(counts)),
         }
@@ -302,29 +312,17 @@ fn named(value: Option<ValueId>, name: &str) -> Result<ValueId, DeviceError> {
     value.ok_or_else(|| DeviceError::Kernel { op: "address", why: format!("there is no `{name}`") })
 }
 
-/// The plan's kernel rows and the device's must agree for every op that the program runs.
+/// The kernels and workers of a device must be those that the program was planned with.
 fn same_kernels(program: &Program, device: &dyn Device) -> Result<(), DeviceError> {
+    let of = |kernels: Kernels, units: u64| format!("{kernels:?} with {units} workers");
     let target = program.target();
-    if target.units != device.units() {
-        return Err(DeviceError::KernelTable {
-            op: "units".to_owned(),
-            planned: target.units.to_string(),
-            reported: device.units().to_string(),
-        });
+    match (target.kernels, target.units) == (device.kernels(), device.units()) {
+        true => Ok(()),
+        false => Err(DeviceError::Kernels {
+            planned: of(target.kernels, target.units),
+            found: of(device.kernels(), device.units()),
+        }),
     }
-    let reported = device.kernels();
-    for (graph, node) in program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().map(|n| (&p.graph, n))) {
-        let planned = target.kernel_of(graph, node).ok();
-        if planned.is_none_or(|row| !reported.contains(row)) {
-            let found: Vec<&KernelRow> = reported.iter().filter(|r| r.op == node.op.name()).collect();
-            return Err(DeviceError::KernelTable {
-                op: node.op.name().to_owned(),
-                planned: format!("{planned:?}"),
-                reported: format!("{found:?}"),
-            });
-        }
-    }
-    Ok(())
 }
 
 /// The steps of a program's plans, on an arena that was made for it and poisoned.
@@ -360,6 +358,7 @@ fn steps(program: &Program, plan: usize) -> Result<Vec<Step>, DeviceError> {
                 |v: ValueId| Ok(Operand { at: at(node.op.name(), v)?, spec: p.graph.spec(v).clone() });
             Ok(Step::Launch {
                 op: node.op,
+                kernel: p.kernels[id.index()],
                 ins: node.inputs.iter().map(|&v| operand(v)).collect::<Result<_, DeviceError>>()?,
                 outs: node.outputs.iter().map(|o| o.map(operand).transpose()).collect::<Result<_, _>>()?,
                 workspace: p.memory.workspaces[i].map(|s| (program.address(plan, s), s.bytes)),

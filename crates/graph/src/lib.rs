@@ -17,7 +17,7 @@ mod verify;
 pub use builder::Builder;
 pub use graph::{Def, Graph, Node, Param, Phase, Piece, State, StateKind, Value};
 pub use id::{NodeId, ParamId, StateId, ValueId};
-pub use op::Op;
+pub use op::{Op, OpKind};
 pub use ops::{Cost, NotDifferentiable, OpRules, PrecisionClass, RuleError, ShardError, Vjp};
 pub use spec::{
     Bounds, Bytes, CODES_STEP, Counts, DType, Dim, GRANULE, Layout, Placement, Role, TILE_STEP, TensorSpec,

@@ -14,15 +14,44 @@ macro_rules! ops {
             $($variant($variant),)*
         }
 
+        /// An op without its attributes.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[allow(missing_docs, reason = "each is documented at the struct of its op")]
+        pub enum OpKind {
+            $($variant,)*
+        }
+
+        impl OpKind {
+            /// The name in text forms, kernel tables and ledgers.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+        }
+
+        $(impl<'a> TryFrom<&'a Op> for &'a $variant {
+            type Error = &'a Op;
+
+            fn try_from(op: &'a Op) -> Result<Self, &'a Op> {
+                if let Op::$variant(op) = op { Ok(op) } else { Err(op) }
+            }
+        })*
+
         impl Op {
+            /// Which op it is.
+            pub fn kind(&self) -> OpKind {
+                match self {
+                    $(Self::$variant(_) => OpKind::$variant,)*
+                }
+            }
+
             /// The names of all ops, in the order of their declaration.
             pub const NAMES: &[&str] = &[$($name,)*];
 
             /// The name in text forms, kernel tables and ledgers.
             pub fn name(&self) -> &'static str {
-                match self {
-                    $(Self::$variant(_) => $name,)*
-                }
+                self.kind().name()
             }
 
             /// The rules of the op.

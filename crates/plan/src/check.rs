@@ -1,7 +1,7 @@
 //! The checker: replays the schedule over a map from addresses to values. Invariant: it is written against
 //! the schedule alone and shares no code with the packer or the liveness that it checks.
 
-use crate::{Instr, MemoryPlan, Region, Schedule, Slice, Target};
+use crate::{Instr, MemoryPlan, Plan, Region, Schedule, Slice, Target};
 use graph::{Bytes, Def, Graph, Node, Role, ValueId, node_label};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -99,13 +99,9 @@ pub fn check(graph: &Graph, schedule: &Schedule, memory: &MemoryPlan) -> Result<
     replay.end().map_err(|what| CheckError { instr: None, what })
 }
 
-/// What the target's kernels rely on: slices at its alignment, and for every launch its scratch, whole.
-pub fn check_target(
-    graph: &Graph,
-    schedule: &Schedule,
-    memory: &MemoryPlan,
-    target: &Target,
-) -> Result<(), CheckError> {
+/// What kernels rely on: that they are the target's, slices at its alignment, and for every launch its workspace, whole.
+pub fn check_target(plan: &Plan, target: &Target) -> Result<(), CheckError> {
+    let Plan { graph, schedule, kernels, memory } = plan;
     let all = memory.slices.iter().chain(&memory.workspaces).flatten();
     for slice in all {
         if !slice.offset.is_multiple_of(target.alignment) {
@@ -114,11 +110,17 @@ pub fn check_target(
     }
     for (i, instr) in schedule.instrs.iter().enumerate() {
         let Instr::Launch(id) = *instr else { continue };
-        let fail = |what| CheckError { instr: Some(i), what };
-        let wanted = target.workspace(graph, graph.node(id)).map_err(|e| fail(e.to_string()))?;
+        let fail =
+            |what: String| CheckError { instr: Some(i), what: format!("{}: {what}", node_label(graph, id)) };
+        let node = graph.node(id);
+        let Some(&kernel) = kernels.get(id.index()) else { return Err(fail("it has no kernel".to_owned())) };
+        if target.kernels.of(graph, node) != Some(kernel) {
+            return Err(fail(format!("`{}` is not its kernel on `{}`", kernel.name(), target.name)));
+        }
+        let wanted = target.kernels.workspace(kernel, graph, node, target.units);
         let given = memory.workspaces[i].map_or(Bytes::ZERO, |s| s.bytes);
         if given < wanted {
-            return Err(fail(format!("{}: its scratch is {given}, not {wanted}", node_label(graph, id))));
+            return Err(fail(format!("its workspace is {given}, not {wanted}")));
         }
     }
     Ok(())

@@ -6,8 +6,8 @@ use crate::pack::{Item, Problem, solve};
 use crate::schedule::schedule;
 use crate::updates::Updates;
 use crate::{
-    Instr, MemoryPlan, Persistent, PlanError, Policy, Precision, Region, Remat, Schedule, Slice, Target,
-    Weights, check, check_target, passes,
+    Fuse, Fusions, Instr, KernelId, MemoryPlan, Persistent, PlanError, Policy, Precision, Region, Remat,
+    Schedule, Slice, Target, Weights, check, check_target, passes,
 };
 use graph::{Bytes, DType, Def, Graph, Node, Op, ValueId};
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,8 @@ pub struct Plan {
     pub graph: Graph,
     /// In which order.
     pub schedule: Schedule,
+    /// By node, by which kernel.
+    pub kernels: Vec<KernelId>,
     /// Where.
     pub memory: MemoryPlan,
 }
@@ -79,10 +81,13 @@ pub(crate) fn compile_owned(
     dump: Dump<'_>,
 ) -> Result<Plan, PlanError> {
     let (graph, schedule) = lowered(graph, policy, target, dump)?;
-    let memory = place(&graph, &schedule, target, persistent)?;
-    check(&graph, &schedule, &memory)?;
-    check_target(&graph, &schedule, &memory, target)?;
-    Ok(Plan { graph, schedule, memory })
+    let kernels =
+        graph.nodes.iter().map(|node| target.kernel_of(&graph, node)).collect::<Result<Vec<_>, _>>()?;
+    let memory = place(&graph, &schedule, &kernels, target, persistent)?;
+    let plan = Plan { graph, schedule, kernels, memory };
+    check(&plan.graph, &plan.schedule, &plan.memory)?;
+    check_target(&plan, target)?;
+    Ok(plan)
 }
 
 /// The graph after all passes, and its order of work: a plan but for the addresses.
@@ -108,24 +113,25 @@ pub(crate) fn lowered(
     if policy.remat != Remat::None {
         graph = verified("remat", passes::remat(&graph, &policy.remat)?)?;
     }
-    if policy.fuse {
+    if policy.fuse != Fuse::Nothing {
         graph = verified("fuse", passes::fuse(graph, policy.weights))?;
     }
     // What a target's kernels take together, without gradients.
-    let fused = policy.fuse && policy.autodiff.is_none();
+    let fused = policy.fuse == Fuse::Kernels && policy.autodiff.is_none();
+    let Fusions { gates, norms, mlp } = target.kernels.fusions();
     let halves = fused && matches!(policy.precision, Precision::Bf16 | Precision::Fp16);
-    if halves && target.gates {
+    if halves && gates {
         graph = verified("gates", passes::gates(&graph))?;
     }
-    if halves && target.norms > 0 {
-        graph = verified("norms", passes::norms(&graph, target.norms))?;
+    if halves && norms > 0 {
+        graph = verified("norms", passes::norms(&graph, norms))?;
     }
     let whole = fused && policy.precision == Precision::Bf16 && policy.weights == Weights::Resident;
-    if whole && target.has_mlp() {
+    if whole && mlp {
         graph = verified("mlp", passes::mlp(&graph))?;
     }
     // What is fused has nothing left that nobody reads.
-    graph = verified("dce", if policy.fuse { graph } else { passes::dce(&graph) })?;
+    graph = verified("dce", if policy.fuse != Fuse::Nothing { graph } else { passes::dce(&graph) })?;
     if policy.precision.codes().is_some() {
         graph = verified("codes", passes::codes(&graph, policy.precision)?)?;
     }
@@ -169,13 +175,14 @@ fn has_precision(policy: &Policy, target: &Target) -> Result<(), PlanError> {
 fn place(
     graph: &Graph,
     schedule: &Schedule,
+    kernels: &[KernelId],
     target: &Target,
     shared: &mut Persistent,
 ) -> Result<MemoryPlan, PlanError> {
     let mut slices: Vec<Option<Slice>> = vec![None; graph.values.len()];
     place_persistent(graph, schedule, target, shared, &mut slices);
     let buffers = buffers(graph, schedule);
-    let scratch = scratch(graph, schedule, target)?;
+    let scratch = scratch(graph, schedule, kernels, target);
     let item = |bytes: Bytes, birth, death| Item { size: bytes.0, birth, death };
     let items = buffers.iter().map(|b: &Buffer| item(b.bytes, b.birth, b.death));
     let spaces = scratch.iter().map(|&(i, bytes)| item(bytes, i as u32 + 1, i as u32 + 1));
@@ -229,15 +236,14 @@ fn place_persistent(
     }
 }
 
-/// (instruction, scratch of its kernel). Here a target without a kernel is found out.
-fn scratch(graph: &Graph, schedule: &Schedule, target: &Target) -> Result<Vec<(usize, Bytes)>, PlanError> {
-    let mut scratch = vec![];
-    for (i, instr) in schedule.instrs.iter().enumerate() {
-        let Instr::Launch(id) = *instr else { continue };
-        let bytes = target.workspace(graph, graph.node(id))?;
-        if bytes > Bytes::ZERO {
-            scratch.push((i, bytes));
+/// (instruction, workspace of its kernel), of those that take one.
+fn scratch(graph: &Graph, schedule: &Schedule, kernels: &[KernelId], target: &Target) -> Vec<(usize, Bytes)> {
+    let workspace = |(i, instr): (usize, &Instr)| match *instr {
+        Instr::Launch(id) => {
+            let kernel = kernels[id.index()];
+            Some((i, target.kernels.workspace(kernel, graph, graph.node(id), target.units)))
         }
-    }
-    Ok(scratch)
+        Instr::Load(_) | Instr::Copy { .. } => None,
+    };
+    schedule.instrs.iter().enumerate().filter_map(workspace).filter(|(_, bytes)| *bytes > Bytes::ZERO).collect()
 }

@@ -2,8 +2,8 @@
 //! measured to be slower.
 //! Invariant: no size is computed here.
 
-use crate::Target;
-use crate::target::widened;
+use crate::kernels::widened;
+use crate::{KernelId, Target};
 use graph::{Counts, DType, Graph, Node, Op, PrecisionClass, TensorSpec};
 
 /// Expected seconds of a step of `counts` on `target`.
@@ -23,7 +23,7 @@ pub fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: Counts)
     let any = |dtypes: &[DType]| ins.iter().any(|spec| dtypes.contains(&spec.dtype));
     let tf32 = matches!(node.op, Op::Linear(linear) if linear.tf32);
     let kernel = target.kernel_of(graph, node).ok();
-    let is_widened = kernel.is_some_and(|kernel| kernel.widen);
+    let is_widened = kernel.is_some_and(KernelId::widens);
     let rate = match rules.precision() {
         PrecisionClass::Matmul if is_widened => target.rates.f32,
         PrecisionClass::Matmul if tf32 => target.rates.tf32.unwrap_or(target.rates.f32),
@@ -37,7 +37,7 @@ pub fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: Counts)
     // Copies in f32 are written and read.
     let copies = if is_widened { 2.0 * widened(graph, node).0 as f64 } else { 0.0 };
     let traffic = (cost.bytes as f64 + copies) / target.rates.memory;
-    let slower = kernel.and_then(|kernel| target.slower.get(&kernel.kernel)).copied().unwrap_or(1.0);
+    let slower = kernel.and_then(|kernel| target.slower.get(kernel.name())).copied().unwrap_or(1.0);
     arithmetic.max(traffic) * slower + target.rates.launch
 }
 

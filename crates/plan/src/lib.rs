@@ -9,6 +9,7 @@ mod check;
 mod compile;
 mod cost;
 mod error;
+mod kernels;
 mod largest;
 mod ledger;
 mod liveness;
@@ -29,13 +30,17 @@ pub use check::{CheckError, check, check_target};
 pub use compile::{Dump, Plan, compile, compile_shared, compile_with};
 pub use cost::{node_seconds, step_seconds};
 pub use error::PlanError;
+pub use kernels::{
+    Capability, CpuKernel, CudaKernel, Fusions, InstructionSet, KernelId, Kernels, ReferenceKernel,
+    chunk_words, copy_bytes, flash_bytes, flash_grad_bytes,
+};
 pub use ledger::{Entry, Ledger};
 pub use memory::{MemoryPlan, Persistent, Region, Slice};
 pub use passes::{Precision, Remat};
-pub use policy::{AutodiffPolicy, Policy, Weights};
+pub use policy::{AutodiffPolicy, Fuse, Policy, Weights};
 pub use program::{Program, Staging};
 pub use ring::{OPEN_STEPS, PIECE, Way};
 pub use schedule::{Instr, Schedule};
 pub use search::{Build, Search, Stream, fit, largest};
-pub use target::{KernelRow, Rates, Reserved, Target, Workspace};
+pub use target::{Rates, Reserved, Target};
 pub use training::{Candidate, Found, Group, Optimizer, Rejected, RematChoice, Training, TrainingSearch};

@@ -11,10 +11,22 @@ pub struct Policy {
     pub autodiff: Option<AutodiffPolicy>,
     /// What the backward pass computes once more in place of keeping it.
     pub remat: Remat,
-    /// Whether ops are fused.
-    pub fuse: bool,
+    /// Which ops are fused.
+    pub fuse: Fuse,
     /// Where parameters are between their uses.
     pub weights: Weights,
+}
+
+/// Which ops are fused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fuse {
+    /// None: the graph as it was built.
+    Nothing,
+    /// What every machine takes together.
+    Ops,
+    /// Also what the target's kernels take together.
+    #[default]
+    Kernels,
 }
 
 /// Where parameters are between their uses.
@@ -43,7 +55,7 @@ impl Default for Policy {
             precision: Precision::F32,
             autodiff: None,
             remat: Remat::None,
-            fuse: true,
+            fuse: Fuse::default(),
             weights: Weights::Resident,
         }
     }

@@ -9,13 +9,13 @@ use crate::session::on_cpu;
 use crate::{Precision, RunError, Settings};
 use data::printable::Place;
 use data::weights::{FOLDER_FILES, HubEnv, find_in_hub};
-use exec::Device as _;
-use exec::cpu::{CpuDevice, Isa};
+use exec::cpu::Isa;
 use exec::disk;
 use graph::Bytes;
 use models::Encoder;
-use plan::KernelRow;
+use plan::{CpuKernel, KernelId};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::path::PathBuf;
@@ -31,8 +31,8 @@ pub struct Doctor {
     pub isa: &'static str,
     /// What `--precision auto` takes here, of [`Isa::CHAIN`], and which precision that is.
     pub best: (&'static str, Precision),
-    /// The kernels of each op, where they were asked for.
-    pub kernels: Option<Vec<KernelRow>>,
+    /// Whether the kernels of each op were asked for.
+    pub kernels: bool,
     /// One line for each GPU, and for each library that GPUs need.
     pub gpus: Vec<String>,
     /// Cores that this process may use: the default number of threads.
@@ -77,7 +77,7 @@ pub fn report(options: Options) -> Result<Doctor, RunError> {
         features: features(&read("/proc/cpuinfo")),
         isa: Isa::detect().name(),
         best: (Isa::detect().best(), on_cpu(None)?),
-        kernels: options.kernels.then(|| CpuDevice::new(1).kernels()),
+        kernels: options.kernels,
         gpus: options.gpus,
         cores,
         memory,
@@ -134,13 +134,12 @@ impl Doctor {
             },
             "disk": self.disk.iter().map(disk).collect::<Vec<_>>(),
         });
-        if let Some(rows) = &self.kernels {
-            let of_op = |op: &str| -> Vec<&str> {
-                rows.iter().filter(|k| k.op == op).map(|k| k.kernel.as_str()).collect()
-            };
-            let kernels: serde_json::Map<String, Value> =
-                rows.iter().map(|k| (k.op.clone(), json!(of_op(&k.op)))).collect();
-            report["kernels"] = kernels.into();
+        if self.kernels {
+            let mut of_op: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+            for kernel in CpuKernel::ALL {
+                of_op.entry(kernel.op().name()).or_default().push(kernel.name());
+            }
+            report["kernels"] = json!(of_op);
         }
         report
     }
@@ -216,12 +215,14 @@ impl fmt::Display for Doctor {
         }
         self.write_models(f)?;
         self.write_disk(f)?;
-        let Some(kernels) = &self.kernels else { return Ok(()) };
+        if !self.kernels {
+            return Ok(());
+        }
         writeln!(f, "\nkernels, compiled for {}", self.isa)?;
         writeln!(f, "  the first that is here of {}: {}", Isa::CHAIN.join(" -> "), self.best.0)?;
-        for k in kernels {
-            let types: Vec<&str> = k.dtypes.iter().map(|d| d.name()).collect();
-            writeln!(f, "  {:<15}  {} ({})", k.op, k.kernel, types.join(", "))?;
+        for kernel in CpuKernel::ALL {
+            let types: Vec<&str> = KernelId::Cpu(*kernel).dtypes().iter().map(|d| d.name()).collect();
+            writeln!(f, "  {:<15}  {} ({})", kernel.op().name(), kernel.name(), types.join(", "))?;
         }
         Ok(())
     }

@@ -8,6 +8,7 @@ use data::bounded;
 use data::pack::MOST_PACKS;
 use data::printable::Place;
 use data::weights::HubEnv;
+use exec::cpu::{CpuDevice, Isa};
 use graph::Bytes;
 use models::{Encoder, Output, known};
 use plan::{
@@ -94,7 +95,7 @@ const LARGEST_TARGET: u64 = 1 << 18;
 /// ends in `.toml`.
 pub fn target(word: &str) -> Result<Target, RunError> {
     if word == CPU {
-        return Ok(Target::named(word)?.with_units(machine::cores() as u64));
+        return Ok(CpuDevice::target(machine::cores(), Isa::detect())?);
     }
     if !word.ends_with(".toml") {
         return Ok(Target::named(word)?);

@@ -71,7 +71,7 @@ impl Settings {
     /// The machine that plans are made for.
     pub fn target(&self) -> Result<Target, RunError> {
         match &self.device {
-            Device::Cpu => Ok(Target::named("cpu")?.with_units(self.threads_of_lane() as u64)),
+            Device::Cpu => Ok(CpuDevice::target(self.threads_of_lane(), Isa::detect())?),
             // They are of one kind.
             Device::Machines(machines) => Ok(machines[0].target()?),
         }
@@ -314,11 +314,8 @@ pub(crate) fn threads(count: u64) -> String {
 /// How a program is computed, as a run prints it when it begins: attention, products, precision, and what bits depend on.
 pub(crate) fn computing_line(executor: &Executor, precision: Precision) -> String {
     let program = executor.program();
-    let nodes = || program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().map(|n| (&p.graph, n)));
-    let kernel = |is: fn(&Op) -> bool| {
-        let (graph, node) = nodes().find(|(_, node)| is(&node.op))?;
-        program.target().kernel_of(graph, node).ok().map(|row| row.kernel.as_str())
-    };
+    let nodes = || program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().zip(&p.kernels));
+    let kernel = |is: fn(&Op) -> bool| Some(nodes().find(|(node, _)| is(&node.op))?.1.name());
     let attention = kernel(|op| matches!(op, Op::Attention(_))).unwrap_or("none");
     let linear = kernel(|op| matches!(op, Op::Linear(_))).unwrap_or("none");
     let (device, with) = (name(executor), executor.device().arithmetic());

@@ -15,7 +15,12 @@ const UNFINISHED: &[(&str, &str)] = &[
 const DRAWERS: &[&str] = &["util", "utils", "prelude", "misc", "helpers"];
 
 /// Files that may hold `macro_rules!`: the tables of ids and ops.
-const MACRO_HOMES: &[&str] = &["crates/graph/src/id.rs", "crates/graph/src/op.rs", "crates/cuda/src/api.rs"];
+const MACRO_HOMES: &[&str] = &[
+    "crates/graph/src/id.rs",
+    "crates/graph/src/op.rs",
+    "crates/plan/src/kernels/mod.rs",
+    "crates/cuda/src/api.rs",
+];
 
 /// Machine paths and package hosts. In two pieces, so that this table does not find itself.
 const MACHINES: &[&str] = &[

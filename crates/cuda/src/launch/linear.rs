@@ -7,21 +7,42 @@ use exec::DeviceError;
 use graph::ops::{Epilogue, LayerNorm, Linear, Prologue};
 use graph::{DType, Layout};
 
+/// Of one element type.
 pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError> {
-    let (x, w, y) = (call.input(0)?, call.input(1)?, call.output(0)?);
+    let [x, w, y] = [call.input(0)?, call.input(1)?, call.output(0)?];
+    let (bias, residual) = added(call, op)?;
+    accepted(call, &[Some(x), Some(w), bias, residual, Some(y)])?;
+    product(call, op, [x, w, y], bias, residual)
+}
+
+/// Of codes, beside bf16.
+pub(super) fn codes(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError> {
+    let [x, w, y] = [call.input(0)?, call.input(1)?, call.output(0)?];
+    let (bias, residual) = added(call, op)?;
+    accepted_beside_codes(call, &[bias, residual, Some(y)])?;
+    if op.epilogue == Epilogue::Gate {
+        return Err(call.refused("products of codes have no gate behind them".to_owned()));
+    }
+    product(call, op, [x, w, y], bias, residual)
+}
+
+/// The bias and the residual.
+fn added(call: &Call<'_>, op: &Linear) -> Result<(Option<Tensor>, Option<Tensor>), DeviceError> {
     let bias = op.bias.then(|| call.input(2)).transpose()?;
     let residual = match op.epilogue {
         Epilogue::Residual => Some(call.input(2 + usize::from(op.bias))?),
         Epilogue::None | Epilogue::Gelu | Epilogue::Gate => None,
     };
-    if [x, w].iter().all(|operand| operand.dtype == DType::F8) {
-        accepted_beside_codes(call, &[bias, residual, Some(y)])?;
-        if op.epilogue == Epilogue::Gate {
-            return Err(call.refused("products of codes have no gate behind them".to_owned()));
-        }
-    } else {
-        accepted(call, &[Some(x), Some(w), bias, residual, Some(y)])?;
-    }
+    Ok((bias, residual))
+}
+
+fn product(
+    call: &mut Call<'_>,
+    op: &Linear,
+    [x, w, y]: [Tensor; 3],
+    bias: Option<Tensor>,
+    residual: Option<Tensor>,
+) -> Result<(), DeviceError> {
     if op.tf32 && call.preparing && std::env::var("NVIDIA_TF32_OVERRIDE").is_ok_and(|value| value.trim() == "0")
     {
         let why = "NVIDIA_TF32_OVERRIDE=0 keeps cuBLAS from TF32; unset it, or take --precision f32";

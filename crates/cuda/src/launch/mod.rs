@@ -15,6 +15,7 @@ use crate::machine::FP8;
 use cudarc::driver::sys::CUtensorMap;
 use exec::{DeviceError, Launch, Operand};
 use graph::{Bytes, DType, GRANULE, Layout, Op};
+use plan::{CudaKernel, KernelId};
 pub(crate) use rows::{gelu_in_place, norm_of};
 
 /// An op with everything that its kernels need.
@@ -136,6 +137,20 @@ impl Call<'_> {
         }
     }
 
+    /// The op, as its kernel takes it.
+    fn op<'o, T>(&self) -> Result<&'o T, DeviceError>
+    where
+        Self: 'o,
+        &'o T: TryFrom<&'o Op>,
+    {
+        self.launch.op.try_into().map_err(|_| self.no_kernel())
+    }
+
+    /// The error of a kernel that is none of this op on a card.
+    fn no_kernel(&self) -> DeviceError {
+        DeviceError::WrongKernel { op: self.launch.op.name(), kernel: self.launch.kernel }
+    }
+
     /// An error of this op.
     pub(crate) fn refused(&self, why: String) -> DeviceError {
         DeviceError::Kernel { op: self.launch.op.name(), why }
@@ -157,64 +172,28 @@ pub(crate) fn refusal(code: u32) -> &'static str {
     }
 }
 
-/// Runs the kernels of an op.
+/// Runs a kernel.
 pub(crate) fn run(call: &mut Call<'_>) -> Result<(), DeviceError> {
-    match call.launch.op {
-        Op::Add(_) => rows::add(call),
-        Op::Attention(op) => attention::attention(call, op),
-        Op::BatchNorm(op) => rows::batch_norm(call, op),
-        Op::Cast(_) => rows::cast(call),
-        Op::Concat(_) => rows::concat(call),
-        Op::Embed(op) => sequence::embed(call, op),
-        Op::Gelu(_) => rows::gelu(call),
-        Op::Glu(op) => rows::glu(call, op),
-        Op::LayerNorm(op) => rows::layer_norm(call, op),
-        Op::Linear(op) => linear::linear(call, op),
-        Op::Quantize(op) => quantize::quantize(call, op),
-        Op::Relu(_) => rows::relu(call),
-        Op::RotaryTable(_) => sequence::rotary_table(call),
-        Op::SegmentMean(op) => sequence::segment_mean(call, op),
-        Op::SelectRows(_) => sequence::select_rows(call),
-        Op::Softmax(_) => rows::softmax(call),
-        Op::Accumulate(_)
-        | Op::Adafactor(_)
-        | Op::AdamW(_)
-        | Op::AdamW8bit(_)
-        | Op::AttentionGrad(_)
-        | Op::BatchNormGrad(_)
-        | Op::BatchNormTrain(_)
-        | Op::BatchNormTrainGrad(_)
-        | Op::Combine(_)
-        | Op::CombineGrad(_)
-        | Op::ConcatGrad(_)
-        | Op::Dispatch(_)
-        | Op::DispatchGrad(_)
-        | Op::Dropout(_)
-        | Op::EmbedGrad(_)
-        | Op::GeluGrad(_)
-        | Op::GluGrad(_)
-        | Op::GradScale(_)
-        | Op::GroupedLinear(_)
-        | Op::GroupedLinearInputGrad(_)
-        | Op::GroupedLinearWeightGrad(_)
-        | Op::LayerNormGrad(_)
-        | Op::LinearCrossEntropy(_)
-        | Op::LinearCrossEntropyGrad(_)
-        | Op::LinearInputGrad(_)
-        | Op::LinearWeightGrad(_)
-        | Op::Mlp(_)
-        | Op::ReluGrad(_)
-        | Op::RmsNorm(_)
-        | Op::RmsNormGrad(_)
-        | Op::Route(_)
-        | Op::RouteGrad(_)
-        | Op::RouterLoss(_)
-        | Op::RouterLossGrad(_)
-        | Op::Scale(_)
-        | Op::SegmentMeanGrad(_)
-        | Op::SelectRowsGrad(_)
-        | Op::Sgd(_)
-        | Op::SoftmaxGrad(_) => Err(call.refused("it has no CUDA kernel yet".to_owned())),
+    use CudaKernel as K;
+    let KernelId::Cuda(kernel) = call.launch.kernel else { return Err(call.no_kernel()) };
+    match kernel {
+        K::Add => rows::add(call),
+        K::Flash => attention::attention(call, call.op()?),
+        K::BatchNorm => rows::batch_norm(call, call.op()?),
+        K::Cast => rows::cast(call),
+        K::Concat => rows::concat(call),
+        K::Embed => sequence::embed(call, call.op()?),
+        K::Gelu => rows::gelu(call),
+        K::Glu => rows::glu(call, call.op()?),
+        K::LayerNorm => rows::layer_norm(call, call.op()?),
+        K::Gemm => linear::linear(call, call.op()?),
+        K::GemmFp8 => linear::codes(call, call.op()?),
+        K::Quantize => quantize::quantize(call, call.op()?),
+        K::Relu => rows::relu(call),
+        K::RotaryTable => sequence::rotary_table(call),
+        K::SegmentMean => sequence::segment_mean(call, call.op()?),
+        K::SelectRows => sequence::select_rows(call),
+        K::Softmax => rows::softmax(call),
     }
 }
 

@@ -5,6 +5,7 @@ use exec::reference::{Tensor, eval};
 use exec::{Device, Launch, Operand};
 use graph::ops::{Attention, Bias, Mask, Qkv};
 use graph::{Bytes, Counts, DType, Dim, Op, TensorSpec};
+use plan::{CudaKernel, KernelId};
 use plimsoll_cuda::{CudaDevice, cards};
 
 /// Heads: not a multiple of those of a block.
@@ -53,7 +54,14 @@ impl Batch {
         self.device.alloc_arena(Bytes(end)).expect("memory");
         self.device.fill(0, Bytes(end), 0xFF).expect("fill");
         let op = Op::Attention(self.op);
-        let launch = Launch { op: &op, ins: &ins, outs: &[Some(out.clone()), None], workspace: None, counts };
+        let launch = Launch {
+            op: &op,
+            kernel: KernelId::Cuda(CudaKernel::Flash),
+            ins: &ins,
+            outs: &[Some(out.clone()), None],
+            workspace: None,
+            counts,
+        };
         self.device.prepare(&launch).expect("a kernel");
         let qkv: Vec<u8> = rows.iter().flatten().flat_map(|&x| narrow(x, self.dtype).to_le_bytes()).collect();
         let spans: Vec<u8> = self.spans().into_iter().flat_map(i32::to_le_bytes).collect();

@@ -4,6 +4,7 @@ use exec::scaled::Codes;
 use exec::{Device, Launch, Operand};
 use graph::ops::{Epilogue, LayerNorm, Linear, Prologue};
 use graph::{Bytes, Counts, DType, Dim, GRANULE, Op, TensorSpec};
+use plan::{CudaKernel, KernelId};
 use plimsoll_cuda::{CudaDevice, cards};
 
 /// Tokens of a full step.
@@ -111,7 +112,7 @@ impl Case {
     fn launch(&mut self, rows: u64, preparing: bool) {
         let (counts, outs) = (Counts { tokens: rows, sequences: 1 }, [Some(self.out.clone())]);
         let (op, ins, workspace) = (&self.op, &self.ins[..], Some(self.workspace));
-        let launch = Launch { op, ins, outs: &outs, workspace, counts };
+        let launch = Launch { op, kernel: kernel_of(ins[0].spec.dtype), ins, outs: &outs, workspace, counts };
         let result = if preparing { self.device.prepare(&launch) } else { self.device.launch(&launch) };
         result.unwrap_or_else(|error| panic!("{}: {error}: {error:?}", self.name()));
     }
@@ -452,7 +453,14 @@ fn normalised(case: &Case, linear: Linear, norm: LayerNorm) -> Vec<f64> {
     let counts = full(case.rows);
     device.alloc_arena(Bytes(y.at) + y.bytes(counts)).expect("memory");
     let outs = [Some(y.clone()), None, None];
-    let launch = Launch { op: &op, ins: &ins, outs: &outs, workspace: None, counts };
+    let launch = Launch {
+        op: &op,
+        kernel: kernel_of(ins[0].spec.dtype),
+        ins: &ins,
+        outs: &outs,
+        workspace: None,
+        counts,
+    };
     device.prepare(&launch).expect("a norm");
     for (operand, values) in ins.iter().zip([&case.values[0], &case.values[params], &case.values[params + 1]]) {
         device.upload(operand.at, &encode(values, &operand.spec)).expect("upload");
@@ -541,7 +549,14 @@ fn norms_that_no_kernel_has_are_refused() {
         let spec = TensorSpec::activation(vec![Dim::Fixed(k)], DType::F32);
         case.ins.extend([0, 0].map(|at| Operand { at, spec: spec.clone() }));
         let (op, ins, outs) = (&case.op, &case.ins[..], [Some(case.out.clone())]);
-        let launch = Launch { op, ins, outs: &outs, workspace: Some(case.workspace), counts: full(FULL) };
+        let launch = Launch {
+            op,
+            kernel: kernel_of(ins[0].spec.dtype),
+            ins,
+            outs: &outs,
+            workspace: Some(case.workspace),
+            counts: full(FULL),
+        };
         let error = case.device.prepare(&launch).expect_err("no such kernel").to_string();
         assert!(
             error.contains("norms are in front of products of 16 bits with at most 640 columns"),
@@ -710,7 +725,19 @@ fn mixed_types_are_refused() {
     let mut case = Case::new(64, 64, DType::F32, Linear::new(false, Epilogue::None), false);
     case.ins[1].spec.dtype = DType::Bf16;
     let (op, ins, outs) = (&case.op, &case.ins[..], [Some(case.out.clone())]);
-    let launch = Launch { op, ins, outs: &outs, workspace: Some(case.workspace), counts: full(FULL) };
+    let launch = Launch {
+        op,
+        kernel: kernel_of(ins[0].spec.dtype),
+        ins,
+        outs: &outs,
+        workspace: Some(case.workspace),
+        counts: full(FULL),
+    };
     let error = case.device.prepare(&launch).expect_err("mixed types").to_string();
     assert!(error.contains("one float type, not f32, bf16, f32"), "{error}");
+}
+
+/// The kernel of a product with operands of this type.
+fn kernel_of(dtype: DType) -> KernelId {
+    KernelId::Cuda(if dtype == DType::F8 { CudaKernel::GemmFp8 } else { CudaKernel::Gemm })
 }

@@ -11,8 +11,9 @@ mod pack;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod tiles;
 
-pub use forward::{WORKSPACE, attention, workspace_bytes};
-pub use gradient::{GRAD_WORKSPACE, Given, Gradients, attention_grad, grad_workspace_bytes};
+pub use forward::attention;
+pub use gradient::{Given, Gradients, attention_grad};
+pub use plan::{flash_bytes as workspace_bytes, flash_grad_bytes as grad_workspace_bytes};
 
 use super::Cpu;
 use super::element::{Bf16, Element};

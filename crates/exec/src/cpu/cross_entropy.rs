@@ -12,12 +12,7 @@ use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
 use super::{Cpu, elementwise};
 use core::ops::Range;
-use graph::Bytes;
-use plan::Workspace;
-
-/// Each thread's for products; and for all, 4 bytes for each logit of a chunk, each element of its rows, and two
-/// words a row.
-pub const WORKSPACE: Workspace = Workspace { per_item: Bytes(4), ..product::WORKSPACE };
+use plan::chunk_words;
 
 /// What the loss is of.
 #[derive(Clone, Copy)]
@@ -59,7 +54,8 @@ pub struct Losses {
 
 /// The sum over rows that count of `lse - logit[target] + z lse^2`, in f64 and in the order of the rows, and the sums
 /// of its two terms; `lse` (R)
-/// gets ln sum exp(logit), 0 for the other rows. `workspace` holds `WORKSPACE`. Panics, as all here, on sizes
+/// gets ln sum exp(logit), 0 for the other rows. `workspace` holds a product's for
+/// each thread, and `plan::chunk_words`. Panics, as all here, on sizes
 /// that do not fit together and on targets past V.
 pub fn loss(cpu: &Cpu, head: Head<'_>, mut lse: Option<&mut [f32]>, workspace: &mut [f32]) -> Losses {
     let (v, mut total, mut cross_entropy, mut z) = (head.w.rows(), 0.0, 0.0, 0.0);
@@ -159,11 +155,12 @@ impl<'a> Room<'a> {
         assert_eq!(head.w.cols(), k, "columns of w");
         assert_eq!(head.targets.len(), head.x.rows(), "a target for each row");
         let chunk = head.chunk.min(head.x.rows());
-        let (units, rest) = workspace.split_at_mut(product::WORKSPACE.per_unit.0 as usize / 4 * cpu.threads());
+        let (units, rest) = workspace.split_at_mut(product::WORKSPACE_BYTES / 4 * cpu.threads());
+        let rest = &mut rest[..chunk_words(chunk as u64, k as u64, v as u64) as usize];
         let (logits, rest) = rest.split_at_mut(chunk * v);
         let (rows, rest) = rest.split_at_mut(chunk * k);
         let (sums, rest) = rest.split_at_mut(chunk);
-        Self { head, next: 0, units, logits, rows, sums, index: bytemuck::cast_slice_mut(&mut rest[..chunk]) }
+        Self { head, next: 0, units, logits, rows, sums, index: bytemuck::cast_slice_mut(rest) }
     }
 
     /// Takes the next rows that count and computes their logits; how many there are, if there are any.

@@ -3,12 +3,12 @@
 //! the op's alias rule allows it; token ids and spans come from outside and are checked at every launch.
 
 use super::operands::Operands;
-use super::{Bf16, Cpu, Element, Isa, kernels, launch, reduce, widening};
+use super::{Bf16, Cpu, Isa, launch, reduce, widening};
 use crate::arena::{Arena, Weights};
 use crate::device::{Device, DeviceError, Launch, Span, Ticket};
 use crate::host::{Clock, Fetched};
 use graph::{Bytes, Op};
-use plan::KernelRow;
+use plan::{CpuKernel, KernelId, Kernels, PlanError, Target};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// One of several devices that share the host's cores and their weights.
@@ -45,6 +45,12 @@ impl CpuDevice {
         Self::on(Cpu::with_isa(threads, isa))
     }
 
+    /// What plans for such a device are made for: the CPU in place, on so many threads with these instructions.
+    pub fn target(threads: usize, isa: Isa) -> Result<Target, PlanError> {
+        let target = Target::named("cpu")?.with_units(threads as u64);
+        Ok(Target { kernels: Kernels::Cpu(isa.set()), ..target })
+    }
+
     /// So many devices of `threads` threads each, whose weights are the same bytes: steps run beside each other from their
     /// first op to their last, where threads of one device meet behind every op.
     pub fn lanes(count: usize, threads: usize) -> Result<Vec<Self>, DeviceError> {
@@ -72,13 +78,12 @@ impl CpuDevice {
     fn compute(&self, launch: &Launch<'_>) -> Result<(), DeviceError> {
         let arena = self.arena()?;
         let _unchanged = arena.reading();
-        let l = Operands { arena, launch, widened: kernels::widens(launch) };
+        let KernelId::Cpu(kernel) = launch.kernel else {
+            return Err(DeviceError::WrongKernel { op: launch.op.name(), kernel: launch.kernel });
+        };
+        let l = Operands { arena, launch, widened: kernel.widens() };
         widening::widen(&l, &self.cpu)?;
-        if l.in_bf16() {
-            run::<Bf16>(&l, &self.cpu)?;
-        } else {
-            run::<f32>(&l, &self.cpu)?;
-        }
+        run(kernel, &l, &self.cpu)?;
         widening::narrow(&l, &self.cpu)
     }
 }
@@ -104,8 +109,8 @@ impl Device for CpuDevice {
         format!("cpu ({lane}{isa}, {} {threads})", self.cpu.threads())
     }
 
-    fn kernels(&self) -> Vec<KernelRow> {
-        kernels::rows()
+    fn kernels(&self) -> Kernels {
+        Kernels::Cpu(self.cpu.isa().set())
     }
 
     fn units(&self) -> u64 {
@@ -203,64 +208,92 @@ impl Device for CpuDevice {
     }
 }
 
-/// Runs the kernel of an op; `E` is what those read that take matrices as they lie.
-fn run<E: Element>(l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
-    match l.launch.op {
-        Op::Add(op) => launch::forward::add::<E>(l, cpu, op)?,
-        Op::Attention(op) => launch::attention::attention(l, cpu, op)?,
-        Op::AttentionGrad(op) => launch::attention::attention_grad(l, cpu, op)?,
-        Op::BatchNorm(op) => launch::forward::batch_norm(l, cpu, op)?,
-        Op::Concat(op) => launch::forward::concat::<E>(l, cpu, op)?,
-        Op::Embed(op) => l.embed::<E>(cpu, op)?,
-        Op::Gelu(op) => launch::forward::gelu::<E>(l, cpu, op)?,
-        Op::Glu(op) => launch::forward::glu::<E>(l, cpu, op)?,
-        Op::LayerNorm(op) => launch::forward::layer_norm::<E>(l, cpu, op)?,
-        Op::Linear(op) => l.linear(cpu, op)?,
-        Op::Mlp(op) => launch::mlp::mlp(l, cpu, op)?,
-        Op::Quantize(op) => launch::forward::quantize::<E>(l, cpu, op)?,
-        Op::Relu(op) => launch::forward::relu::<E>(l, cpu, op)?,
-        Op::RotaryTable(op) => launch::forward::rotary_table(l, op)?,
-        Op::SegmentMean(op) => launch::forward::segment_mean::<E>(l, cpu, op)?,
-        Op::SelectRows(op) => launch::forward::select_rows::<E>(l, cpu, op)?,
-        Op::Softmax(_) => reduce::softmax(cpu, l.input(0)?, l.output(0)?),
-        Op::BatchNormGrad(op) => launch::backward::batch_norm_grad(l, cpu, op)?,
-        Op::BatchNormTrain(op) => launch::backward::batch_norm_train(l, cpu, op)?,
-        Op::BatchNormTrainGrad(op) => launch::backward::batch_norm_train_grad(l, cpu, op)?,
-        Op::Cast(op) => launch::backward::cast(l, cpu, op)?,
-        Op::ConcatGrad(op) => launch::backward::concat_grad(l, cpu, op)?,
-        Op::Dropout(op) => launch::backward::dropout(l, cpu, op)?,
-        Op::EmbedGrad(op) => launch::backward::embed_grad(l, cpu, op)?,
-        Op::GeluGrad(op) => launch::backward::gelu_grad(l, cpu, op)?,
-        Op::GluGrad(op) => launch::backward::glu_grad(l, cpu, op)?,
-        Op::LayerNormGrad(op) => launch::backward::layer_norm_grad(l, cpu, op)?,
-        Op::ReluGrad(op) => launch::backward::relu_grad(l, cpu, op)?,
-        Op::RmsNorm(op) => launch::forward::rms_norm::<E>(l, cpu, op)?,
-        Op::RmsNormGrad(op) => launch::backward::rms_norm_grad(l, cpu, op)?,
-        Op::Scale(op) => launch::forward::scale::<E>(l, cpu, op)?,
-        Op::SegmentMeanGrad(op) => launch::backward::segment_mean_grad(l, cpu, op)?,
-        Op::SelectRowsGrad(op) => launch::backward::select_rows_grad(l, cpu, op)?,
-        Op::SoftmaxGrad(op) => launch::backward::softmax_grad(l, cpu, op)?,
-        Op::Combine(op) => launch::moe::combine(l, cpu, op)?,
-        Op::CombineGrad(op) => launch::moe::combine_grad(l, cpu, op)?,
-        Op::Dispatch(op) => launch::moe::dispatch(l, cpu, op)?,
-        Op::DispatchGrad(op) => launch::moe::dispatch_grad(l, cpu, op)?,
-        Op::Route(op) => launch::moe::route(l, cpu, op)?,
-        Op::RouteGrad(op) => launch::moe::route_grad(l, cpu, op)?,
-        Op::RouterLoss(op) => launch::moe::router_loss(l, cpu, op)?,
-        Op::RouterLossGrad(op) => launch::moe::router_loss_grad(l, cpu, op)?,
-        Op::GroupedLinear(op) => launch::product::grouped_linear(l, cpu, op)?,
-        Op::GroupedLinearInputGrad(op) => launch::product::grouped_linear_input_grad(l, cpu, op)?,
-        Op::GroupedLinearWeightGrad(op) => launch::product::grouped_linear_weight_grad(l, cpu, op)?,
-        Op::LinearCrossEntropy(op) => launch::product::linear_cross_entropy(l, cpu, op)?,
-        Op::LinearCrossEntropyGrad(op) => launch::product::linear_cross_entropy_grad(l, cpu, op)?,
-        Op::LinearInputGrad(op) => launch::product::linear_input_grad(l, cpu, op)?,
-        Op::LinearWeightGrad(op) => launch::product::linear_weight_grad(l, cpu, op)?,
-        Op::Accumulate(op) => launch::optimizer::accumulate(l, cpu, op)?,
-        Op::Adafactor(op) => launch::optimizer::adafactor(l, cpu, op)?,
-        Op::AdamW(op) => launch::optimizer::adamw(l, cpu, op)?,
-        Op::AdamW8bit(op) => launch::optimizer::adamw_8bit(l, cpu, op)?,
-        Op::GradScale(op) => launch::optimizer::grad_scale(l, cpu, op)?,
-        Op::Sgd(op) => launch::optimizer::sgd(l, cpu, op)?,
+/// The op of a launch, as its kernel takes it.
+fn of<'a, T>(l: &Operands<'a>) -> Result<&'a T, DeviceError>
+where
+    &'a T: TryFrom<&'a Op>,
+{
+    let Launch { op, kernel, .. } = *l.launch;
+    op.try_into().map_err(|_| DeviceError::WrongKernel { op: op.name(), kernel })
+}
+
+/// Runs a kernel.
+fn run(kernel: CpuKernel, l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
+    use CpuKernel as K;
+    match kernel {
+        K::AccumulateF32 => launch::optimizer::accumulate(l, cpu, of(l)?),
+        K::AdafactorF32 => launch::optimizer::adafactor(l, cpu, of(l)?),
+        K::AdamWF32 => launch::optimizer::adamw(l, cpu, of(l)?),
+        K::AdamW8bitF32 => launch::optimizer::adamw_8bit(l, cpu, of(l)?),
+        K::AddF32 => launch::forward::add::<f32>(l, cpu, of(l)?),
+        K::AddBf16 => launch::forward::add::<Bf16>(l, cpu, of(l)?),
+        K::FlashF32 => launch::attention::attention_f32(l, cpu, of(l)?),
+        K::FlashBf16 => launch::attention::attention_bf16(l, cpu, of(l)?),
+        K::FlashGradF32 => launch::attention::attention_grad(l, cpu, of(l)?),
+        K::BatchNormF32 => launch::forward::batch_norm(l, cpu, of(l)?),
+        K::BatchNormGradF32 => launch::backward::batch_norm_grad(l, cpu, of(l)?),
+        K::BatchNormTrainF32 => launch::backward::batch_norm_train(l, cpu, of(l)?),
+        K::BatchNormTrainGradF32 => launch::backward::batch_norm_train_grad(l, cpu, of(l)?),
+        K::Cast => launch::backward::cast(l, cpu, of(l)?),
+        K::CombineF32 => launch::moe::combine(l, cpu, of(l)?),
+        K::CombineGradF32 => launch::moe::combine_grad(l, cpu, of(l)?),
+        K::CopyF32 => launch::forward::concat::<f32>(l, cpu, of(l)?),
+        K::CopyBf16 => launch::forward::concat::<Bf16>(l, cpu, of(l)?),
+        K::ConcatGradF32 => launch::backward::concat_grad(l, cpu, of(l)?),
+        K::DispatchF32 => launch::moe::dispatch(l, cpu, of(l)?),
+        K::DispatchGradF32 => launch::moe::dispatch_grad(l, cpu, of(l)?),
+        K::DropoutF32 => launch::backward::dropout(l, cpu, of(l)?),
+        K::EmbedF32 => launch::forward::embed::<f32>(l, cpu, of(l)?),
+        K::EmbedBf16 => launch::forward::embed::<Bf16>(l, cpu, of(l)?),
+        K::EmbedGradF32 => launch::backward::embed_grad(l, cpu, of(l)?),
+        K::GeluF32 => launch::forward::gelu::<f32>(l, cpu, of(l)?),
+        K::GeluBf16 => launch::forward::gelu::<Bf16>(l, cpu, of(l)?),
+        K::GeluGradF32 => launch::backward::gelu_grad(l, cpu, of(l)?),
+        K::GluF32 => launch::forward::glu::<f32>(l, cpu, of(l)?),
+        K::GluBf16 => launch::forward::glu::<Bf16>(l, cpu, of(l)?),
+        K::GluGradF32 => launch::backward::glu_grad(l, cpu, of(l)?),
+        K::GradScaleF32 => launch::optimizer::grad_scale(l, cpu, of(l)?),
+        K::GroupedLinearF32 => launch::product::grouped_linear(l, cpu, of(l)?),
+        K::GroupedLinearInputGradF32 => launch::product::grouped_linear_input_grad(l, cpu, of(l)?),
+        K::GroupedLinearWeightGradF32 => launch::product::grouped_linear_weight_grad(l, cpu, of(l)?),
+        K::LayerNormF32 => launch::forward::layer_norm::<f32>(l, cpu, of(l)?),
+        K::LayerNormBf16 => launch::forward::layer_norm::<Bf16>(l, cpu, of(l)?),
+        K::LayerNormGradF32 => launch::backward::layer_norm_grad(l, cpu, of(l)?),
+        K::GemmF32 => launch::linear::panels(l, cpu, of(l)?),
+        K::GemmBf16 => launch::linear::tiles(l, cpu, of(l)?),
+        K::GemmInt8 => launch::linear::codes(l, cpu, of(l)?),
+        K::ProductF32 => launch::linear::rows(l, cpu, of(l)?),
+        K::LinearCrossEntropyF32 => launch::product::linear_cross_entropy(l, cpu, of(l)?),
+        K::LinearCrossEntropyGradF32 => launch::product::linear_cross_entropy_grad(l, cpu, of(l)?),
+        K::LinearInputGradF32 => launch::product::linear_input_grad(l, cpu, of(l)?),
+        K::LinearWeightGradF32 => launch::product::linear_weight_grad(l, cpu, of(l)?),
+        K::MlpBf16 => launch::mlp::mlp(l, cpu, of(l)?),
+        K::QuantizeF32 => launch::forward::quantize::<f32>(l, cpu, of(l)?),
+        K::QuantizeBf16 => launch::forward::quantize::<Bf16>(l, cpu, of(l)?),
+        K::ReluF32 => launch::forward::relu::<f32>(l, cpu, of(l)?),
+        K::ReluBf16 => launch::forward::relu::<Bf16>(l, cpu, of(l)?),
+        K::ReluGradF32 => launch::backward::relu_grad(l, cpu, of(l)?),
+        K::RmsNormF32 => launch::forward::rms_norm::<f32>(l, cpu, of(l)?),
+        K::RmsNormBf16 => launch::forward::rms_norm::<Bf16>(l, cpu, of(l)?),
+        K::RmsNormGradF32 => launch::backward::rms_norm_grad(l, cpu, of(l)?),
+        K::RotaryTableF32 => launch::forward::rotary_table(l, of(l)?),
+        K::RouteF32 => launch::moe::route(l, cpu, of(l)?),
+        K::RouteGradF32 => launch::moe::route_grad(l, cpu, of(l)?),
+        K::RouterLossF32 => launch::moe::router_loss(l, cpu, of(l)?),
+        K::RouterLossGradF32 => launch::moe::router_loss_grad(l, cpu, of(l)?),
+        K::ScaleF32 => launch::forward::scale::<f32>(l, cpu, of(l)?),
+        K::ScaleBf16 => launch::forward::scale::<Bf16>(l, cpu, of(l)?),
+        K::SegmentMeanF32 => launch::forward::segment_mean::<f32>(l, cpu, of(l)?),
+        K::SegmentMeanBf16 => launch::forward::segment_mean::<Bf16>(l, cpu, of(l)?),
+        K::SegmentMeanGradF32 => launch::backward::segment_mean_grad(l, cpu, of(l)?),
+        K::SelectRowsF32 => launch::forward::select_rows::<f32>(l, cpu, of(l)?),
+        K::SelectRowsBf16 => launch::forward::select_rows::<Bf16>(l, cpu, of(l)?),
+        K::SelectRowsGradF32 => launch::backward::select_rows_grad(l, cpu, of(l)?),
+        K::SgdF32 => launch::optimizer::sgd(l, cpu, of(l)?),
+        K::SoftmaxF32 => {
+            reduce::softmax(cpu, l.input(0)?, l.output(0)?);
+            Ok(())
+        }
+        K::SoftmaxGradF32 => launch::backward::softmax_grad(l, cpu, of(l)?),
     }
-    Ok(())
 }

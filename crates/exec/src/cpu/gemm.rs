@@ -14,6 +14,7 @@
 //! panels past them; a panel's slice stays in L1 or L2 while all strips of the block pass.
 
 use super::Cpu;
+use super::Isa;
 #[cfg(target_arch = "x86_64")]
 use super::amx::Tiles;
 use super::element::Element;
@@ -22,8 +23,7 @@ use super::simd::{LANES, Simd};
 use super::tile::{Begin, Feed, strip};
 use super::view::{Rows, RowsMut};
 use core::ops::Range;
-use graph::Bytes;
-use plan::Workspace;
+use plan::InstructionSet;
 
 pub use super::tile::PANEL;
 
@@ -37,17 +37,15 @@ const BLOCK: usize = 168;
 /// sums and one panel's slice take 0.8 MB of L2. (16 is 2 to 3 % quicker for K > 768, at 172 032 B more.)
 const GROUP: usize = 8;
 
-/// Bytes of workspace per thread, as the planner's table has them: one figure for all instruction sets.
-pub const WORKSPACE: Workspace =
-    Workspace { per_unit: Bytes(4 * EACH as u64), per_column: Bytes(0), per_item: Bytes(0) };
-
-/// f32 of workspace per thread, whole cache lines: room for what the tiles need, the most of all.
-const EACH: usize = 374_784;
+/// Bytes of workspace of each thread.
+pub fn workspace_bytes(isa: Isa) -> usize {
+    isa.set().gemm_f32() as usize
+}
 
 // A slice of a block of rows, and a group's sums.
-const _: () = assert!(BLOCK * (STRIDE + GROUP * PANEL) <= EACH);
+const _: () = assert!(4 * BLOCK * (STRIDE + GROUP * PANEL) <= InstructionSet::Portable.gemm_f32() as usize);
 #[cfg(target_arch = "x86_64")]
-const _: () = assert!(super::gemm_amx::EACH <= 4 * EACH);
+const _: () = assert!(super::gemm_amx::EACH <= InstructionSet::Amx.gemm_f32() as usize);
 
 /// What follows the product, in this order: `+ bias`, `act`, `residual +`.
 #[derive(Clone, Copy, Default)]
@@ -99,7 +97,7 @@ pub fn pack_panel(rows: &[f32], k: usize, out: &mut [f32]) {
 }
 
 /// y (M, N) = residual + act(x (M, K) W^T + bias). `w` is packed; `workspace` holds
-/// `WORKSPACE` for each thread. `x` and `y` must not overlap. Panics on sizes that do
+/// `workspace_bytes` for each thread. `x` and `y` must not overlap. Panics on sizes that do
 /// not fit together.
 pub fn linear(
     cpu: &Cpu,
@@ -111,12 +109,13 @@ pub fn linear(
 ) {
     let (m, k, n) = (x.rows(), x.cols(), y.cols());
     assert_eq!(w.len(), packed_len(n, k), "packed weights of ({n}, {k})");
-    assert!(workspace.len() >= EACH * cpu.threads(), "workspace for {} threads", cpu.threads());
+    let each = workspace_bytes(cpu.isa()) / 4;
+    assert!(workspace.len() >= each * cpu.threads(), "workspace for {} threads", cpu.threads());
     let job = Job::new(x, w, epilogue, &y);
     #[cfg(target_arch = "x86_64")]
     if cpu.isa().has_tiles() && k > 0 {
         // SAFETY: the instruction set has tiles and AVX-512; the workspace was checked.
-        return unsafe { super::gemm_amx::linear::<Tiles>(cpu, job, workspace.as_mut_ptr(), 4 * EACH) };
+        return unsafe { super::gemm_amx::linear::<Tiles>(cpu, job, workspace.as_mut_ptr(), 4 * each) };
     }
     let panels = n.div_ceil(PANEL);
     let fewest = if k > DEPTH { panels.div_ceil(GROUP) } else { 1 };
@@ -126,7 +125,7 @@ pub fn linear(
         let (rows, panels) = split.task(task);
         let scratch = scratch as *mut f32;
         // Worker indices of one run are distinct and below `threads()`.
-        let scratch = scratch.wrapping_add(worker * EACH);
+        let scratch = scratch.wrapping_add(worker * each);
         cpu.isa().run(Task { job, rows, panels, scratch });
     });
 }
@@ -200,7 +199,7 @@ impl<'a, E: Element> Job<'a, E> {
     }
 }
 
-/// One task, for `Isa::run`. `scratch` is `EACH` f32 of this worker's own.
+/// One task, for `Isa::run`. `scratch` is this worker's own.
 struct Task<'a> {
     job: Job<'a>,
     rows: Range<usize>,

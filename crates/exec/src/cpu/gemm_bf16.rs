@@ -19,8 +19,7 @@ use super::tile::{Begin, PANEL, strip};
 use super::{Cpu, Rows, RowsMut};
 use crate::tiles::{self, STEP};
 use core::ops::Range;
-use graph::Bytes;
-use plan::Workspace;
+use plan::CpuKernel;
 
 /// Elements of a tile.
 const TILE: usize = STEP * LANES;
@@ -32,9 +31,10 @@ const STRIDE: usize = DEPTH + 16;
 pub(super) const BLOCK: usize = 168;
 pub(super) const GROUP: usize = 8;
 
-/// Bytes of workspace per thread, as the planner's table has them: one figure for all instruction sets.
-pub const WORKSPACE: Workspace =
-    Workspace { per_unit: Bytes(4 * EACH as u64), per_column: Bytes(0), per_item: Bytes(0) };
+/// Bytes of workspace of each thread.
+pub const WORKSPACE_BYTES: usize = CpuKernel::TILES_BYTES as usize;
+
+const _: () = assert!(4 * EACH == WORKSPACE_BYTES);
 
 /// f32 of workspace per thread, whole cache lines: the widened rows, a group's sums, a panel's widened slice. Tiles
 /// take less.
@@ -46,7 +46,7 @@ const _: () = assert!(super::gemm_bf16_amx::EACH <= 4 * EACH);
 /// What follows the product.
 pub type EpilogueBf16<'a> = Epilogue<'a, Bf16>;
 
-/// y (M, N) = residual + act(x (M, K) W^T + bias), rounded once. `w` is in tiles; `workspace` holds `WORKSPACE` for
+/// y (M, N) = residual + act(x (M, K) W^T + bias), rounded once. `w` is in tiles; `workspace` holds `WORKSPACE_BYTES` for
 /// each thread. `x` and `y` must not overlap. Panics on sizes that do not fit together.
 pub fn linear(
     cpu: &Cpu,

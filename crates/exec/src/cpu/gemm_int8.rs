@@ -19,10 +19,9 @@ use super::simd::Simd;
 use super::tile::PANEL;
 use super::{Cpu, Rows, RowsMut};
 use crate::tiles::codes_panel;
-use plan::Workspace;
 
 /// Bytes of workspace per thread: as products of bf16 take them.
-pub const WORKSPACE: Workspace = super::gemm_bf16::WORKSPACE;
+pub const WORKSPACE_BYTES: usize = super::gemm_bf16::WORKSPACE_BYTES;
 
 /// The longest row: its sums fit 32 bits, with unsigned weights too.
 const LONGEST: usize = 1 << 16;
@@ -36,7 +35,7 @@ pub(super) struct Scales<'a> {
     pub(super) w: &'a [f32],
 }
 
-/// y (M, N) = residual + act(x (M, K) W^T + bias), rounded once. `workspace` holds `WORKSPACE` for each thread. `x` and `y`
+/// y (M, N) = residual + act(x (M, K) W^T + bias), rounded once. `workspace` holds `WORKSPACE_BYTES` for each thread. `x` and `y`
 /// must not overlap. Panics on sizes that do not fit together.
 pub fn linear(
     cpu: &Cpu,
@@ -53,7 +52,7 @@ pub fn linear(
     let scales = Scales { x: x.scales, w: w.scales };
     let job = in_pairs(x, w, epilogue, &y);
     let each = 4 * workspace.len() / cpu.threads();
-    assert!(each as u64 >= WORKSPACE.per_unit.0, "workspace for {} threads", cpu.threads());
+    assert!(each >= WORKSPACE_BYTES, "workspace for {} threads", cpu.threads());
     #[cfg(target_arch = "x86_64")]
     if cpu.isa().has_tiles() {
         use super::{amx::Tiles, gemm_bf16_amx};

@@ -6,6 +6,7 @@
 use super::simd::{Portable, Simd};
 #[cfg(target_arch = "x86_64")]
 use super::simd_x86::{Avx2, Avx512};
+use plan::InstructionSet;
 
 /// Which vector instructions the kernels use. A value proves that this CPU has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +59,19 @@ impl Isa {
             // As on aarch64. x86-64 without FMA rounds twice: another arithmetic, so another name.
             Kind::Portable if self.has_fma() => "portable+fma",
             Kind::Portable => "portable",
+        }
+    }
+
+    /// What the kernel tables call it.
+    pub fn set(self) -> InstructionSet {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Amx => InstructionSet::Amx,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => InstructionSet::Avx512,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => InstructionSet::Avx2,
+            Kind::Portable => InstructionSet::Portable,
         }
     }
 

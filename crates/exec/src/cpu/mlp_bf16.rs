@@ -14,14 +14,13 @@ use super::simd::Simd;
 use super::{Cpu, Rows, RowsMut};
 use crate::tiles;
 use core::ops::Range;
-use graph::Bytes;
 use graph::ops::Hidden;
-use plan::Workspace;
+use plan::CpuKernel;
 
-/// Bytes of workspace per thread, as the planner's table has them: one figure for all instruction sets. What is for each
-/// column holds a strip of tiles, or the tallest tile of lanes; the rest makes blocks higher.
-pub const WORKSPACE: Workspace =
-    Workspace { per_unit: Bytes(1120 << 10), per_column: Bytes(128), per_item: Bytes(0) };
+/// Bytes of workspace of each thread for an MLP whose widest layer has so many columns.
+pub const fn workspace_bytes(columns: usize) -> usize {
+    CpuKernel::mlp_bytes(columns as u64).next_multiple_of(64) as usize
+}
 
 /// Most rows of a block.
 const BLOCK: usize = 168;
@@ -81,7 +80,7 @@ impl Mlp<'_> {
     }
 }
 
-/// The MLP of x (M, K) in y (M, N), which may be exactly `x`; `workspace` holds `WORKSPACE` for each thread. Panics on
+/// The MLP of x (M, K) in y (M, N), which may be exactly `x`; `workspace` holds `workspace_bytes` for each thread. Panics on
 /// sizes that do not fit together.
 pub fn mlp(cpu: &Cpu, x: Rows<'_, Bf16>, op: Mlp<'_>, y: RowsMut<'_, Bf16>, workspace: &mut [f32]) {
     op.check(x, &y);

@@ -20,7 +20,6 @@ mod gemm_amx;
 mod gemm_bf16_amx;
 mod gemm_dots;
 mod isa;
-mod kernels;
 mod launch;
 mod math;
 #[cfg(target_arch = "x86_64")]

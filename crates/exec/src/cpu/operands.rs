@@ -1,16 +1,11 @@
 //! The operands of a launch as the kernels take them. Invariant: every view lies inside the arena; token ids,
 //! indices and spans are checked before a kernel sees them.
 
-use super::gemm::{self, Act};
-use super::gemm_bf16;
-use super::{
-    CodeRows, CodeRowsMut, CodeTiles, Cpu, Element, Rows, RowsMut, embed, gemm_int8, launch, widening,
-};
+use super::{CodeRows, CodeRowsMut, Element, Rows, RowsMut, widening};
 use crate::arena::Arena;
 use crate::device::{DeviceError, Launch, Operand};
 use bytemuck::Pod;
-use graph::ops::{Embed, Epilogue, Linear, Prologue};
-use graph::{Bytes, DType, Layout};
+use graph::{Bytes, DType};
 
 /// The operands of a launch as the kernels take them.
 pub(super) struct Operands<'a> {
@@ -23,12 +18,6 @@ pub(super) struct Operands<'a> {
 impl<'a> Operands<'a> {
     pub(super) fn refuse(&self, why: String) -> DeviceError {
         DeviceError::Kernel { op: self.launch.op.name(), why }
-    }
-
-    /// Whether the kernel reads and writes bf16 as it lies: its first floating-point input is of bf16, and has no copy.
-    pub(super) fn in_bf16(&self) -> bool {
-        let first = self.launch.ins.iter().map(|o| o.spec.dtype).find(|dtype| dtype.is_float());
-        first == Some(DType::Bf16) && !self.widened
     }
 
     /// The first element of an operand: bf16 as it lies, or 32 bits.
@@ -86,14 +75,14 @@ impl<'a> Operands<'a> {
     }
 
     /// All bytes of an operand, scales included.
-    fn bytes(&self, o: &Operand) -> Result<&'a [u8], DeviceError> {
+    pub(super) fn bytes(&self, o: &Operand) -> Result<&'a [u8], DeviceError> {
         let bytes = o.bytes(self.launch.counts).0 as usize;
         // SAFETY: inside the arena.
         Ok(unsafe { std::slice::from_raw_parts(self.address(o)?, bytes) })
     }
 
     /// An input of integers with their scales.
-    fn codes(&self, i: usize) -> Result<CodeRows<'a>, DeviceError> {
+    pub(super) fn codes(&self, i: usize) -> Result<CodeRows<'a>, DeviceError> {
         let o = &self.launch.ins[i];
         let (rows, columns) = o.matrix(self.launch.counts);
         Ok(CodeRows::new(self.bytes(o)?, rows, columns))
@@ -117,7 +106,7 @@ impl<'a> Operands<'a> {
         Ok(self.arena.range(o.at, o.bytes(self.launch.counts))?.as_ptr().cast())
     }
 
-    /// An input in the kernel's element type: f32, or bf16 where it is [native](Self::in_bf16).
+    /// An input in the kernel's element type: f32, or bf16 as it lies.
     pub(super) fn input<E: Element>(&self, i: usize) -> Result<Rows<'a, E>, DeviceError> {
         let o = &self.launch.ins[i];
         let (rows, columns) = o.matrix(self.launch.counts);
@@ -220,60 +209,5 @@ impl<'a> Operands<'a> {
             before = end;
         }
         Ok(spans)
-    }
-
-    pub(super) fn embed<E: Element>(&self, cpu: &Cpu, op: &Embed) -> Result<(), DeviceError> {
-        let table = self.input::<E>(1)?;
-        let ids = self.ids(0, table.rows())?;
-        let y = self.output(0)?;
-        let plus = op.row.then(|| self.vector(2)).transpose()?;
-        match op.token_dropout {
-            Some(dropout) => {
-                let spans = self.spans(2 + usize::from(op.row), ids.len())?;
-                embed::gather_esm(cpu, ids, spans, dropout.mask_id as u32, dropout.keep, table, plus, y);
-            }
-            None => embed::gather(cpu, ids, table, plus, y),
-        }
-        Ok(())
-    }
-
-    pub(super) fn linear(&self, cpu: &Cpu, op: &Linear) -> Result<(), DeviceError> {
-        if op.prologue != Prologue::None {
-            return Err(self.refuse("the CPU has no norms in front of products".to_owned()));
-        }
-        match self.launch.ins[1].spec.layout {
-            Layout::RowMajor => launch::product::linear(self, cpu, self.epilogue(op)?)?,
-            Layout::Panels { .. } => {
-                let (x, w, e) = (self.input(0)?, self.vector(1)?, self.epilogue(op)?);
-                gemm::linear(cpu, x, w, e, self.output(0)?, self.workspace()?);
-            }
-            Layout::Tiles => {
-                let (x, w, e) = (self.input(0)?, self.vector(1)?, self.epilogue(op)?);
-                gemm_bf16::linear(cpu, x, w, e, self.output(0)?, self.workspace()?);
-            }
-            Layout::ScaledTiles => {
-                let (x, y, e) = (self.codes(0)?, self.output(0)?, self.epilogue(op)?);
-                let w =
-                    CodeTiles::new(self.bytes(&self.launch.ins[1])?, y.cols().div_ceil(gemm::PANEL), x.columns);
-                gemm_int8::linear(cpu, x, w, e, y, self.workspace()?);
-            }
-            Layout::Scaled => {
-                return Err(self.refuse("the CPU has no codes in rows for its weights".to_owned()));
-            }
-        }
-        Ok(())
-    }
-
-    /// What follows a product.
-    fn epilogue<E: Element>(&self, op: &Linear) -> Result<gemm::Epilogue<'a, E>, DeviceError> {
-        let bias = op.bias.then(|| self.vector(2)).transpose()?;
-        let after = 2 + usize::from(op.bias);
-        let (act, residual) = match op.epilogue {
-            Epilogue::None => (Act::None, None),
-            Epilogue::Gelu => (Act::Gelu, None),
-            Epilogue::Residual => (Act::None, Some(self.input(after)?)),
-            Epilogue::Gate => return Err(self.refuse("the CPU has no gates behind products".to_owned())),
-        };
-        Ok(gemm::Epilogue { bias, act, residual })
     }
 }

@@ -20,8 +20,7 @@ use super::simd::{LANES, Simd};
 use super::tile::{Begin, Feed, PANEL, strip};
 use super::view::{Rows, RowsMut};
 use core::ops::Range;
-use graph::Bytes;
-use plan::Workspace;
+use plan::CpuKernel;
 
 pub use sums::column_sums;
 
@@ -43,9 +42,10 @@ const EACH: usize = ROWS + SLICE + SUMS;
 const _: () = assert!(BLOCK.is_multiple_of(14) && BLOCK.is_multiple_of(6));
 const _: () = assert!(DEPTH.is_multiple_of(LANES) && EACH.is_multiple_of(LANES));
 
-/// Bytes of workspace per thread, as the planner's table has them.
-pub const WORKSPACE: Workspace =
-    Workspace { per_unit: Bytes(4 * EACH as u64), per_column: Bytes(0), per_item: Bytes(0) };
+/// Bytes of workspace of each thread.
+pub const WORKSPACE_BYTES: usize = CpuKernel::PRODUCT_BYTES as usize;
+
+const _: () = assert!(4 * EACH == WORKSPACE_BYTES);
 
 /// Multiply-adds below which a product takes less time than waking a thread: some microseconds.
 const ALONE: usize = 64 * 1024;
@@ -69,7 +69,7 @@ impl Factor<'_> {
     }
 }
 
-/// y (M, N) = residual + act(a (M, K) b (K, N) + bias). `workspace` holds `WORKSPACE` for each thread. The
+/// y (M, N) = residual + act(a (M, K) b (K, N) + bias). `workspace` holds `WORKSPACE_BYTES` for each thread. The
 /// residual may be exactly `y`, which adds to what stands there; `a` and `b` must not overlap `y`. Panics on
 /// sizes that do not fit together.
 pub fn product(

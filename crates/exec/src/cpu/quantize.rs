@@ -14,11 +14,6 @@ use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
 use crate::scaled::{Codes, ROUND, TINY};
 use core::ops::Range;
-use graph::Bytes;
-use plan::Workspace;
-
-/// Bytes of workspace: a row of f32 for each thread.
-pub const WORKSPACE: Workspace = Workspace { per_unit: Bytes(0), per_column: Bytes(4), per_item: Bytes(0) };
 
 /// What is quantised of x.
 #[derive(Clone, Copy)]
@@ -41,7 +36,7 @@ pub enum Of<'a, P> {
 }
 
 /// The codes of f(x), and where wanted its numbers in y, which may be exactly x but behind a gate. `workspace` holds
-/// `WORKSPACE` for each thread.
+/// a row of f32 for each thread.
 pub fn quantize<E: Element, P: Element>(
     cpu: &Cpu,
     of: Of<'_, P>,

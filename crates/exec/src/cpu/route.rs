@@ -10,11 +10,6 @@ use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
 use core::marker::PhantomData;
 use core::ops::Range;
-use graph::Bytes;
-use plan::Workspace;
-
-/// A count for each thread and expert.
-pub const WORKSPACE: Workspace = Workspace { per_unit: Bytes(0), per_column: Bytes(4), per_item: Bytes(0) };
 
 /// How experts are chosen.
 #[derive(Clone, Copy)]
@@ -44,7 +39,8 @@ pub struct Routed<'a> {
 }
 
 /// The `top_k` largest of every row of `logits` (T, E), ties to the lower expert, with their softmax as gates, and
-/// the rows of all experts sorted by expert, within one by token. `scratch` has `WORKSPACE` for each thread.
+/// the rows of all experts sorted by expert, within one by token. `scratch` has a row of experts, in whole vectors, for
+/// each thread.
 pub fn route(cpu: &Cpu, choice: Choice, logits: Rows<'_>, to: Routed<'_>, scratch: &mut [f32]) {
     let (tokens, experts, k) = (logits.rows(), logits.cols(), choice.top_k);
     let (rows, stride) = (tokens * k, experts.next_multiple_of(LANES));

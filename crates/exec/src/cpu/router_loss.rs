@@ -9,15 +9,6 @@ use super::math::exp;
 use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
 use core::ops::Range;
-use graph::Bytes;
-use plan::Workspace;
-
-/// The largest logit of every token, and the sum of exponentials below it.
-pub const WORKSPACE: Workspace = Workspace { per_unit: Bytes(0), per_column: Bytes(0), per_item: Bytes(8) };
-
-/// The share of every expert, once.
-pub const GRAD_WORKSPACE: Workspace =
-    Workspace { per_unit: Bytes(0), per_column: Bytes(4), per_item: Bytes(0) };
 
 /// Weights of the two losses.
 #[derive(Clone, Copy)]
@@ -40,7 +31,7 @@ pub struct Losses {
 }
 
 /// `balance E sum_e f_e P_e + z mean_t lse_t^2` and its terms, for logits (T, E) and the experts of k choices of each
-/// token. `scratch` has `WORKSPACE` for each token.
+/// token. `scratch` has two words for each token.
 pub fn router_loss(
     cpu: &Cpu,
     weights: Weights,

@@ -7,7 +7,8 @@ use super::Cpu;
 use super::cast::{self, Half};
 use super::operands::Operands;
 use crate::device::{DeviceError, Operand};
-use graph::{Bytes, Counts, DType};
+use graph::{Bytes, DType};
+use plan::copy_bytes;
 
 /// Every operand that has a copy, and where that starts in the workspace.
 pub(super) fn copies<'a>(l: &Operands<'a>) -> impl Iterator<Item = (&'a Operand, u64)> {
@@ -15,24 +16,20 @@ pub(super) fn copies<'a>(l: &Operands<'a>) -> impl Iterator<Item = (&'a Operand,
     let mut end = 0;
     widened(l).map(move |o| {
         let at = end;
-        end += size(o, launch.counts).0;
+        end += copy_bytes(&o.spec, launch.counts).0;
         (o, at)
     })
 }
 
 /// Bytes of all copies.
 pub(super) fn end(l: &Operands<'_>) -> Bytes {
-    widened(l).map(|o| size(o, l.launch.counts)).sum()
+    widened(l).map(|o| copy_bytes(&o.spec, l.launch.counts)).sum()
 }
 
 fn widened<'a>(l: &Operands<'a>) -> impl Iterator<Item = &'a Operand> {
     let (launch, widened) = (l.launch, l.widened);
     let all = launch.ins.iter().chain(launch.outs.iter().flatten());
     all.filter(move |o| widened && half(o.spec.dtype).is_some())
-}
-
-fn size(o: &Operand, counts: Counts) -> Bytes {
-    Bytes(o.spec.elements_at(counts) * DType::F32.size()).align_up(64)
 }
 
 /// Fills the copies of inputs.

@@ -8,7 +8,7 @@ use crate::device::{Device, DeviceError, Launch, Operand, Span, Ticket};
 use crate::host::{Clock, Fetched};
 use crate::scaled::Codes;
 use graph::{Bytes, Counts, DType, TensorSpec};
-use plan::{KernelRow, Target};
+use plan::{KernelId, Kernels};
 
 /// Runs plans for the target `null`.
 #[derive(Debug, Default)]
@@ -75,9 +75,8 @@ impl Device for ReferenceDevice {
         "reference".to_owned()
     }
 
-    fn kernels(&self) -> Vec<KernelRow> {
-        // The reference defines the target `null`: one kernel for every op.
-        Target::named("null").map(|t| t.kernels).unwrap_or_default()
+    fn kernels(&self) -> Kernels {
+        Kernels::Reference
     }
 
     fn units(&self) -> u64 {
@@ -148,6 +147,12 @@ impl Device for ReferenceDevice {
     }
 
     fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        match launch.kernel {
+            KernelId::Reference(_) => {}
+            kernel @ (KernelId::Cpu(_) | KernelId::Cuda(_)) => {
+                return Err(DeviceError::WrongKernel { op: launch.op.name(), kernel });
+            }
+        }
         let start = self.clock.start();
         let counts = launch.counts;
         let ins = launch.ins.iter().map(|o| self.tensor(o, counts)).collect::<Result<Vec<_>, _>>()?;
@@ -193,7 +198,14 @@ mod tests {
             let (ins, outs) = ([place(0), place(64)], [Some(place(128))]);
             let op = Op::Add(Add {});
             device
-                .launch(&Launch { op: &op, ins: &ins, outs: &outs, workspace: None, counts })
+                .launch(&Launch {
+                    op: &op,
+                    kernel: KernelId::Reference(plan::ReferenceKernel::Any),
+                    ins: &ins,
+                    outs: &outs,
+                    workspace: None,
+                    counts,
+                })
                 .expect("launched");
             let mut out = [0; 6];
             device.download(128, &mut out).expect("inside");

@@ -5,7 +5,7 @@ use crate::op_cases::{Case, attention, cases, experts, linear, optimizer};
 use crate::rig::{On, load_as, output, output_i32, output_u8, run};
 use graph::ops::{Epilogue, Mask, Quantize, Quantized};
 use graph::{Counts, DType, Op, Role, TensorSpec};
-use plan::{PlanError, Precision, Target, Weights};
+use plan::{PlanError, Precision, Weights};
 use plimsoll_exec::Executor;
 use plimsoll_exec::cpu::Isa;
 use plimsoll_exec::reference::Data;
@@ -231,10 +231,9 @@ fn supported(on: On, case: &Case) -> Option<Vec<Data>> {
 /// Whether an op has a CUDA kernel. Attention has none for windows and blocks, which only trained models
 /// have; integers are the CPU's.
 pub fn has_cuda(op: &Op) -> bool {
-    let target = Target::named("cuda").expect("read");
     let sparse = matches!(op, Op::Attention(a) if !matches!(a.mask, Mask::Full | Mask::Causal));
     let integers = matches!(op, Op::Quantize(quantize) if quantize.to == DType::I8);
-    target.kernels.iter().any(|row| row.op == op.name()) && !sparse && !integers
+    plan::CudaKernel::ALL.iter().any(|kernel| kernel.op() == op.kind()) && !sparse && !integers
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::rig::{On, output, run};
 use graph::ops::*;
 use graph::{Bounds, Builder, Counts, DType, Dim, Graph, Op, Param};
 use plan::passes::autodiff;
-use plan::{AutodiffPolicy, Policy, Program, Target, compile};
+use plan::{AutodiffPolicy, Policy, Program, compile};
 use plimsoll_exec::Executor;
 use plimsoll_exec::cpu::Isa;
 use plimsoll_exec::reference::Tensor;
@@ -200,7 +200,7 @@ fn a_layer_of_experts_is_a_loop_over_tokens_and_experts() {
 
 /// Results of the layer and its gradients on the CPU.
 fn on_cpu(op: Route, isa: Isa, threads: usize, wanted: &BTreeMap<String, Vec<f64>>) -> Vec<Vec<f32>> {
-    let target = Target::named("cpu").expect("a target").with_units(threads as u64);
+    let target = On::Cpu(isa, threads).target().expect("a target");
     let policy = Policy { autodiff: Some(outputs()), ..Policy::default() };
     let plan = compile(&layer(op), &policy, &target).expect("planned");
     let program = Program::new(target, vec![("layer".to_owned(), plan)], vec![]);

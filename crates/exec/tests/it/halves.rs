@@ -6,7 +6,7 @@ use crate::op_cases::{Case, Operand, cases};
 use crate::rig::{On, bare, output, output_i32, run};
 use graph::ops::Cast;
 use graph::{Builder, DType, Graph, Op, PrecisionClass, TensorSpec, ValueId};
-use plan::{Precision, Target, Weights};
+use plan::{CpuKernel, KernelId, Precision, Weights};
 use plimsoll_exec::cpu::Isa;
 use plimsoll_exec::reference::Data;
 use std::collections::BTreeSet;
@@ -113,11 +113,10 @@ fn the_cpu_runs_cases_in_16_bits() {
 
 /// Whether an op has a kernel that takes bf16 as it lies, beside the widened one.
 fn reads_bf16(op: &Op) -> bool {
-    let target = Target::named("cpu").expect("read");
-    target
-        .kernels
-        .iter()
-        .any(|row| row.op == op.name() && row.dtypes == [DType::Bf16, DType::F32] && !row.widen)
+    CpuKernel::ALL.iter().any(|&kernel| {
+        let id = KernelId::Cpu(kernel);
+        kernel.op() == op.kind() && id.dtypes() == [DType::Bf16, DType::F32] && !id.widens()
+    })
 }
 
 /// Rows only: products on tiles and attention have tests of their own, beside their kernels.

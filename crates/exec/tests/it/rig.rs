@@ -3,7 +3,7 @@
 
 use cuda::{CudaDevice, CudaError};
 use graph::{Counts, Graph, Param};
-use plan::{Plan, PlanError, Policy, Precision, Program, Target, Weights, compile};
+use plan::{Capability, Fuse, Kernels, Plan, PlanError, Policy, Precision, Program, Target, Weights, compile};
 use plimsoll_exec::cpu::{CpuDevice, Isa};
 use plimsoll_exec::reference::ReferenceDevice;
 use plimsoll_exec::{Device, Executor, ParamSource};
@@ -69,14 +69,12 @@ impl On {
     pub fn target(self) -> Result<Target, PlanError> {
         match self {
             Self::Reference | Self::Narrow(_) => Target::named("null"),
-            Self::Cpu(_, threads) | Self::CpuNarrow(_, threads, _) => {
-                Ok(Target::named("cpu")?.with_units(threads as u64))
-            }
-            // As on Hopper; other cards have gates by plain loops, and no norms in front of products.
+            Self::Cpu(isa, threads) | Self::CpuNarrow(isa, threads, _) => CpuDevice::target(threads, isa),
             Self::Cuda(_) => {
-                let hopper =
-                    cuda::cards().is_ok_and(|cards| cards.iter().all(|card| card.capability == (9, 0)));
-                Ok(Target { gates: true, norms: if hopper { 640 } else { 0 }, ..Target::named("cuda")? })
+                let first = cuda::cards().ok().and_then(|cards| cards.first().map(|card| card.capability));
+                let kernels =
+                    Kernels::Cuda(first.map_or(Capability::LEAST, |(major, minor)| Capability(major, minor)));
+                Ok(Target { kernels, ..Target::named("cuda")? })
             }
         }
     }
@@ -88,6 +86,7 @@ impl On {
             Self::Reference | Self::Cpu(..) => Precision::F32,
             Self::Narrow(precision) | Self::CpuNarrow(.., precision) | Self::Cuda(precision) => precision,
         };
+        let fuse = if fuse { Fuse::Kernels } else { Fuse::Nothing };
         let policy = Policy { precision, fuse, weights, ..Policy::default() };
         let plan = compile(graph, &policy, &target)?;
         Ok((target, plan))

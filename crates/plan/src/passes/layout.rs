@@ -16,8 +16,8 @@ pub fn layout(graph: &Graph, target: &Target) -> Result<Graph, PlanError> {
         for &k in g.nodes[i].op.weights() {
             let weight = g.nodes[i].inputs[k];
             let found = g.spec(weight).layout;
-            let preferred = target.kernels_for(&g, &g.nodes[i]).next();
-            let wanted = preferred.ok_or_else(|| target.unsupported(&g, &g.nodes[i]))?.weights;
+            let preferred = target.kernels.accepting(&g, &g.nodes[i]).next();
+            let wanted = preferred.ok_or_else(|| target.unsupported(&g, &g.nodes[i]))?.weights();
             if found == wanted {
                 continue;
             }

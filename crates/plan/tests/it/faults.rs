@@ -6,17 +6,16 @@ use crate::cases::{
 use crate::oracle;
 use crate::random::{graph_of, recipes, run};
 use graph::{Builder, Bytes, DType, Dim, Graph, ValueId};
-use plimsoll_plan::{Instr, Plan, Policy, Region, Slice, Target, Weights, check, check_target, compile};
+use plimsoll_plan::{
+    CpuKernel, Fuse, Instr, KernelId, Plan, Policy, Region, Slice, Target, Weights, check, check_target,
+    compile,
+};
 use proptest::prelude::*;
 
-/// Plans of several shapes. Those of the CPU are given scratch, so that every rule has something to hold.
+/// Plans of several shapes. Those of the CPU have workspaces, so that every rule has something to hold.
 fn plans() -> Vec<(&'static str, Plan)> {
     let with_scratch = |id: &str, layers, plan: fn(&Graph, &Target) -> Plan| {
-        let mut t = target("cpu").with_units(3);
-        for row in &mut t.kernels {
-            row.workspace.per_unit = Bytes(if row.op == "linear" { 100_000 } else { 0 });
-            row.workspace.per_column = Bytes(if row.op == "attention" { 4 } else { 0 });
-        }
+        let t = target("cpu").with_units(3);
         let graph = narrow(id, layers).graph(bounds(256), MEAN).expect("verified");
         plan(&graph, &t)
     };
@@ -31,7 +30,8 @@ fn plans() -> Vec<(&'static str, Plan)> {
         ("esm2 unfused", {
             let graph = narrow("facebook/esm2_t6_8M_UR50D", 1);
             let graph = graph.graph(bounds(256), MEAN).expect("verified");
-            compile(&graph, &Policy { fuse: false, ..Policy::default() }, &target("null")).expect("planned")
+            compile(&graph, &Policy { fuse: Fuse::Nothing, ..Policy::default() }, &target("null"))
+                .expect("planned")
         }),
         ("gradients", compile(&mlp(bounds(256)), &gradients(), &target("null")).expect("planned")),
         ("updates", plan(&with_updates(), &target("null"))),
@@ -359,12 +359,17 @@ fn what_a_target_cannot_run_is_caught() {
     let t = target("cpu");
     let graph = narrow("facebook/esm2_t6_8M_UR50D", 1).graph(bounds(256), MEAN).expect("verified");
     let p = plan(&graph, &t);
-    let verdict = |p: &Plan| check_target(&p.graph, &p.schedule, &p.memory, &t);
+    let verdict = |p: &Plan| check_target(p, &t);
     assert_eq!(verdict(&p), Ok(()));
     let mut shifted = p.clone();
     let slice = shifted.memory.slices.iter_mut().flatten().next().expect("a slice");
     slice.offset += 4;
     assert!(verdict(&shifted).is_err(), "an odd offset");
+    let mut others = p.clone();
+    others.kernels[0] = KernelId::Cpu(CpuKernel::SgdF32);
+    assert!(verdict(&others).is_err(), "another op's kernel");
+    others.kernels.clear();
+    assert!(verdict(&others).is_err(), "no kernels");
     let scratch = p.memory.workspaces.iter().position(Option::is_some).expect("a kernel with scratch");
     let mut without = p.clone();
     without.memory.workspaces[scratch] = None;

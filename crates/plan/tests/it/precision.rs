@@ -4,7 +4,7 @@ use crate::cases::{bounds, encoder, target};
 use graph::ops::{Linear, Quantized, Relu};
 use graph::{Builder, DType, Def, Dim, Graph, Layout, Op, Role};
 use models::{KNOWN, Output};
-use plimsoll_plan::{Plan, Policy, Precision, Weights, compile, passes, step_seconds};
+use plimsoll_plan::{Fuse, Plan, Policy, Precision, Weights, compile, passes, step_seconds};
 
 fn typed(id: &str, precision: Precision, outputs: &[Output]) -> Graph {
     let graph = encoder(id).graph(bounds(512), outputs).expect("verified");
@@ -88,6 +88,7 @@ const CODES: [(Precision, &str, DType, Layout); 2] = [
 
 fn codes(precision: Precision, on: &str, id: &str, outputs: &[Output], fuse: bool) -> Graph {
     let graph = encoder(id).graph(bounds(512), outputs).expect("verified");
+    let fuse = if fuse { Fuse::Kernels } else { Fuse::Nothing };
     let policy = Policy { precision, fuse, ..Policy::default() };
     compile(&graph, &policy, &target(on)).unwrap_or_else(|e| panic!("{id}: {e}")).graph
 }

@@ -4,7 +4,7 @@ use crate::cases::{attention, bounds, state, target};
 use crate::{oracle, symbolic};
 use graph::ops::{Activation, BatchNorm, Concat, Glu, Relu, SegmentMean, SelectRows, Softmax};
 use graph::{Builder, DType, Dim, Graph, Op, ValueId, VerifyError};
-use plimsoll_plan::{Plan, Policy, Program, Weights, check, compile};
+use plimsoll_plan::{Fuse, Plan, Policy, Program, Weights, check, compile};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 
@@ -135,6 +135,7 @@ fn program(plan: Plan, target_name: &str) -> Program {
 }
 
 fn holds(graph: &Graph, fuse: bool, weights: Weights, target_name: &str) -> Plan {
+    let fuse = if fuse { Fuse::Kernels } else { Fuse::Nothing };
     let policy = Policy { fuse, weights, ..Policy::default() };
     let compiled =
         || compile(graph, &policy, &target(target_name)).unwrap_or_else(|e| panic!("{e:?}\n{graph}"));

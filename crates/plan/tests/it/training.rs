@@ -7,7 +7,7 @@ use graph::ops::{
 };
 use graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, Param, Phase, Role, StateKind, ValueId};
 use plimsoll_plan::{
-    Group, Optimizer, PlanError, Precision, Program, Region, Remat, RematChoice, Target, Training,
+    Group, Kernels, Optimizer, PlanError, Precision, Program, Region, Remat, RematChoice, Target, Training,
     TrainingSearch, check, passes,
     training::{Solver, plans},
 };
@@ -307,7 +307,7 @@ fn a_search_that_is_stopped_ends() {
 
 /// A card with the reference's kernels, as if it had those of training.
 fn trainable(name: &str) -> Target {
-    Target { kernels: target("null").kernels, ..target(name) }
+    Target { kernels: Kernels::Reference, ..target(name) }
 }
 
 /// What has no kernels has no price: every op that is missing is named, of the whole step.

@@ -11,7 +11,7 @@ use exec::cpu::Cpu;
 use graph::ops::{Concat, Relu};
 use graph::{Builder, DType, Dim, Op};
 use models::{KNOWN, Output, known};
-use plan::{PlanError, Policy, Rates, Target};
+use plan::{Capability, Kernels, PlanError, Policy, Rates, Target};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -195,22 +195,25 @@ fn meeting(cpu: &Cpu) -> f64 {
 /// The target file: that of the machine with these rates.
 fn text(path: &Path, settings: &Settings, rates: Rates, storage_is_measured: bool) -> Result<String, RunError> {
     let (target, name) = (settings.target()?, path.file_stem().unwrap_or_default().to_string_lossy());
-    let (machine, kernels_of) = match &settings.device {
+    let machine = match &settings.device {
         Device::Cpu => {
             let machine = doctor::report(doctor::Options::default())?;
             let processor = machine.cpu.unwrap_or_else(|| "an unknown processor".to_owned());
-            (format!("{processor}, {} threads, {}", target.units, machine.isa), r#"["cpu"]"#)
+            format!("{processor}, {} threads, {}", target.units, machine.isa)
         }
-        Device::Machines(machines) => {
-            (format!("{}, {}", machines[0].name(), machines[0].arithmetic()), r#"["cuda"]"#)
-        }
+        Device::Machines(machines) => format!("{}, {}", machines[0].name(), machines[0].arithmetic()),
     };
     let about = format!("{machine}; rates measured by plimsoll {}", env!("CARGO_PKG_VERSION"));
     let (name, about) = (quoted(&name), quoted(&about));
-    let Target { space, memory, alignment, units, saturation, gates, norms, reserved, .. } = &target;
+    let Target { space, memory, alignment, units, saturation, kernels, reserved, .. } = &target;
     let reserved = reserved
         .iter()
         .map(|row| format!("[[reserved]]\nlabel = {}\nbytes = {}\n\n", quoted(&row.label), row.bytes.0));
+    let kernels = match kernels {
+        Kernels::Reference => "\"reference\"".to_owned(),
+        Kernels::Cpu(set) => format!("{{ cpu = \"{}\" }}", set.name()),
+        Kernels::Cuda(Capability(major, minor)) => format!("{{ cuda = [{major}, {minor}] }}"),
+    };
     let (space, memory, reserved) = (quoted(space), memory.0, reserved.collect::<String>());
     let Rates { f32, tf32, bf16, fp8, int8, memory: bandwidth, launch, storage } = rates;
     let line = |(name, rate): (&str, Option<f64>)| rate.map(|rate| format!("{name} = {rate:.3e}\n"));
@@ -222,7 +225,7 @@ fn text(path: &Path, settings: &Settings, rates: Rates, storage_is_measured: boo
     Ok(format!(
         "# Written by `plimsoll bench --calibrate`; `plimsoll plan --target` reads it.\n\
          name = {name}\nabout = {about}\nspace = {space}\nmemory = {memory}\nalignment = {alignment}\n\
-         units = {units}\nsaturation = {saturation}\ngates = {gates}\nnorms = {norms}\nkernels_of = {kernels_of}\n\n{reserved}\
+         units = {units}\nsaturation = {saturation}\nkernels = {kernels}\n\n{reserved}\
          # Operations, bytes and seconds.\n\
          [rates]\nf32 = {f32:.3e}\nbf16 = {bf16:.3e}\n{some}memory = {bandwidth:.3e}\nlaunch = {launch:.3e}\n\
          # {of_storage}\nstorage = {storage:.3e}\n"
@@ -297,7 +300,7 @@ mod tests {
     #[test]
     fn the_file_can_be_planned_with() {
         let settings = Settings { threads: 7, ..Settings::default() };
-        let cpu = Target::named("cpu").expect("read");
+        let cpu = settings.target().expect("read");
         let rates = Rates {
             f32: 1.25e11,
             tf32: Some(1e12),

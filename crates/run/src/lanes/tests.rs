@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::session::load_all;
-use exec::cpu::CpuDevice;
+use exec::cpu::{CpuDevice, Isa};
 use graph::{Bounds, Builder, DType, Dim};
-use plan::{PlanError, Policy, Target, compile};
+use plan::{PlanError, Policy, compile};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Columns of the rows that the test's program doubles.
@@ -17,7 +17,7 @@ fn lanes(count: usize) -> Lanes<usize> {
         let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(WIDTH as u64)], DType::F32);
         let y = g.linear(x, "twice", WIDTH as u64, false);
         g.output("y", y);
-        let target = Target::named("cpu")?.with_units(1);
+        let target = CpuDevice::target(1, Isa::detect())?;
         let graph = g.finish().map_err(|source| PlanError::Verify { after: "build", source })?;
         let plan = compile(&graph, &Policy::default(), &target)?;
         Ok::<Program, PlanError>(Program::new(target, vec![("twice".to_owned(), plan)], vec![]))

@@ -143,9 +143,8 @@ impl Story<'_> {
 /// The kernels of each op that the program runs: more than one where its models are of different element types.
 fn kernels(program: &Program) -> Value {
     let mut kernels: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for (graph, node) in program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().map(|n| (&p.graph, n))) {
-        let row = program.target().kernel_of(graph, node).ok();
-        kernels.entry(node.op.name()).or_default().extend(row.map(|row| row.kernel.as_str()));
+    for (node, kernel) in program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().zip(&p.kernels)) {
+        kernels.entry(node.op.name()).or_default().insert(kernel.name());
     }
     json!(kernels)
 }

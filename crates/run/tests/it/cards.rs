@@ -1,9 +1,9 @@
 //! Machines for tests: CPU devices that stand in for cards, which can be slow or fail.
 
-use exec::cpu::CpuDevice;
+use exec::cpu::{CpuDevice, Isa};
 use exec::{Device, DeviceError, Holder, Launch, Machine, Repeat, Span, Ticket};
 use graph::{Bytes, Counts};
-use plan::{KernelRow, Target};
+use plan::{Kernels, Target};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -145,8 +145,9 @@ impl Machine for Card {
     }
 
     fn target(&self) -> Result<Target, DeviceError> {
-        let target = Target::named("cpu").map_err(|e| DeviceError::Machine { source: Box::new(e) })?;
-        Ok(Target { space: "card".to_owned(), ..target.with_units(1) })
+        let target = CpuDevice::target(1, Isa::detect());
+        let target = target.map_err(|e| DeviceError::Machine { source: Box::new(e) })?;
+        Ok(Target { space: "card".to_owned(), ..target })
     }
 
     fn depth(&self) -> usize {
@@ -208,7 +209,7 @@ impl Device for CardDevice {
         self.name.clone()
     }
 
-    fn kernels(&self) -> Vec<KernelRow> {
+    fn kernels(&self) -> Kernels {
         self.cpu.kernels()
     }
 

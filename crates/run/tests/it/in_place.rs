@@ -3,8 +3,9 @@
 use crate::cards::{Card, Memory};
 use crate::rig::{Folder, alone, fixture};
 use crate::streaming::ALLOCATOR;
+use exec::cpu::{CpuDevice, Isa};
 use graph::Bytes;
-use plan::{PlanError, Reserved, Target};
+use plan::{PlanError, Reserved};
 use plimsoll_run::embed::{self, Destination, Pool, embed};
 use plimsoll_run::price::{Request, program, to_json, to_text};
 use plimsoll_run::{Device, Precision, RunError, Settings, Silent, Stream};
@@ -109,7 +110,7 @@ fn settings(threads: usize, budget: Option<Bytes>) -> Settings {
 
 fn planned(threads: usize, budget: Option<Bytes>) -> Result<plan::Program, RunError> {
     let Settings { budget, precision, stream, .. } = settings(threads, budget);
-    let target = Target::named("cpu").expect("a target").with_units(threads as u64);
+    let target = CpuDevice::target(threads, Isa::detect()).expect("a target");
     let model = fixture("goldens/esm2/config.json").display().to_string();
     program(&model, &Request { tokens: None, budget, stream, precision, target })
 }

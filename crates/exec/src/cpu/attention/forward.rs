@@ -12,9 +12,8 @@ use super::super::simd::{LANES, Simd};
 use super::super::tile::{Begin, PANEL, strip};
 use super::super::view::{Rows, RowsMut};
 use super::pack::{Head, gather, rotate, transpose};
+use super::workspace_bytes;
 use super::{Attention, Block, ROW, STRIP, View, blocks, keys_of, show};
-use graph::Bytes;
-use plan::Workspace;
 
 /// How many rows ahead of its use a row of v is asked for.
 const AHEAD: usize = 16;
@@ -28,15 +27,6 @@ const PAIR: usize = 2;
 /// Below every score: what a row that has seen no key yet has as its maximum. Finite, so that its distance from
 /// itself is zero.
 const LOWEST: f32 = f32::MIN;
-
-/// Bytes of workspace per thread, as the planner's table has them: the columns are `head_dim`.
-pub const WORKSPACE: Workspace =
-    Workspace { per_unit: Bytes(PER_UNIT), per_column: Bytes(PER_COLUMN), per_item: Bytes(0) };
-
-/// Bytes of workspace per thread: that of `WORKSPACE` in whole cache lines.
-pub const fn workspace_bytes(head_dim: usize) -> usize {
-    (PER_UNIT as usize + PER_COLUMN as usize * head_dim).next_multiple_of(64)
-}
 
 /// o (T, H hd) and, where given, lse (T, H), the natural logarithm of each row's sum of
 /// exponentials. q is (T, H hd), k and v are (T, G hd), with strides of their own, so that they may be columns
@@ -67,12 +57,6 @@ pub fn attention<E: Element>(
         places.for_each(|(place, _)| cpu.isa().run(Task { job: &job, place, parts, scratch }));
     });
 }
-
-/// Keys, values and sums per column of a head; queries (one row to spare), scores and what rounding up the
-/// columns takes. `Parts` fits in it for every head dim (tested).
-const PER_COLUMN: u64 = 4 * (2 * KEYS + QUERIES) as u64;
-const PER_UNIT: u64 = 4
-    * (KEYS * (PANEL - 1) + QUERIES * (LANES - 1) + QUERIES * ROW + STRIP * SCORES + 2 * QUERIES + ROW) as u64;
 
 /// Where the parts of a thread's workspace start, in f32.
 #[derive(Clone, Copy)]

@@ -13,10 +13,9 @@ use super::super::math::exp;
 use super::super::simd::{LANES, Simd};
 use super::super::tile::{Begin, PANEL, strip};
 use super::super::view::{Rows, RowsMut};
+use super::grad_workspace_bytes;
 use super::pack::{Head, copy, gather, rotate, transpose, turn_back};
 use super::{Attention, ROW, STRIP, View, keys_of, queries_of, show};
-use graph::Bytes;
-use plan::Workspace;
 
 /// Keys of a tile, and the row stride of ds with queries in rows.
 const KEYS: usize = 192;
@@ -24,15 +23,6 @@ const TURNED: usize = KEYS + 16;
 /// Queries of a block, and the row stride of p and ds with keys in rows.
 const QUERIES: usize = 128;
 const SCORES: usize = QUERIES + 16;
-
-/// Bytes of workspace per thread, as the planner's table has them: the columns are `head_dim`.
-pub const GRAD_WORKSPACE: Workspace =
-    Workspace { per_unit: Bytes(PER_UNIT), per_column: Bytes(PER_COLUMN), per_item: Bytes(0) };
-
-/// Bytes of workspace per thread: that of `GRAD_WORKSPACE` in whole cache lines.
-pub const fn grad_workspace_bytes(head_dim: usize) -> usize {
-    (PER_UNIT as usize + PER_COLUMN as usize * head_dim).next_multiple_of(64)
-}
 
 /// What a gradient is made of: inputs and outputs of the forward pass, and the gradient of o.
 #[derive(Clone, Copy)]
@@ -108,18 +98,6 @@ fn clear(wanted: &Gradients<'_>, rows: core::ops::Range<usize>) {
         rows.clone().for_each(|r| unsafe { x.row(r).write_bytes(0, x.cols()) });
     }
 }
-
-/// Per column of a head: sums of keys and of values, their panels, the panels of a block.
-const PER_COLUMN: u64 = 4 * (2 * (KEYS + STRIP) + KEYS + 4 * QUERIES + STRIP) as u64;
-/// What has a fixed width, and what rounding up the columns takes.
-const PER_UNIT: u64 = 4
-    * (2 * (KEYS + STRIP) * ROW
-        + (2 * (KEYS + STRIP) + STRIP) * (LANES - 1)
-        + (KEYS + 2 * QUERIES) * (PANEL - 1)
-        + 2 * QUERIES
-        + STRIP * SCORES
-        + (KEYS + STRIP) * SCORES
-        + (QUERIES + STRIP) * TURNED) as u64;
 
 /// Where the parts of a thread's workspace start, in f32.
 #[derive(Clone, Copy)]

@@ -9,19 +9,19 @@ use graph::ops::{Attention, AttentionGrad, Bias, Qkv, alibi_slopes};
 /// As many heads as a launch can have without allocating their slopes.
 const MAX_HEADS: usize = 128;
 
-pub(in super::super) fn attention(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
-    let lse = l.launch.outs[1].as_ref().map(|_| l.output(1)).transpose()?;
+pub(in super::super) fn attention_f32(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
     let mut slopes = [0.0; MAX_HEADS];
-    let config = config(l, op, 0, &mut slopes)?;
-    if l.in_bf16() {
-        let [q, k, v] = qkv(l, op, 0)?;
-        let spans = l.spans(op.operands(), q.rows())?;
-        attention::attention_bf16(cpu, config, q, k, v, spans, l.output(0)?, lse, l.workspace()?);
-    } else {
-        let [q, k, v] = qkv::<f32>(l, op, 0)?;
-        let spans = l.spans(op.operands(), q.rows())?;
-        attention::attention(cpu, config, q, k, v, spans, l.output(0)?, lse, l.workspace()?);
-    }
+    let (config, [q, k, v]) = (config(l, op, 0, &mut slopes)?, qkv(l, op, 0)?);
+    let spans = l.spans(op.operands(), q.rows())?;
+    attention::attention::<f32>(cpu, config, q, k, v, spans, l.output(0)?, l.output_if(1)?, l.workspace()?);
+    Ok(())
+}
+
+pub(in super::super) fn attention_bf16(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
+    let mut slopes = [0.0; MAX_HEADS];
+    let (config, [q, k, v]) = (config(l, op, 0, &mut slopes)?, qkv(l, op, 0)?);
+    let spans = l.spans(op.operands(), q.rows())?;
+    attention::attention_bf16(cpu, config, q, k, v, spans, l.output(0)?, l.output_if(1)?, l.workspace()?);
     Ok(())
 }
 

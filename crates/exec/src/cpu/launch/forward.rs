@@ -31,6 +31,21 @@ pub(in super::super) fn concat<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &Conc
     Ok(())
 }
 
+pub(in super::super) fn embed<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: &Embed) -> Launched {
+    let table = l.input::<E>(1)?;
+    let ids = l.ids(0, table.rows())?;
+    let y = l.output(0)?;
+    let plus = op.row.then(|| l.vector(2)).transpose()?;
+    match op.token_dropout {
+        Some(dropout) => {
+            let spans = l.spans(2 + usize::from(op.row), ids.len())?;
+            embed::gather_esm(cpu, ids, spans, dropout.mask_id as u32, dropout.keep, table, plus, y);
+        }
+        None => embed::gather(cpu, ids, table, plus, y),
+    }
+    Ok(())
+}
+
 pub(in super::super) fn gelu<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &Gelu) -> Launched {
     elementwise::gelu::<E>(cpu, l.input(0)?, l.output(0)?);
     Ok(())

@@ -3,6 +3,7 @@
 pub(super) mod attention;
 pub(super) mod backward;
 pub(super) mod forward;
+pub(super) mod linear;
 pub(super) mod mlp;
 pub(super) mod moe;
 pub(super) mod optimizer;

@@ -45,13 +45,6 @@ pub(in super::super) fn grouped_linear_weight_grad(
     Ok(())
 }
 
-/// With a weight in rows, as training has it.
-pub(in super::super) fn linear(l: &Operands<'_>, cpu: &Cpu, epilogue: Epilogue<'_>) -> Result<(), DeviceError> {
-    let (x, w) = (Factor::Stored(l.input(0)?), Factor::Transposed(l.input(1)?));
-    product(cpu, x, w, epilogue, l.output(0)?, l.workspace()?);
-    Ok(())
-}
-
 pub(in super::super) fn linear_cross_entropy(
     l: &Operands<'_>,
     cpu: &Cpu,

@@ -21,7 +21,7 @@ fn run(cpu: &Cpu, m: usize, k: usize, n: usize, x: &[f32], w: &[f32], e: Epilogu
         strided[r * ldx..][..k].copy_from_slice(&x[r * k..][..k]);
     }
     let mut y = vec![7.0; m * ldy];
-    let mut scratch = workspace(cpu, WORKSPACE.per_unit.0 as usize);
+    let mut scratch = workspace(cpu, workspace_bytes(cpu.isa()));
     let (rows, out) = (Rows::new(&strided, m, k, ldx), RowsMut::new(&mut y, m, n, ldy));
     linear(cpu, rows, &pack(w, n, k), e, out, &mut scratch);
     assert!(y.chunks(ldy).all(|row| row[n..].iter().all(|&v| v == 7.0)), "wrote past the row");
@@ -93,7 +93,7 @@ fn the_residual_may_be_the_output() {
         let want = run(&cpu, m, k, n, &x, &w, apart);
         let mut y = r.clone();
         let at = y.as_mut_ptr();
-        let mut scratch = workspace(&cpu, WORKSPACE.per_unit.0 as usize);
+        let mut scratch = workspace(&cpu, workspace_bytes(cpu.isa()));
         // SAFETY: the residual is exactly y, which `linear` allows.
         let (residual, out) = unsafe { (Rows::from_raw(at, m, n, n), RowsMut::from_raw(at, m, n, n)) };
         let e = Epilogue { residual: Some(residual), ..Default::default() };

@@ -105,7 +105,7 @@ impl Case {
             strided[r * ldx..][..k].copy_from_slice(&self.x[(from + r) * k..][..k]);
         }
         let mut y = vec![Bf16(7); m * ldy];
-        let mut scratch = workspace(cpu, WORKSPACE.per_unit.0 as usize);
+        let mut scratch = workspace(cpu, WORKSPACE_BYTES);
         let residual = self.residual.as_ref().map(|r| Rows::new(&r[from * n..], m, n, n));
         let e = EpilogueBf16 { bias: self.bias.as_deref(), act: self.act, residual };
         let (rows, out) = (Rows::new(&strided, m, k, ldx), RowsMut::new(&mut y, m, n, ldy));
@@ -192,7 +192,7 @@ fn the_residual_may_be_the_output() {
     for (name, _, cpu, linear) in ways() {
         let mut y = case.residual.clone().unwrap();
         let at = y.as_mut_ptr();
-        let mut scratch = workspace(&cpu, WORKSPACE.per_unit.0 as usize);
+        let mut scratch = workspace(&cpu, WORKSPACE_BYTES);
         // SAFETY: the residual is exactly y, which `linear` allows.
         let (residual, out) = unsafe { (Rows::from_raw(at, m, n, n), RowsMut::from_raw(at, m, n, n)) };
         let e = EpilogueBf16 { residual: Some(residual), ..Default::default() };
@@ -237,7 +237,7 @@ fn where_x_lies_says_nothing() {
             to[..k].copy_from_slice(row);
         }
         for (name, _, cpu, linear) in ways() {
-            let mut scratch = workspace(&cpu, WORKSPACE.per_unit.0 as usize);
+            let mut scratch = workspace(&cpu, WORKSPACE_BYTES);
             let mut y = vec![Bf16(7); 70 * n];
             let e = EpilogueBf16 { bias: case.bias.as_deref(), ..Default::default() };
             let (rows, out) = (Rows::new(room, 70, k, ld), RowsMut::new(&mut y, 70, n, n));

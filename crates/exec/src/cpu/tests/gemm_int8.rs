@@ -144,7 +144,7 @@ impl Case {
         let w = CodeTiles::new(bytemuck::cast_slice(&self.w.1), n.div_ceil(STEP), k);
         let ldy = n + 3;
         let mut y = vec![Bf16(7); m * ldy];
-        let mut scratch = workspace(cpu, WORKSPACE.per_unit.0 as usize);
+        let mut scratch = workspace(cpu, WORKSPACE_BYTES);
         let residual = self.residual.as_ref().map(|r| Rows::new(&r[from * n..], m, n, n));
         let e = EpilogueBf16 { bias: self.bias.as_deref(), act: self.act, residual };
         linear(cpu, x, w, e, RowsMut::new(&mut y, m, n, ldy), &mut scratch);

@@ -105,7 +105,7 @@ impl Case {
             let rows = RowsMut::new(&mut x, m, k, k);
             layer_norm(cpu, Rows::new(&self.x, m, k, k), gamma, beta, 1e-5, Some(rows), None, None);
         }
-        let mut scratch = workspace(cpu, gemm_bf16::WORKSPACE.per_unit.0 as usize);
+        let mut scratch = workspace(cpu, gemm_bf16::WORKSPACE_BYTES);
         let act = if self.hidden == Hidden::Gate { Act::None } else { Act::Gelu };
         let e = EpilogueBf16 { bias: self.b[0].as_deref(), act, residual: None };
         let mut hidden = vec![Bf16(7); m * width];
@@ -125,7 +125,7 @@ impl Case {
 
 /// What the plan sets aside for a thread.
 fn bytes([_, k, f, n]: [usize; 4]) -> usize {
-    (WORKSPACE.per_unit.0 as usize + WORKSPACE.per_column.0 as usize * k.max(f).max(n)).next_multiple_of(64)
+    workspace_bytes(k.max(f).max(n))
 }
 
 fn same(a: &[Bf16], b: &[Bf16], what: &str) {

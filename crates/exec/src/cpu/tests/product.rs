@@ -36,7 +36,7 @@ fn run(cpu: &Cpu, [a, b]: [&Held; 2], e: Epilogue<'_>) -> Vec<f32> {
     let ((m, _), (_, n)) = (a.factor().shape(), b.factor().shape());
     let ld = n + 3;
     let mut y = vec![7.0; m * ld];
-    let mut scratch = workspace(cpu, WORKSPACE.per_unit.0 as usize);
+    let mut scratch = workspace(cpu, WORKSPACE_BYTES);
     product(cpu, a.factor(), b.factor(), e, RowsMut::new(&mut y, m, n, ld), &mut scratch);
     assert!(y.chunks(ld).all(|row| row[n..].iter().all(|&v| v == 7.0)), "wrote past the row");
     y.chunks(ld).flat_map(|row| row[..n].to_vec()).collect()
@@ -105,7 +105,7 @@ fn it_has_the_bits_of_packed_weights() {
             for act in [Act::None, Act::Gelu, Act::Relu] {
                 let e = Epilogue { bias: Some(&b), act, residual: Some(Rows::new(&r, m, n, n)) };
                 let mut want = vec![0.0; m * n];
-                let mut scratch = workspace(&cpu, gemm::WORKSPACE.per_unit.0 as usize);
+                let mut scratch = workspace(&cpu, gemm::workspace_bytes(cpu.isa()));
                 let y = RowsMut::new(&mut want, m, n, n);
                 gemm::linear(&cpu, Rows::new(&x, m, k, k), &packed, e, y, &mut scratch);
                 let (a, b) = (Held::new(&x, (m, k), false), Held::new(&transpose(&w, n), (k, n), true));
@@ -125,7 +125,7 @@ fn it_adds_to_what_stands_in_y() {
             run(&cpu, [&a, &b], Epilogue { residual: Some(Rows::new(&r, m, n, n)), ..Default::default() });
         let mut y = r.clone();
         let at = y.as_mut_ptr();
-        let mut scratch = workspace(&cpu, WORKSPACE.per_unit.0 as usize);
+        let mut scratch = workspace(&cpu, WORKSPACE_BYTES);
         // SAFETY: the residual is exactly y, which `product` allows.
         let (residual, out) = unsafe { (Rows::from_raw(at, m, n, n), RowsMut::from_raw(at, m, n, n)) };
         let e = Epilogue { residual: Some(residual), ..Default::default() };

@@ -2,7 +2,7 @@
 //! What they compute is compared with the reference by the op cases.
 
 use super::{numbers, same_bits, workspace};
-use crate::cpu::cross_entropy::{self, Gradients, Head, gradients, loss};
+use crate::cpu::cross_entropy::{Gradients, Head, gradients, loss};
 use crate::cpu::{Cpu, Isa, Rows, RowsMut, grouped, product};
 
 const ROWS: usize = 130;
@@ -14,7 +14,7 @@ fn head(cpu: &Cpu, x: &[f32], targets: &[i32], chunk: usize) -> [Vec<f32>; 5] {
     let (w, b) = (numbers(2, CLASSES * WIDTH), numbers(3, CLASSES));
     let (x, w) = (Rows::new(x, ROWS, WIDTH, WIDTH), Rows::new(&w, CLASSES, WIDTH, WIDTH));
     let head = Head { x, w, bias: Some(&b), targets, chunk, z_loss: 1e-2 };
-    let mut space = workspace(cpu, cross_entropy::WORKSPACE.per_unit.0 as usize);
+    let mut space = workspace(cpu, product::WORKSPACE_BYTES);
     space.resize(space.len() + chunk.min(ROWS) * (CLASSES + WIDTH + 2), f32::NAN);
     let [mut lse, mut dx, mut dw, mut db] =
         [ROWS, ROWS * WIDTH, CLASSES * WIDTH, CLASSES].map(|n| vec![f32::NAN; n]);
@@ -73,7 +73,7 @@ fn an_expert_has_the_bits_of_its_product_alone() {
     let run = |cpu: &Cpu| {
         let [mut y, mut dx, mut dw, mut db] =
             [rows * n, rows * k, experts * n * k, experts * n].map(|len| vec![f32::NAN; len]);
-        let mut space = workspace(cpu, product::WORKSPACE.per_unit.0 as usize);
+        let mut space = workspace(cpu, product::WORKSPACE_BYTES);
         grouped::linear(cpu, xs, ws, None, &offsets, RowsMut::new(&mut y, rows, n, n), &mut space);
         grouped::input_grad(cpu, dys, ws, &offsets, RowsMut::new(&mut dx, rows, k, k), &mut space);
         let to = RowsMut::new(&mut dw, experts * n, k, k);
@@ -83,7 +83,7 @@ fn an_expert_has_the_bits_of_its_product_alone() {
     let one = run(&Cpu::new(1));
     one.iter().zip(&run(&Cpu::new(3))).for_each(|(a, b)| same_bits(a, b, "threads"));
     let cpu = Cpu::new(2);
-    let mut space = workspace(&cpu, product::WORKSPACE.per_unit.0 as usize);
+    let mut space = workspace(&cpu, product::WORKSPACE_BYTES);
     let mut y = vec![0.0; 287 * n];
     let (a, b) = (product::Factor::Stored(xs.part(3, 287)), product::Factor::Transposed(ws.part(2 * n, n)));
     product::product(&cpu, a, b, Default::default(), RowsMut::new(&mut y, 287, n, n), &mut space);

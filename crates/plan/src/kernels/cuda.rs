@@ -1,0 +1,112 @@
+//! Kernels of NVIDIA GPUs. Invariant: what they accept depends on the compute capability alone, so a plan for a card can be
+//! made anywhere.
+
+use super::{Fusions, table};
+use graph::ops::{Epilogue, Mask, Prologue};
+use graph::{Bytes, DType, Layout, Node, Op};
+use serde::{Deserialize, Serialize};
+
+/// A compute capability: major, minor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Capability(pub u32, pub u32);
+
+impl Capability {
+    /// The least that the kernels run on.
+    pub const LEAST: Self = Self(8, 0);
+    /// From which on there are products of e4m3.
+    pub const FP8: Self = Self(8, 9);
+    /// Hopper: warpgroup products, with gates behind them and norms in front.
+    pub const HOPPER: Self = Self(9, 0);
+}
+
+table! {
+    /// A kernel of NVIDIA GPUs.
+    CudaKernel: Row {
+        Add = "rows": Add Row::Rows,
+        Flash = "flash": Attention Row::Rows,
+        BatchNorm = "rows": BatchNorm Row::Rows,
+        Cast = "rows": Cast Row::Rows,
+        Concat = "rows": Concat Row::Rows,
+        Embed = "rows": Embed Row::Rows,
+        Gelu = "rows": Gelu Row::Rows,
+        Glu = "rows": Glu Row::Rows,
+        LayerNorm = "rows": LayerNorm Row::Rows,
+        Gemm = "gemm": Linear Row::Product,
+        GemmFp8 = "gemm": Linear Row::Codes,
+        Quantize = "rows": Quantize Row::Rows,
+        Relu = "rows": Relu Row::Rows,
+        RotaryTable = "sequence": RotaryTable Row::Rows,
+        SegmentMean = "sequence": SegmentMean Row::Rows,
+        SelectRows = "rows": SelectRows Row::Rows,
+        Softmax = "rows": Softmax Row::Rows,
+    }
+}
+
+/// What a kernel takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Row {
+    /// Rows of one float type.
+    Rows,
+    /// The same, and workspace for what the library's algorithms may take.
+    Product,
+    /// Codes with their scales beside bf16, and the same workspace.
+    Codes,
+}
+
+/// Most columns of a head in attention.
+const WIDEST_HEAD: u32 = 128;
+
+/// The widest rows that a product of Hopper takes through a norm in front of it. Measured on an H200: in front of products of
+/// 640 columns a norm of its own is as fast.
+const WIDEST_NORM: u64 = 480;
+
+/// Bytes of workspace of a product: what the library's algorithms may take.
+const GEMM: Bytes = Bytes(32 << 20);
+
+pub(super) fn fusions(capability: Capability) -> Fusions {
+    let hopper = capability == Capability::HOPPER;
+    Fusions { gates: hopper, norms: if hopper { WIDEST_NORM } else { 0 }, mlp: false }
+}
+
+impl CudaKernel {
+    pub(super) fn dtypes(self) -> &'static [DType] {
+        match self.row() {
+            Row::Rows | Row::Product => &[DType::F32, DType::Bf16, DType::F16],
+            Row::Codes => &[DType::F8, DType::Bf16],
+        }
+    }
+
+    pub(super) fn weights(self) -> Layout {
+        match self.row() {
+            Row::Rows | Row::Product => Layout::RowMajor,
+            Row::Codes => Layout::Scaled,
+        }
+    }
+
+    /// Whether it computes a node, but for the element types of its inputs.
+    pub(super) fn accepts(self, capability: Capability, node: &Node) -> bool {
+        let has_codes = self.row() != Row::Codes || capability >= Capability::FP8;
+        self.op() == node.op.kind() && has_codes && self.has(capability, &node.op)
+    }
+
+    /// Whether it has an op with these attributes.
+    fn has(self, capability: Capability, op: &Op) -> bool {
+        if let Op::Attention(op) = op {
+            matches!(op.mask, Mask::Full | Mask::Causal) && op.head_dim <= WIDEST_HEAD
+        } else if let Op::Linear(op) = op {
+            let plain = op.epilogue != Epilogue::Gate && op.prologue == Prologue::None;
+            self.row() != Row::Codes || plain
+        } else if let Op::Quantize(op) = op {
+            op.to == DType::F8 && capability >= Capability::FP8
+        } else {
+            true
+        }
+    }
+
+    pub(super) fn workspace(self) -> Bytes {
+        match self.row() {
+            Row::Rows => Bytes::ZERO,
+            Row::Product | Row::Codes => GEMM,
+        }
+    }
+}
