@@ -65,7 +65,7 @@ impl Order {
 }
 
 /// Names the orders of this version, in the arithmetic of a run: changed with any of them.
-pub(crate) const ORDERS: &str = "products 2 (16 bits: wgmma k16 on sm_90 for widths in multiples of 8, else mma.sync k16; f32: \
+pub(crate) const ORDERS: &str = "products 3 (16 bits: wgmma k16 on sm_90 for widths in multiples of 8, else mma.sync k16; f32: \
      fma; e4m3, and tf32 on sm_90 for widths in multiples of 4: cuBLASLt's first algorithm for 16384 rows; other tf32: mma.sync k8)";
 
 /// The rows and the bytes of workspace for which the library is asked for the algorithm that is pinned, whatever the step.

@@ -270,6 +270,20 @@ fn by<'a>(choices: impl Iterator<Item = &'a Choice>) -> Option<String> {
     (!each.is_empty()).then(|| each.join(" and "))
 }
 
+/// The operands with the residual in y's place. The library rounds a product to 16 bits before it adds what stands there, and
+/// adds what stands elsewhere to the sum: the bits of a form must not depend on where a plan has its residual.
+fn in_place(context: &Context, form: Form, operands: &Operands) -> Result<Operands, CudaError> {
+    let Operands { residual, y, rows, .. } = *operands;
+    let bytes = (rows * form.n * form.out().size()) as usize;
+    if form.residual() && form.out() != DType::F32 && residual != y && bytes > 0 {
+        // SAFETY: both are operands of so many bytes, and do not overlap.
+        let code = unsafe { (context.api.cuMemcpyDtoDAsync_v2)(y, residual, bytes, context.stream) };
+        context.api.check("cuMemcpyDtoDAsync", code)?;
+        return Ok(Operands { residual: y, ..*operands });
+    }
+    Ok(*operands)
+}
+
 /// Whether no product was ever timed on a card of this kind, with this driver and library.
 pub(crate) fn nothing_is_timed(card: &Card) -> bool {
     // SAFETY: it has no preconditions.
@@ -317,6 +331,7 @@ impl Choice {
                 kernels.call(context, &kernel, shape, &args)?;
             }
             Self::Library(algorithm) => {
+                let operands = &in_place(context, form, operands)?;
                 let run = || description.run(algorithm, operands, context.stream);
                 context.trace.kernel(context.stream, || form.to_string(), run)?;
             }

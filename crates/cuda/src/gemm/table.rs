@@ -22,7 +22,7 @@ impl Table {
         type Tables = Mutex<BTreeMap<String, Arc<Mutex<Entries>>>>;
         static TABLES: OnceLock<Tables> = OnceLock::new();
         let identity =
-            format!("plimsoll products 5, {}, driver {}, cuBLASLt {library}", card.name, card.driver);
+            format!("plimsoll products 6, {}, driver {}, cuBLASLt {library}", card.name, card.driver);
         let mut tables = TABLES.get_or_init(Tables::default).lock().unwrap_or_else(PoisonError::into_inner);
         let name = || format!("products-{}.txt", &digest(&identity)[..16]);
         let file = || cache().map(|folder| folder.join(name()));
