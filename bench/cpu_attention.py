@@ -1,6 +1,6 @@
 """Times attention, forward and backward, in PyTorch (SDPA) and in Plimsoll, by turns on the same cores.
 
-Plimsoll's side is `cargo build --release -p plimsoll-exec --example attention`, whose shapes these are; masks that
+Plimsoll's side is `cargo build --release -p plimsoll-cpu --example attention`, whose shapes these are; masks that
 SDPA has no flag for go in as a boolean matrix. Prints, for each shape, the medians over the rounds in ms, and
 theirs over ours. `peer-venv/bin/python bench/cpu_attention.py target/release/examples/attention [rounds]`.
 """
@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 THREADS = 2
 TURNS = 5
-# As in crates/exec/examples/attention.rs: heads, heads of k and v, head dim, length, sequences, mask.
+# As in crates/cpu/examples/attention.rs: heads, heads of k and v, head dim, length, sequences, mask.
 SHAPES = [
     (8, 8, 64, 512, 4, "full"),
     (8, 8, 64, 512, 4, "causal"),

@@ -1,4 +1,4 @@
-"""Times torch.optim on the CPU, for comparison with `cargo run --release -p plimsoll-exec --example optimizers`.
+"""Times torch.optim on the CPU, for comparison with `cargo run --release -p plimsoll-cpu --example optimizers`.
 
 python bench/optimizers.py [threads [millions of elements]]
 """

@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A huge page: the arena starts on one, so that the kernel can back all of it with huge ones, which saves
 /// most of the address translation of streamed weights.
-pub(crate) const HUGE_PAGE: usize = 2 << 20;
+pub const HUGE_PAGE: usize = 2 << 20;
 
 /// Bytes of host memory, on huge pages where the kernel gives them.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ const FIRST_CELL: usize = 0x3400;
 const CELLS: usize = 0x3F80 - FIRST_CELL + 1;
 
 /// 256 numbers in -1..=1, ascending.
-pub(crate) struct Codes {
+pub struct Codes {
     values: [f32; 256],
     /// The last number of each code, rounded down, so that comparing an f32 with it is exact.
     last: [f32; 256],
@@ -23,11 +23,11 @@ pub(crate) struct Codes {
 }
 
 /// Codes with a sign.
-pub(crate) static SIGNED: Codes = Codes::new(true);
+pub static SIGNED: Codes = Codes::new(true);
 
 /// Codes from zero on. What is not zero has another code: a second moment that was forgotten damps nothing, and what is
 /// left of a first moment would be a step of any size.
-pub(crate) static UNSIGNED: Codes = Codes::new(false);
+pub static UNSIGNED: Codes = Codes::new(false);
 
 impl Codes {
     /// Zero, one, and in each decade the middles of equal parts of 0.1..1: one part in the lowest and twice as
@@ -57,13 +57,13 @@ impl Codes {
 
     /// What a code stands for.
     #[inline(always)]
-    pub(crate) fn value(&self, code: u8) -> f32 {
+    pub fn value(&self, code: u8) -> f32 {
         self.values[code as usize]
     }
 
     /// The code nearest to `x`, the lower one of two; for what is beyond, or no number, any.
     #[inline(always)]
-    pub(crate) fn nearest(&self, x: f32) -> u8 {
+    pub fn nearest(&self, x: f32) -> u8 {
         let bits = x.to_bits();
         let cell = ((bits & 0x7FFF_FFFF) >> 16) as usize;
         let cell = cell.saturating_sub(FIRST_CELL).min(CELLS - 1);
@@ -72,7 +72,7 @@ impl Codes {
     }
 
     /// The same of a number that no f32 need be, by its definition.
-    pub(crate) fn nearest_exact(&self, x: f64) -> u8 {
+    pub fn nearest_exact(&self, x: f64) -> u8 {
         (0..255).position(|i| x <= boundary(&self.values, i)).unwrap_or(255) as u8
     }
 }

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 /// Bytes that were fetched and not yet collected, oldest first.
 #[derive(Debug, Default)]
-pub(crate) struct Fetched {
+pub struct Fetched {
     /// The number of the next.
     next: u64,
     open: VecDeque<Vec<u8>>,
@@ -19,7 +19,7 @@ pub(crate) struct Fetched {
 
 impl Fetched {
     /// Keeps a copy.
-    pub(crate) fn put(&mut self, bytes: &[u8]) -> Ticket {
+    pub fn put(&mut self, bytes: &[u8]) -> Ticket {
         let mut buffer = self.spare.pop_front().unwrap_or_default();
         buffer.clear();
         // To the byte: what is held of a step is in the ledger.
@@ -31,7 +31,7 @@ impl Fetched {
     }
 
     /// Gives the oldest copy.
-    pub(crate) fn take(&mut self, ticket: Ticket, out: &mut [u8]) -> Result<(), DeviceError> {
+    pub fn take(&mut self, ticket: Ticket, out: &mut [u8]) -> Result<(), DeviceError> {
         let oldest = self.next - self.open.len() as u64;
         let open = self.open.front().filter(|bytes| ticket.0 == oldest && bytes.len() == out.len());
         out.copy_from_slice(open.ok_or_else(|| ticket.refused(oldest))?);
@@ -42,25 +42,25 @@ impl Fetched {
 
 /// Spans since tracing began; none while it is off.
 #[derive(Debug, Default)]
-pub(crate) struct Clock {
+pub struct Clock {
     began: Option<Instant>,
     spans: Vec<Span>,
 }
 
 impl Clock {
     /// From now on, or no longer.
-    pub(crate) fn set(&mut self, on: bool) {
+    pub fn set(&mut self, on: bool) {
         self.began = on.then(Instant::now);
         self.spans.clear();
     }
 
     /// The start of what [`Clock::note`] will end.
-    pub(crate) fn start(&self) -> Option<Instant> {
+    pub fn start(&self) -> Option<Instant> {
         self.began.map(|_| Instant::now())
     }
 
     /// The end of what has `start`ed.
-    pub(crate) fn note(&mut self, start: Option<Instant>, track: &'static str, name: &str) {
+    pub fn note(&mut self, start: Option<Instant>, track: &'static str, name: &str) {
         if let (Some(began), Some(start)) = (self.began, start) {
             let (from, seconds) = ((start - began).as_secs_f64(), start.elapsed().as_secs_f64());
             self.spans.push(Span { track, name: name.to_owned(), start: from, seconds });
@@ -68,14 +68,14 @@ impl Clock {
     }
 
     /// The same of a copy.
-    pub(crate) fn copied(&mut self, start: Option<Instant>, track: &'static str, bytes: Bytes) {
+    pub fn copied(&mut self, start: Option<Instant>, track: &'static str, bytes: Bytes) {
         if start.is_some() {
             self.note(start, track, &format!("copy {track}, {bytes}"));
         }
     }
 
     /// What was noted.
-    pub(crate) fn take(&mut self) -> Vec<Span> {
+    pub fn take(&mut self) -> Vec<Span> {
         std::mem::take(&mut self.spans)
     }
 }

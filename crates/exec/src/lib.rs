@@ -1,16 +1,16 @@
-//! Runs plans: devices, the executor, the CPU's kernels and the reference kernels that define every op.
+//! Runs plans: machines and devices, the executor, and the reference kernels that define every op.
 //!
 //! Invariant of the crate: whoever is here only follows a plan. Nothing is allocated during a step, and the
 //! bits of a sequence do not depend on its neighbours, on their order, or on the number of threads.
 
-mod arena;
-pub mod cpu;
+pub mod arena;
 mod device;
 pub mod disk;
-mod dynamic_codes;
+pub mod dynamic_codes;
 mod executor;
+pub mod half;
 pub mod heap;
-mod host;
+pub mod host;
 mod load;
 pub mod memory;
 mod persistent;

@@ -1,9 +1,9 @@
 //! What survives a step, by name: states at their start, and parameters and states on their way to a file and
 //! back. Invariant: bytes as they lie in the arena, a part at a time; never a second copy of the whole.
 
-use crate::cpu::cast::{f32_to_bf16, f32_to_f16};
 use crate::device::DeviceError;
 use crate::executor::Executor;
+use crate::half::{f32_to_bf16, f32_to_f16};
 use crate::reference::{BF16, F16};
 use graph::{DType, Param, Role, State, TensorSpec};
 use plan::Region;
@@ -106,8 +106,7 @@ pub(crate) fn element(x: f32, dtype: DType) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::Cpu;
-    use crate::cpu::cast::{Half, widen};
+    use crate::half::{bf16_to_f32, f16_to_f32};
 
     /// Both ways to round agree on numbers of every exponent, on ties and infinities, and keep NaN NaN.
     #[test]
@@ -118,9 +117,8 @@ mod tests {
         for dtype in [DType::Bf16, DType::F16] {
             let mut narrow = vec![0; numbers.len()];
             round(&numbers, dtype, &mut narrow);
-            let mut back = vec![0.0; numbers.len()];
-            let half = if dtype == DType::Bf16 { Half::Bf16 } else { Half::F16 };
-            widen(&Cpu::new(1), half, &narrow, &mut back);
+            let widen = if dtype == DType::Bf16 { bf16_to_f32 } else { f16_to_f32 };
+            let back: Vec<f32> = narrow.iter().map(|&x| widen(x)).collect();
             for ((&x, &found), back) in numbers.iter().zip(&narrow).zip(back) {
                 if x.is_nan() {
                     assert!(back.is_nan(), "{:#x} as {}", x.to_bits(), dtype.name());

@@ -5,9 +5,9 @@
 use graph::GRANULE;
 
 /// Rows of smaller numbers are quantised as if this were their largest, so that no scale vanishes.
-pub(crate) const TINY: f32 = f32::from_bits(27 << 23); // 2^-100
+pub const TINY: f32 = f32::from_bits(27 << 23); // 2^-100
 /// 1.5 * 2^23: adding it rounds to an integer, ties to even, which the low bits then are in two's complement.
-pub(crate) const ROUND: f32 = 12_582_912.0;
+pub const ROUND: f32 = 12_582_912.0;
 /// Of e4m3, neither sign.
 const NAN: u8 = 0x7F;
 
@@ -21,7 +21,7 @@ pub enum Codes {
 }
 
 /// Bytes of a row of codes.
-pub(crate) fn stride(columns: usize) -> usize {
+pub fn stride(columns: usize) -> usize {
     columns.next_multiple_of(GRANULE as usize)
 }
 
@@ -32,7 +32,7 @@ const MOST_TRIED: usize = 512;
 
 impl Codes {
     /// The largest code.
-    pub(crate) fn largest(self) -> f32 {
+    pub fn largest(self) -> f32 {
         match self {
             Self::E4m3 => 448.0,
             Self::Int8 => 127.0,
@@ -63,7 +63,7 @@ impl Codes {
 
     /// The same for a row of weights: of several scales, that with the least squared error. Where a row lies between two
     /// codes makes the less difference the longer it is (the errors of n numbers average out with 1 / sqrt n).
-    pub(crate) fn quantise_weights(self, row: &[f32], codes: &mut [u8]) -> f32 {
+    pub fn quantise_weights(self, row: &[f32], codes: &mut [u8]) -> f32 {
         let most = self.largest_of(row);
         let tried = (LONG / row.len().max(1)).pow(2).clamp(1, MOST_TRIED);
         let candidates = (0..tried).map(|i| most * self.factor(i as f32 / tried as f32));

@@ -2,8 +2,7 @@
 //! [`graph::Layout::ScaledTiles`] has them. Invariant: every number is rounded once, to nearest even; what is past the last
 //! row or column is zero.
 
-use crate::cpu::Bf16;
-use crate::cpu::cast::f32_to_bf16;
+use crate::half::f32_to_bf16;
 use graph::{CODES_STEP, TILE_STEP};
 
 /// Rows of a panel, and columns of a step.
@@ -63,11 +62,11 @@ pub fn pack_codes(rows: &[u8], stride: usize, to: &mut [u8]) {
 }
 
 /// A whole weight of rows of `k` elements.
-pub fn packed(w: &[f32], k: usize) -> Vec<Bf16> {
+pub fn packed(w: &[f32], k: usize) -> Vec<u16> {
     let bands = w.chunks(STEP * k);
-    let mut tiles = vec![Bf16::default(); bands.len() * panel(k)];
+    let mut tiles = vec![0; bands.len() * panel(k)];
     for (rows, to) in bands.zip(tiles.chunks_exact_mut(panel(k))) {
-        pack(rows, k, bytemuck::cast_slice_mut(to));
+        pack(rows, k, to);
     }
     tiles
 }
@@ -106,10 +105,10 @@ mod tests {
             let w: Vec<f32> = (1..=rows * columns).map(|i| (i % 251) as f32 + 1.0).collect();
             let tiles = packed(&w, columns);
             assert_eq!(tiles.len(), rows.div_ceil(32) * columns.div_ceil(32) * 1024);
-            let mut seen = vec![Bf16(0); tiles.len()];
+            let mut seen = vec![0; tiles.len()];
             for n in 0..rows {
                 for k in 0..columns {
-                    seen[place(n, k, columns)] = Bf16(f32_to_bf16(w[n * columns + k]));
+                    seen[place(n, k, columns)] = f32_to_bf16(w[n * columns + k]);
                 }
             }
             assert!(tiles == seen, "({rows}, {columns})");

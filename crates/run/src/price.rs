@@ -4,11 +4,11 @@ use crate::hub::{self, Need};
 use crate::lanes::{HOST, planned};
 use crate::session::{LETTERS_OF_LANE, bounds, on_cpu, threads};
 use crate::{RunError, Settings, Silent, machine, process};
+use cpu::{CpuDevice, Isa};
 use data::bounded;
 use data::pack::MOST_PACKS;
 use data::printable::Place;
 use data::weights::HubEnv;
-use exec::cpu::{CpuDevice, Isa};
 use graph::Bytes;
 use models::{Encoder, Output, known};
 use plan::{

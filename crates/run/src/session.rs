@@ -4,8 +4,8 @@
 use crate::device::kind;
 use crate::lanes::{HOST, enough, planned};
 use crate::{Device, EncoderModel, Level, RunError, machine};
+use cpu::{CpuDevice, Isa};
 use data::limits;
-use exec::cpu::{CpuDevice, Isa};
 use exec::{Executor, Param};
 use graph::{Bounds, Bytes, Op};
 use plan::{Build, PlanError, Policy, Precision, Program, Search, Staging, Stream, Target};

@@ -20,8 +20,9 @@ const TABLE: &[Row] = &[
     Row { name: "plan", floor: 1, may: &["graph"] },
     Row { name: "models", floor: 1, may: &["graph"] },
     Row { name: "exec", floor: 2, may: &["graph", "plan"] },
+    Row { name: "cpu", floor: 2, may: &["graph", "plan", "exec"] },
     Row { name: "cuda", floor: 2, may: &["graph", "plan", "exec"] },
-    Row { name: "run", floor: 3, may: &["graph", "plan", "exec", "models", "data"] },
+    Row { name: "run", floor: 3, may: &["graph", "plan", "exec", "cpu", "models", "data"] },
     Row { name: "cli", floor: 4, may: &["run", "cuda"] },
 ];
 

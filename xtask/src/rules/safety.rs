@@ -5,7 +5,7 @@ use crate::source::File;
 
 /// Where `unsafe` may stand.
 const HOMES: &[&str] = &[
-    "crates/exec/src/cpu/",
+    "crates/cpu/",
     "crates/exec/src/arena.rs",
     "crates/exec/src/disk.rs",
     "crates/exec/src/heap.rs",
@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn homes() {
         let text = "//! A.\n// unsafe\nfn f() { unsafe { g() } }\n";
-        check(home, "crates/exec/src/cpu/gemm.rs", text, &[]);
+        check(home, "crates/cpu/src/gemm.rs", text, &[]);
         check(home, "crates/data/src/weights/map.rs", text, &[]);
         check(home, "crates/exec/src/executor.rs", text, &[3]);
         check(home, "crates/graph/src/lib.rs", "//! \"unsafe\"\n", &[]);

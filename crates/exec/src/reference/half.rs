@@ -3,7 +3,7 @@
 
 /// A binary interchange format of 16 bits.
 #[derive(Clone, Copy)]
-pub(crate) struct Half {
+pub struct Half {
     /// Stored bits of the significand.
     significand: u32,
     /// Exponent of the largest number, which is also the exponent's bias.
@@ -11,10 +11,10 @@ pub(crate) struct Half {
 }
 
 /// bfloat16.
-pub(crate) const BF16: Half = Half { significand: 7, largest: 127 };
+pub const BF16: Half = Half { significand: 7, largest: 127 };
 
 /// IEEE binary16.
-pub(crate) const F16: Half = Half { significand: 10, largest: 15 };
+pub const F16: Half = Half { significand: 10, largest: 15 };
 
 impl Half {
     /// The bits of infinity.

@@ -22,7 +22,7 @@ mod error;
 mod gelu;
 mod glu;
 mod grouped_linear;
-pub(crate) mod half;
+pub mod half;
 mod layer_norm;
 mod layer_norm_grad;
 mod linear;

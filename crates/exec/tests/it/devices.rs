@@ -3,11 +3,11 @@
 
 use crate::op_cases::{Case, attention, cases, experts, linear, optimizer};
 use crate::rig::{On, load_as, output, output_i32, output_u8, run};
+use cpu::Isa;
 use graph::ops::{Epilogue, Mask, Quantize, Quantized};
 use graph::{Counts, DType, Op, Role, TensorSpec};
 use plan::{PlanError, Precision, Weights};
 use plimsoll_exec::Executor;
-use plimsoll_exec::cpu::Isa;
 use plimsoll_exec::reference::Data;
 use plimsoll_exec::scaled::Codes;
 use std::collections::BTreeSet;

@@ -1,11 +1,11 @@
 //! What the executor promises: no allocation in a step, refusals, states that survive.
 
 use crate::rig::{On, bare, load, output, run, stream};
+use cpu::{CpuDevice, Isa};
 use graph::ops::{Add, Epilogue, Linear};
 use graph::{Bounds, Builder, Counts, DType, Dim, Op, VerifyError};
 use models::{Encoder, Output, known};
 use plan::{Policy, Precision, Program, Target, Weights, compile};
-use plimsoll_exec::cpu::{CpuDevice, Isa};
 use plimsoll_exec::reference::ReferenceDevice;
 use plimsoll_exec::{Data, DeviceError, Executor, Param, ParamSource, load_all};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};

@@ -3,12 +3,12 @@
 
 use crate::evaluate::evaluate;
 use crate::rig::{On, output, run};
+use cpu::Isa;
 use graph::ops::*;
 use graph::{Bounds, Builder, Counts, DType, Dim, Graph, Op, Param};
 use plan::passes::autodiff;
 use plan::{AutodiffPolicy, Policy, Program, compile};
 use plimsoll_exec::Executor;
-use plimsoll_exec::cpu::Isa;
 use plimsoll_exec::reference::Tensor;
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -2,12 +2,12 @@
 //! pure f32. Invariant: 1e-5 absolute in f32, on every device, in any company.
 
 use crate::rig::{On, load, output, run, stream};
+use cpu::Isa;
 use data::weights::Weights;
 use graph::{Bounds, Counts, Param};
 use models::{Encoder, Output, candidates};
 use plan::Precision;
 use plimsoll_exec::Executor;
-use plimsoll_exec::cpu::Isa;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;

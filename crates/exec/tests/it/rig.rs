@@ -1,10 +1,10 @@
 //! Executors for tests. Invariant: a rig runs a graph exactly as a product does: compiled, checked, loaded,
 //! on a poisoned arena.
 
+use cpu::{CpuDevice, Isa};
 use cuda::{CudaDevice, CudaError};
 use graph::{Counts, Graph, Param};
 use plan::{Capability, Fuse, Kernels, Plan, PlanError, Policy, Precision, Program, Target, Weights, compile};
-use plimsoll_exec::cpu::{CpuDevice, Isa};
 use plimsoll_exec::reference::ReferenceDevice;
 use plimsoll_exec::{Device, Executor, ParamSource};
 use std::ops::Range;

@@ -1,11 +1,11 @@
 //! Steps that are submitted are steps that are run: the same bits, in order, and refusals that leave nothing open.
 
 use crate::rig::{On, load, output, run};
+use cpu::Isa;
 use cuda::{CudaDevice, Options};
 use graph::{Bounds, Builder, Bytes, Counts, DType, Dim};
 use models::{Encoder, Output};
 use plan::{Precision, Program, Weights};
-use plimsoll_exec::cpu::Isa;
 use plimsoll_exec::{Data, Device, DeviceError, Executor, Span, Submitted};
 use std::ops::Range;
 

@@ -1,10 +1,10 @@
 //! An executor that follows one program after another on its device.
 
 use crate::rig::On;
+use cpu::Isa;
 use graph::{Bounds, Counts, Param};
 use models::{Encoder, Output};
 use plan::{Precision, Program, Weights};
-use plimsoll_exec::cpu::Isa;
 use plimsoll_exec::{Data, Executor, ReadError};
 use std::ops::Range;
 

@@ -3,8 +3,8 @@
 
 use super::subject::Subject;
 use crate::{Device, RunError, Settings};
-use exec::cpu::Cpu;
-use exec::cpu::peak::{self, Factors};
+use cpu::Cpu;
+use cpu::peak::{self, Factors};
 use graph::DType;
 
 /// Rows, columns and depth of the products, and how many of them follow each other.

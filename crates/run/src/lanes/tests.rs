@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::session::load_all;
-use exec::cpu::{CpuDevice, Isa};
+use cpu::{CpuDevice, Isa};
 use graph::{Bounds, Builder, DType, Dim};
 use plan::{PlanError, Policy, compile};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,6 +1,6 @@
 //! Machines for tests: CPU devices that stand in for cards, which can be slow or fail.
 
-use exec::cpu::{CpuDevice, Isa};
+use cpu::{CpuDevice, Isa};
 use exec::{Device, DeviceError, Holder, Launch, Machine, Repeat, Span, Ticket};
 use graph::{Bytes, Counts};
 use plan::{Kernels, Target};

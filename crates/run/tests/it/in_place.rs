@@ -3,7 +3,7 @@
 use crate::cards::{Card, Memory};
 use crate::rig::{Folder, alone, fixture};
 use crate::streaming::ALLOCATOR;
-use exec::cpu::{CpuDevice, Isa};
+use cpu::{CpuDevice, Isa};
 use graph::Bytes;
 use plan::{PlanError, Reserved};
 use plimsoll_run::embed::{self, Destination, Pool, embed};

@@ -3,7 +3,7 @@
 
 use crate::resume::{Stopper, break_off_with_results, kept, options, reads, results, same, smallest, tight};
 use crate::rig::{Folder, golden, read, run};
-use exec::cpu::Isa;
+use cpu::Isa;
 use plimsoll_run::predict::{Options, predict};
 use plimsoll_run::{Precision, Settings};
 use std::collections::BTreeMap;

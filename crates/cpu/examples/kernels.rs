@@ -1,0 +1,378 @@
+//! Times the CPU kernels: the product against raw FMA and AMX loops, the `gemm` crate and our own plain FMA
+//! kernel, attention against the raw loop. All sides of each ratio run by turns in one process; medians.
+//!
+//! `cargo run --release -p plimsoll-cpu --example kernels [-- threads [avx512|avx2|portable|bf16|int8|mlp]]`; `bf16` times
+//! the product of bf16 alone, against the raw loop on tiles or of dot products where there are any; `int8` those of integers
+//! and of bf16; `mlp` the fused MLP against its parts.
+
+use exec::tiles;
+use graph::ops::{Hidden, Mask};
+use plimsoll_cpu::attention::{self, Attention, Rope, attention};
+use plimsoll_cpu::gemm::{self, Act, Epilogue};
+use plimsoll_cpu::mlp_bf16::{self, Mlp, Norm};
+use plimsoll_cpu::{
+    Bf16, CodeRows, CodeTiles, Cpu, Element, Isa, Rows, RowsMut, elementwise, gemm_bf16, gemm_int8, norm, peak,
+    rope,
+};
+use std::time::Instant;
+
+#[path = "../src/tests/peer.rs"]
+mod peer;
+
+const TURNS: usize = 15;
+
+fn main() {
+    let threads = std::env::args().nth(1).and_then(|a| a.parse().ok()).unwrap_or(2);
+    if std::env::args().nth(2).is_some_and(|a| a == "bf16") {
+        return products_of_bf16(&Cpu::new(threads));
+    }
+    if std::env::args().nth(2).is_some_and(|a| a == "int8") {
+        return products_of_int8(&Cpu::new(threads));
+    }
+    if std::env::args().nth(2).is_some_and(|a| a == "mlp") {
+        return mlps(&Cpu::new(threads));
+    }
+    // Portable code may have FMA, and then says so.
+    let named = |name: String| {
+        let like = |isa: &Isa| isa.name() == name || name == "portable" && isa.name().starts_with("portable");
+        Isa::available().find(like).expect("this machine has it")
+    };
+    let isa = std::env::args().nth(2).map_or_else(Isa::detect, named);
+    let cpu = Cpu::with_isa(threads, isa);
+    println!("{} x {threads}; medians of {TURNS} turns; rates in GFLOP/s", cpu.isa().name());
+    println!(
+        "{:>22} {:>7} {:>7} {:>7} {:>7} {:>7} {:>7} | ours/: raw  gemm plain amx/6",
+        "linear M,N,K", "raw", "raw amx", "gemm", "plain", "ours", "+gelu"
+    );
+    let plain = Isa::available().find(|isa| !isa.has_tiles()).expect("portable is there");
+    let plain = Cpu::with_isa(threads, plain);
+    let shapes = [
+        (480, 480),
+        (1440, 480),
+        (1920, 480),
+        (480, 1920),
+        (640, 640),
+        (1920, 640),
+        (2560, 640),
+        (640, 2560),
+        (768, 768),
+        (6144, 768),
+        (768, 3072),
+        (1280, 1280),
+        (5120, 1280),
+        (1280, 5120),
+    ];
+    for (n, k) in shapes {
+        linear(&cpu, &plain, 2048, n, k);
+    }
+    linear(&cpu, &plain, 168, 480, 480);
+    linear(&cpu, &plain, 16, 1920, 480);
+    println!("{:>34} {:>8} {:>8} | ours/raw", "attention", "raw", "ours");
+    for (heads, hd) in [(20, 16), (20, 24), (20, 32), (20, 64), (40, 128)] {
+        attend(&cpu, heads, hd, 168, 24, false);
+    }
+    attend(&cpu, 12, 64, 110, 40, true);
+    attend(&cpu, 20, 24, 60, 70, false);
+    attend(&cpu, 20, 32, 512, 8, false);
+    attend(&cpu, 20, 64, 2000, 2, false);
+    stream(&cpu);
+}
+
+/// Seconds of each side, medians of turns taken one after the other.
+fn by_turns<const N: usize>(mut sides: [&mut dyn FnMut(); N]) -> [f64; N] {
+    let mut seconds = [const { Vec::new() }; N];
+    for turn in 0..TURNS + 1 {
+        for (side, seconds) in sides.iter_mut().zip(&mut seconds) {
+            let start = Instant::now();
+            side();
+            if turn > 0 {
+                seconds.push(start.elapsed().as_secs_f64());
+            }
+        }
+    }
+    seconds.map(median)
+}
+
+fn numbers(n: usize) -> Vec<f32> {
+    (0..n).map(|i| ((i * 7919 + 13) % 2003) as f32 / 1001.5 - 1.0).collect()
+}
+
+/// GFLOP/s of the raw loop, of about as long a time as `flops` take there.
+fn raw(cpu: &Cpu, flops: f64) -> f64 {
+    peak::fma_gflops(cpu, seconds(cpu, flops))
+}
+
+/// GFLOP/s of the raw loop on tiles, as long as `raw`; zero where there are no tiles.
+fn raw_amx(cpu: &Cpu, flops: f64) -> f64 {
+    peak::amx_gflops(cpu, peak::Factors::Bf16, seconds(cpu, flops)).unwrap_or_default()
+}
+
+/// How long a raw loop runs that is compared with `flops`.
+fn seconds(cpu: &Cpu, flops: f64) -> f64 {
+    /// Between AVX2 and AVX-512 on a core of today.
+    const GFLOPS_OF_A_THREAD: f64 = 100.0;
+    flops / 1e9 / (GFLOPS_OF_A_THREAD * cpu.threads() as f64)
+}
+
+/// The middle one.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// `plain` is the best instruction set without tiles.
+fn linear(cpu: &Cpu, plain: &Cpu, m: usize, n: usize, k: usize) {
+    let (x, w, bias) = (numbers(m * k), numbers(n * k), numbers(n));
+    let mut packed = vec![0.0; gemm::packed_len(n, k)];
+    for (rows, out) in w.chunks(gemm::PANEL * k).zip(packed.chunks_exact_mut(gemm::PANEL * k)) {
+        gemm::pack_panel(rows, k, out);
+    }
+    let [mut product, mut y, mut z, mut gelu] = [(); 4].map(|()| vec![0.0; m * n]);
+    let space = vec![0.0; gemm::workspace_bytes(cpu.isa()) / 4 * cpu.threads()];
+    let [mut y_space, mut z_space, mut gelu_space] = [(); 3].map(|()| space.clone());
+    let ours = |cpu: &Cpu, act, y: &mut [f32], space: &mut [f32]| {
+        let e = Epilogue { bias: Some(&bias), act, residual: None };
+        gemm::linear(cpu, Rows::new(&x, m, k, k), &packed, e, RowsMut::new(y, m, n, n), space);
+    };
+    let flops = 2.0 * (m * n * k) as f64;
+    let (mut raws, mut amxs) = (Vec::new(), Vec::new());
+    let [_, _, seconds @ ..] = by_turns([
+        &mut || raws.push(raw(cpu, flops)),
+        &mut || amxs.push(raw_amx(cpu, flops)),
+        &mut || peer::linear(cpu.threads(), (m, n, k), &x, &w, &mut product),
+        &mut || ours(plain, Act::None, &mut z, &mut z_space),
+        &mut || ours(cpu, Act::None, &mut y, &mut y_space),
+        &mut || ours(cpu, Act::Gelu, &mut gelu, &mut gelu_space),
+    ]);
+    let [peer, plain, ours, gelu] = seconds.map(|s: f64| flops / s / 1e9);
+    let (raw, amx) = (median(raws), median(amxs));
+    print!("{m:>8},{n:>6},{k:>6}");
+    [raw, amx, peer, plain, ours, gelu].iter().for_each(|r| print!(" {r:>7.1}"));
+    println!(" | {:>9.2} {:>5.2} {:>5.2} {:>5.2}", ours / raw, ours / peer, ours / plain, 6.0 * ours / amx);
+}
+
+/// With the epilogue that the model's linear of this shape has, each turn between two of the raw loop.
+fn products_of_bf16(cpu: &Cpu) {
+    println!("{} x {}; medians of {TURNS} turns; GFLOP/s", cpu.isa().name(), cpu.threads());
+    println!("{:>22} {:>8} {:>8} | ours/raw by turns", "bf16 M,N,K", "raw", "ours");
+    for (m, width, hidden) in [(10_752, 320, 1280), (2048, 480, 1920), (2048, 640, 2560), (2048, 1280, 5120)] {
+        product_of_bf16(cpu, (m, 3 * width, width), Act::None, false);
+        product_of_bf16(cpu, (m, width, width), Act::None, true);
+        product_of_bf16(cpu, (m, hidden, width), Act::Gelu, false);
+        product_of_bf16(cpu, (m, width, hidden), Act::None, true);
+    }
+}
+
+fn product_of_bf16(cpu: &Cpu, (m, n, k): (usize, usize, usize), act: Act, residual: bool) {
+    let halves = |n| numbers(n).into_iter().map(|x| Bf16((x.to_bits() >> 16) as u16)).collect::<Vec<_>>();
+    let (x, bias, r, w) = (halves(m * k), halves(n), halves(m * n), gemm_bf16::packed(&numbers(n * k), k));
+    let mut y = vec![Bf16::default(); m * n];
+    let mut space = vec![0.0; gemm_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
+    let raw = || raw_of(cpu, peak::Factors::Bf16).unwrap_or_else(|| peak::fma_gflops(cpu, 1e-3));
+    let (mut raws, mut rates, mut shares) = (Vec::new(), Vec::new(), Vec::new());
+    let mut before = raw();
+    for turn in 0..TURNS + 1 {
+        let residual = residual.then(|| Rows::new(&r, m, n, n));
+        let e = Epilogue { bias: Some(&bias[..]), act, residual };
+        let start = Instant::now();
+        gemm_bf16::linear(cpu, Rows::new(&x, m, k, k), &w, e, RowsMut::new(&mut y, m, n, n), &mut space);
+        let rate = 2e-9 * (m * n * k) as f64 / start.elapsed().as_secs_f64();
+        let after = raw();
+        if turn > 0 {
+            raws.push(after);
+            rates.push(rate);
+            shares.push(2.0 * rate / (before + after));
+        }
+        before = after;
+    }
+    let [raw, ours, share] = [raws, rates, shares].map(median);
+    println!("{m:>8},{n:>6},{k:>6} {raw:>8.1} {ours:>8.1} | {share:>9.2}");
+}
+
+/// GFLOP/s of tiles, or else of dot products; `None` where there are neither.
+fn raw_of(cpu: &Cpu, of: peak::Factors) -> Option<f64> {
+    peak::amx_gflops(cpu, of, 1e-3).or_else(|| peak::dot_gflops(cpu, of, 1e-3))
+}
+
+/// Products of codes with bias, and with a residual where the model's linear of this shape has one, against their raw loop and
+/// against those of bf16. The fastest of each: a turn is short enough to go by undisturbed on a shared machine.
+fn products_of_int8(cpu: &Cpu) {
+    println!("{} x {}; the best of {TURNS} turns; GFLOP/s", cpu.isa().name(), cpu.threads());
+    println!("{:>22} {:>8} {:>8} {:>8} | int8/: raw bf16", "M,N,K", "raw", "int8", "bf16");
+    for (m, width) in [(2688, 320), (2688, 480), (2688, 640), (1024, 1280)] {
+        product_of_int8(cpu, (m, 3 * width, width), false);
+        product_of_int8(cpu, (m, width, width), true);
+        product_of_int8(cpu, (m, 4 * width, width), false);
+        product_of_int8(cpu, (m, width, 4 * width), true);
+    }
+}
+
+fn product_of_int8(cpu: &Cpu, (m, n, k): (usize, usize, usize), residual: bool) {
+    let halves = |n| numbers(n).into_iter().map(|x| Bf16((x.to_bits() >> 16) as u16)).collect::<Vec<_>>();
+    let codes = |n| numbers(n).into_iter().map(|x| (127.0 * x) as i8 as u8).collect::<Vec<_>>();
+    let panels = n.div_ceil(tiles::STEP);
+    let (x, w, bias, r) = (halves(m * k), gemm_bf16::packed(&numbers(n * k), k), halves(n), halves(m * n));
+    let (cx, cw) = (codes(m * k), codes(panels * tiles::codes_panel(k)));
+    let (sx, sw) = (vec![0.01; m], vec![0.01; panels * tiles::STEP]);
+    let cx = CodeRows { codes: &cx, scales: &sx, columns: k };
+    let cw = CodeTiles { tiles: &cw, scales: &sw };
+    let [mut y, mut z] = [(); 2].map(|()| vec![Bf16::default(); m * n]);
+    let mut space = vec![0.0; gemm_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
+    let residual = residual.then(|| Rows::new(&r, m, n, n));
+    let e = Epilogue { bias: Some(&bias[..]), act: Act::None, residual };
+    let (mut raw, mut int8, mut bf16) = (0.0_f64, 0.0_f64, 0.0_f64);
+    let rate = |start: Instant| 2e-9 * (m * n * k) as f64 / start.elapsed().as_secs_f64();
+    for _ in 0..TURNS {
+        raw = raw.max(raw_of(cpu, peak::Factors::Int8).unwrap_or_default());
+        let start = Instant::now();
+        gemm_int8::linear(cpu, cx, cw, e, RowsMut::new(&mut y, m, n, n), &mut space);
+        int8 = int8.max(rate(start));
+        let start = Instant::now();
+        gemm_bf16::linear(cpu, Rows::new(&x, m, k, k), &w, e, RowsMut::new(&mut z, m, n, n), &mut space);
+        bf16 = bf16.max(rate(start));
+    }
+    println!(
+        "{m:>8},{n:>6},{k:>6} {raw:>8.1} {int8:>8.1} {bf16:>8.1} | {:>9.2} {:>4.2}",
+        int8 / raw,
+        int8 / bf16
+    );
+}
+
+/// A layer's norm, MLP and residual in bf16: as one, and one kernel after the other.
+fn mlps(cpu: &Cpu) {
+    println!("{} x {}; medians of {TURNS} turns; GFLOP/s", cpu.isa().name(), cpu.threads());
+    println!("{:>28} {:>8} {:>8} {:>8} | fused/raw fused/parts by turns", "mlp M,K,F", "raw", "parts", "fused");
+    for (m, k, f) in [(10_752, 320, 1280), (10_752, 480, 1920), (10_752, 640, 2560), (8192, 1280, 5120)] {
+        mlp(cpu, (m, k, f), Hidden::Gelu);
+    }
+    mlp(cpu, (8192, 768, 3072), Hidden::Gate);
+    mlp(cpu, (512, 640, 2560), Hidden::Gelu);
+    mlp(cpu, (64, 640, 2560), Hidden::Gelu);
+}
+
+fn mlp(cpu: &Cpu, (m, k, f): (usize, usize, usize), hidden: Hidden) {
+    let halves = |n| numbers(n).into_iter().map(|x| Bf16((x.to_bits() >> 16) as u16)).collect::<Vec<_>>();
+    let gate = hidden == Hidden::Gate;
+    let width = if gate { 2 * f } else { f };
+    let (x, w1, w2) =
+        (halves(m * k), gemm_bf16::packed(&numbers(width * k), k), gemm_bf16::packed(&numbers(k * f), f));
+    let (b1, b2, gamma) = (halves(width), halves(k), numbers(k));
+    let [mut normed, mut y, mut z] = [(); 3].map(|()| vec![Bf16::default(); m * k]);
+    let (mut sums, mut gated) = (vec![Bf16::default(); m * width], vec![Bf16::default(); m * f]);
+    let bytes = mlp_bf16::workspace_bytes(f);
+    let [mut space, mut parts_space] = [(); 2].map(|()| vec![0.0; bytes as usize / 4 * cpu.threads()]);
+    let flops = 2.0 * (m * k * (width + f)) as f64;
+    let rows = Rows::new(&x, m, k, k);
+    let norm = Norm { gamma: &gamma, beta: &gamma, eps: 1e-5 };
+    let (b1, b2, residual) = (Some(&b1[..]), Some(&b2[..]), Some(rows));
+    let op = Mlp { norm: Some(norm), hidden, columns: f, w1: &w1, b1, w2: &w2, b2, residual };
+    let mut raws = Vec::new();
+    let (mut apart, mut whole) = (Vec::new(), Vec::new());
+    let [_, parts, fused] = by_turns([
+        &mut || {
+            raws.push(
+                peak::amx_gflops(cpu, peak::Factors::Bf16, 3e-3).unwrap_or_else(|| peak::fma_gflops(cpu, 3e-3)),
+            )
+        },
+        &mut || {
+            let start = Instant::now();
+            norm::layer_norm(
+                cpu,
+                rows,
+                &gamma,
+                &gamma,
+                1e-5,
+                Some(RowsMut::new(&mut normed, m, k, k)),
+                None,
+                None,
+            );
+            let act = if gate { Act::None } else { Act::Gelu };
+            let e = Epilogue { bias: b1, act, residual: None };
+            let (n, out) = (Rows::new(&normed, m, k, k), RowsMut::new(&mut sums, m, width, width));
+            gemm_bf16::linear(cpu, n, &w1, e, out, &mut parts_space);
+            let mut h = Rows::new(&sums, m, width, width);
+            if gate {
+                elementwise::glu(cpu, elementwise::Gate::Gelu, h, RowsMut::new(&mut gated, m, f, f));
+                h = Rows::new(&gated, m, f, f);
+            }
+            let e = Epilogue { bias: b2, act: Act::None, residual };
+            gemm_bf16::linear(cpu, h, &w2, e, RowsMut::new(&mut y, m, k, k), &mut parts_space);
+            apart.push(start.elapsed().as_secs_f64());
+        },
+        &mut || {
+            let start = Instant::now();
+            mlp_bf16::mlp(cpu, rows, op, RowsMut::new(&mut z, m, k, k), &mut space);
+            whole.push(start.elapsed().as_secs_f64());
+        },
+    ]);
+    assert!(y == z, "the bits of the parts");
+    let of_raw = median(raws.iter().zip(&whole).map(|(raw, s)| flops / s / 1e9 / raw).collect());
+    let of_parts = median(apart.iter().zip(&whole).map(|(parts, fused)| parts / fused).collect());
+    let [raw, parts, fused] = [median(raws), flops / parts / 1e9, flops / fused / 1e9];
+    println!(
+        "{m:>8},{k:>6},{f:>6} {hidden:?} {raw:>8.1} {parts:>8.1} {fused:>8.1} | {of_raw:.2} {of_parts:.2}"
+    );
+}
+
+fn attend(cpu: &Cpu, heads: usize, hd: usize, len: usize, sequences: usize, alibi: bool) {
+    let (t, d) = (len * sequences, heads * hd);
+    let qkv = numbers(t * 3 * d);
+    let spans: Vec<[u32; 2]> = (0..sequences).map(|s| [(s * len) as u32, ((s + 1) * len) as u32]).collect();
+    let freq: Vec<f32> = (0..hd / 2).map(|j| 1e4f32.powf(-(2.0 * j as f32) / hd as f32)).collect();
+    let (mut cos, mut sin) = (vec![0.0; len * hd / 2], vec![0.0; len * hd / 2]);
+    rope::table(&freq, len, &mut cos, &mut sin);
+    let slopes: Vec<f32> = (1..=heads).map(|h| 0.5f32.powi(h as i32)).collect();
+    let config = Attention {
+        heads,
+        kv_heads: heads,
+        mask: Mask::Full,
+        head_dim: hd,
+        scale: 0.125,
+        rope: (!alibi).then_some(Rope { cos: &cos, sin: &sin }),
+        slopes: alibi.then_some(&slopes[..]),
+    };
+    let mut o = vec![0.0; t * d];
+    let mut space = vec![0.0; attention::workspace_bytes(hd) / 4 * cpu.threads()];
+    let x = Rows::new(&qkv, t, 3 * d, 3 * d);
+    let flops = 4.0 * (t * len * d) as f64;
+    let mut raws = Vec::new();
+    let [_, ours_s] = by_turns([&mut || raws.push(raw(cpu, flops)), &mut || {
+        let [q, k, v] = [0, 1, 2].map(|i| x.columns(i * d, d));
+        attention(cpu, config, q, k, v, &spans, RowsMut::new(&mut o, t, d, d), None, &mut space);
+    }]);
+    let (raw, ours) = (median(raws), flops / ours_s / 1e9);
+    let what = format!("{heads} heads x {hd}, {sequences} x {len}{}", if alibi { " alibi" } else { "" });
+    println!("{what:>34} {raw:>8.1} {ours:>8.1} | {:>8.2}", ours / raw);
+}
+
+/// Bytes per second of the streaming kernels on (2048, 1920).
+fn stream(cpu: &Cpu) {
+    for n in [320, 640, 1280, 1920] {
+        let (m, g) = (2048, numbers(n));
+        let x = numbers(m * n);
+        let [norm_s, gelu_s] = rows(cpu, &x, &g);
+        let halves: Vec<Bf16> = x.iter().map(|x| Bf16((x.to_bits() >> 16) as u16)).collect();
+        let [norm_16, gelu_16] = rows(cpu, &halves, &g);
+        let rate = |bytes: usize, s: f64| (2 * bytes * m * n) as f64 / s / 1e9;
+        println!(
+            "{m} x {n}, read + written: layer_norm {:.1} GB/s, bf16 {:.1}; gelu {:.1} GB/s, bf16 {:.1}",
+            rate(4, norm_s),
+            rate(2, norm_16),
+            rate(4, gelu_s),
+            rate(2, gelu_16)
+        );
+    }
+}
+
+/// Seconds of a layer norm and a GELU of rows as wide as `g`.
+fn rows<E: Element>(cpu: &Cpu, x: &[E], g: &[f32]) -> [f64; 2] {
+    let (m, n) = (x.len() / g.len(), g.len());
+    let (mut y, mut z) = (x.to_vec(), x.to_vec());
+    by_turns([
+        &mut || {
+            let (x, y) = (Rows::new(x, m, n, n), RowsMut::new(&mut y, m, n, n));
+            norm::layer_norm(cpu, x, g, g, 1e-5, Some(y), None, None);
+        },
+        &mut || elementwise::gelu(cpu, Rows::new(x, m, n, n), RowsMut::new(&mut z, m, n, n)),
+    ])
+}

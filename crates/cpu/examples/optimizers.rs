@@ -1,0 +1,113 @@
+//! Times the optimizers against the rate at which this machine adds one vector to another, by turns in one process;
+//! medians. `bench/optimizers.py` times PyTorch's.
+//!
+//! `cargo run --release -p plimsoll-cpu --example optimizers [-- threads [millions of elements]]`
+
+use graph::ops::{Adafactor, AdamW, BLOCK, GradScale, Sgd};
+use plimsoll_cpu::adafactor::{Factored, adafactor};
+use plimsoll_cpu::optimizer::{Scale, adamw, grad_scale, sgd_momentum};
+use plimsoll_cpu::optimizer_8bit::{Moment, adamw_8bit};
+use plimsoll_cpu::place::{Gradient, Place};
+use plimsoll_cpu::{Cpu, Rows, RowsMut, elementwise};
+use std::time::Instant;
+
+const TURNS: usize = 15;
+const COLUMNS: usize = 4096;
+const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+const SGD: Sgd = Sgd { momentum: 0.9, weight_decay: 0.1, nesterov: false };
+const ADAFACTOR: Adafactor = Adafactor { eps1: 1e-30, clip: 1.0, weight_decay: 0.1 };
+const HYPER: [f32; 3] = [1e-3, 0.1, 0.05];
+const SCALE: Scale = Scale { factor: 1.0, ok: true };
+
+/// What all optimizers work on, one after the other.
+struct Tensors {
+    g: Vec<f32>,
+    p: Vec<f32>,
+    m: Vec<f32>,
+    v: Vec<f32>,
+    codes: [Vec<u8>; 2],
+    absmax: [Vec<f32>; 2],
+    row: Vec<f32>,
+    column: Vec<f32>,
+}
+
+/// Name, bytes of an element that cross the bus, one step.
+type Side = (&'static str, usize, fn(&Cpu, &mut Tensors));
+
+const SIDES: [Side; 6] = [
+    ("p = v + g", 12, |cpu, t| {
+        let (rows, view) = (t.p.len() / COLUMNS, |x| Rows::new(x, t.p.len() / COLUMNS, COLUMNS, COLUMNS));
+        let (v, g) = (view(&t.v), view(&t.g));
+        elementwise::add(cpu, v, g, RowsMut::new(&mut t.p, rows, COLUMNS, COLUMNS));
+    }),
+    ("grad_scale", 4, |cpu, t| {
+        grad_scale(cpu, &GradScale { max_norm: 1.0 }, [Gradient::F32(&t.g)].into_iter(), 1.0);
+    }),
+    ("sgd, momentum", 20, |cpu, t| {
+        sgd_momentum(
+            cpu,
+            &SGD,
+            Gradient::F32(&t.g),
+            [Place::within(&mut t.p), Place::within(&mut t.m)],
+            SCALE,
+            1e-3,
+        );
+    }),
+    ("adamw", 28, |cpu, t| {
+        let states = [Place::within(&mut t.p), Place::within(&mut t.m), Place::within(&mut t.v)];
+        adamw(cpu, &ADAMW, Gradient::F32(&t.g), states, SCALE, HYPER);
+    }),
+    ("adamw_8bit", 16, |cpu, t| {
+        let [m, v] = &mut t.codes;
+        let [m_absmax, v_absmax] = &mut t.absmax;
+        let moments = [(m, m_absmax), (v, v_absmax)]
+            .map(|(codes, absmax)| Moment { codes: Place::within(codes), absmax: Place::within(absmax) });
+        adamw_8bit(cpu, &ADAMW, Gradient::F32(&t.g), Place::within(&mut t.p), moments, SCALE, HYPER);
+    }),
+    ("adafactor", 24, |cpu, t| {
+        let (row, column) = (Some(Place::within(&mut t.row)), Place::within(&mut t.column));
+        let states = Factored { p: Place::within(&mut t.p), row, column };
+        adafactor(cpu, &ADAFACTOR, Gradient::F32(&t.g), states, SCALE, [1e-3, 0.9]);
+    }),
+];
+
+fn main() {
+    let number = |i| std::env::args().nth(i).and_then(|a| a.parse().ok());
+    let (threads, millions) = (number(1).unwrap_or(2), number(2).unwrap_or(32));
+    let rows = millions * 1_000_000 / COLUMNS;
+    let n = rows * COLUMNS;
+    let numbers = |n: usize| (0..n).map(|i| ((i * 7919 + 13) % 2003) as f32 / 1001.5 - 1.0).collect::<Vec<_>>();
+    let positive = |n: usize| numbers(n).into_iter().map(|x| x * x + 0.01).collect::<Vec<_>>();
+    let blocks = n.div_ceil(BLOCK as usize);
+    let mut t = Tensors {
+        g: numbers(n),
+        p: numbers(n),
+        m: numbers(n),
+        v: positive(n),
+        codes: [vec![130; n], vec![100; n]],
+        absmax: [positive(blocks), positive(blocks)],
+        row: positive(rows),
+        column: positive(COLUMNS),
+    };
+    let cpu = Cpu::new(threads);
+    println!("{} x {threads}; {n} elements; medians of {TURNS} turns", cpu.isa().name());
+    let mut seconds = SIDES.map(|_| vec![]);
+    for turn in 0..=TURNS {
+        for ((.., step), seconds) in SIDES.iter().zip(&mut seconds) {
+            let start = Instant::now();
+            step(&cpu, &mut t);
+            if turn > 0 {
+                seconds.push(start.elapsed().as_secs_f64());
+            }
+        }
+    }
+    let rates = seconds.map(|mut seconds| {
+        seconds.sort_by(f64::total_cmp);
+        seconds[TURNS / 2]
+    });
+    for ((name, bytes, _), seconds) in SIDES.iter().zip(rates) {
+        let rate = (bytes * n) as f64 / seconds / 1e9;
+        let stream = (SIDES[0].1 * n) as f64 / rates[0] / 1e9;
+        println!("{name:>14} {:8.2} ms {rate:7.1} GB/s {:6.2} of the stream", 1e3 * seconds, rate / stream);
+    }
+}

@@ -1,0 +1,103 @@
+//! Times the products of training, whose factors change every step, against those of inference, whose weights
+//! are packed beforehand: forward, gradient of the input, gradient of the weight; and the chunked cross-entropy.
+//! By turns in one process; medians.
+//!
+//! `cargo run --release -p plimsoll-cpu --example products [-- threads [rows]]`
+
+use plimsoll_cpu::cross_entropy::{Gradients, Head, gradients, loss};
+use plimsoll_cpu::gemm::{self, Epilogue};
+use plimsoll_cpu::product::{self, Factor, product};
+use plimsoll_cpu::{Cpu, Rows, RowsMut};
+use std::time::Instant;
+
+const TURNS: usize = 15;
+
+fn main() {
+    let arg = |i| std::env::args().nth(i).and_then(|a| a.parse().ok());
+    let (cpu, m) = (Cpu::new(arg(1).unwrap_or(2)), arg(2).unwrap_or(2048));
+    println!("{} x {}; {m} rows; medians of {TURNS} turns, GFLOP/s", cpu.isa().name(), cpu.threads());
+    println!("{:>12} {:>8} {:>8} {:>8} {:>8} | of packed", "N,K", "packed", "y=xW'", "dx=dyW", "dW=dy'x");
+    for (n, k) in [(640, 640), (1920, 640), (2560, 640), (640, 2560), (256, 256), (1024, 256)] {
+        shape(&cpu, m, n, k);
+    }
+    println!("{:>12} {:>8} {:>8} ms of a linear and its cross-entropy", "V,K", "forward", "backward");
+    for (v, k) in [(33, 640), (256, 256), (8192, 256)] {
+        cross_entropy(&cpu, m, v, k);
+    }
+}
+
+/// Every row counts, 512 at a time.
+fn cross_entropy(cpu: &Cpu, m: usize, v: usize, k: usize) {
+    let (x, w) = (numbers(m * k), numbers(v * k));
+    let targets: Vec<i32> = (0..m).map(|r| (r * 7919 % v) as i32).collect();
+    let (xs, ws) = (Rows::new(&x, m, k, k), Rows::new(&w, v, k, k));
+    let head = Head { x: xs, w: ws, bias: None, targets: &targets, chunk: 512, z_loss: 0.0 };
+    let units = product::WORKSPACE_BYTES / 4 * cpu.threads();
+    let mut space = vec![0.0; units + 512 * (v + k + 2)];
+    let (mut lse, mut dx, mut dw) = (vec![0.0; m], vec![0.0; m * k], vec![0.0; v * k]);
+    let mut seconds = [const { Vec::new() }; 2];
+    for _ in 0..TURNS {
+        let start = Instant::now();
+        loss(cpu, head, Some(&mut lse), &mut space);
+        seconds[0].push(start.elapsed().as_secs_f64());
+        let start = Instant::now();
+        let (dx, dw) = (RowsMut::new(&mut dx, m, k, k), RowsMut::new(&mut dw, v, k, k));
+        gradients(cpu, head, 1.0, &lse, Gradients { dx: Some(dx), dw: Some(dw), db: None }, &mut space);
+        seconds[1].push(start.elapsed().as_secs_f64());
+    }
+    let [forward, backward] = seconds.map(|s| 1e3 * median(s));
+    println!("{:>12} {forward:>8.2} {backward:>8.2}", format!("{v},{k}"));
+}
+
+/// The middle one.
+fn median(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2]
+}
+
+fn numbers(n: usize) -> Vec<f32> {
+    (0..n).map(|i| ((i * 7919 + 13) % 2003) as f32 / 1001.5 - 1.0).collect()
+}
+
+fn shape(cpu: &Cpu, m: usize, n: usize, k: usize) {
+    let (x, w, dy) = (numbers(m * k), numbers(n * k), numbers(m * n));
+    let mut packed = vec![0.0; gemm::packed_len(n, k)];
+    for (rows, out) in w.chunks(gemm::PANEL * k).zip(packed.chunks_exact_mut(gemm::PANEL * k)) {
+        gemm::pack_panel(rows, k, out);
+    }
+    let most = gemm::workspace_bytes(cpu.isa()).max(product::WORKSPACE_BYTES);
+    let mut space = vec![0.0; most / 4 * cpu.threads()];
+    let (mut y, mut dx, mut dw) = (vec![0.0; m * n], vec![0.0; m * k], vec![0.0; n * k]);
+    let (xs, ws, dys) = (Rows::new(&x, m, k, k), Rows::new(&w, n, k, k), Rows::new(&dy, m, n, n));
+    let e = Epilogue::default();
+    let mut seconds = [const { Vec::new() }; 4];
+    for turn in 0..TURNS + 1 {
+        for (side, seconds) in seconds.iter_mut().enumerate() {
+            let start = Instant::now();
+            match side {
+                0 => gemm::linear(cpu, xs, &packed, e, RowsMut::new(&mut y, m, n, n), &mut space),
+                1 => {
+                    let (a, b) = (Factor::Stored(xs), Factor::Transposed(ws));
+                    product(cpu, a, b, e, RowsMut::new(&mut y, m, n, n), &mut space);
+                }
+                2 => {
+                    let (a, b) = (Factor::Stored(dys), Factor::Stored(ws));
+                    product(cpu, a, b, e, RowsMut::new(&mut dx, m, k, k), &mut space);
+                }
+                _ => {
+                    let (a, b) = (Factor::Transposed(dys), Factor::Stored(xs));
+                    product(cpu, a, b, e, RowsMut::new(&mut dw, n, k, k), &mut space);
+                }
+            }
+            if turn > 0 {
+                seconds.push(start.elapsed().as_secs_f64());
+            }
+        }
+    }
+    let rates = seconds.map(|s| 2e-9 * (m * n * k) as f64 / median(s));
+    print!("{:>12}", format!("{n},{k}"));
+    rates.iter().for_each(|r| print!(" {r:>8.1}"));
+    print!(" |");
+    rates[1..].iter().for_each(|r| print!(" {:.2}", r / rates[0]));
+    println!();
+}

@@ -1,0 +1,78 @@
+//! Gradients of several micro-batches added up.
+//!
+//! Invariant: a sum is computed in f32 and rounded once to the element type that it is kept in.
+
+use super::Cpu;
+use super::cast::Half;
+use super::isa::Kernel;
+use super::place::{Gradient, Place, load_half};
+use super::simd::{LANES, Simd};
+use super::total::GRAIN;
+use core::ops::Range;
+use exec::half::{f32_to_bf16, f32_to_f16};
+
+/// Where sums are kept.
+pub enum Accumulator<'a> {
+    /// In 32 bits.
+    F32(Place<'a, f32>),
+    /// In 16 bits.
+    Half(Half, Place<'a, u16>),
+}
+
+/// acc = keep ? acc + g : g. What was there before the first micro-batch may be no number, and does not matter.
+pub fn accumulate(cpu: &Cpu, acc: Accumulator<'_>, g: Gradient<'_>, keep: bool) {
+    let n = g.len();
+    let len = match &acc {
+        Accumulator::F32(acc) => acc.len(),
+        Accumulator::Half(_, acc) => acc.len(),
+    };
+    assert_eq!(len, n, "sums and gradient of one length");
+    cpu.pool().run(n.div_ceil(GRAIN), &|task, _| {
+        cpu.isa().run(Sum { acc: &acc, g, keep, range: task * GRAIN..n.min((task + 1) * GRAIN) });
+    });
+}
+
+struct Sum<'a> {
+    acc: &'a Accumulator<'a>,
+    g: Gradient<'a>,
+    keep: bool,
+    range: Range<usize>,
+}
+
+impl Kernel for Sum<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for i in self.range.clone().step_by(LANES) {
+            let n = LANES.min(self.range.end - i);
+            // SAFETY: elements i..i + n of the gradient, and of the sums, which this task alone has.
+            unsafe {
+                let g = self.g.load(s, i, n);
+                match self.acc {
+                    Accumulator::F32(acc) => {
+                        let sum = if self.keep { s.add(s.load_n(acc.read(i), n), g) } else { g };
+                        s.store_n(acc.write(i), sum, n);
+                    }
+                    Accumulator::Half(half, acc) => {
+                        let sum = if self.keep { s.add(load_half(s, *half, acc.read(i), n), g) } else { g };
+                        store_half(s, *half, acc.write(i), sum, n);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `n` (at most 16) elements must be writable at `p`.
+#[inline(always)]
+unsafe fn store_half<S: Simd>(s: S, half: Half, p: *mut u16, x: S::V, n: usize) {
+    let mut floats = [0.0; LANES];
+    // SAFETY: sixteen floats.
+    unsafe { s.store(floats.as_mut_ptr(), x) };
+    let bits: [u16; LANES] = match half {
+        Half::Bf16 => core::array::from_fn(|i| f32_to_bf16(floats[i])),
+        Half::F16 => core::array::from_fn(|i| f32_to_f16(floats[i])),
+    };
+    // SAFETY: the caller promises `n` writable elements.
+    unsafe { core::ptr::copy_nonoverlapping(bits.as_ptr(), p, n) };
+}

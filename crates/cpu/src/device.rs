@@ -1,0 +1,299 @@
+//! The CPU as a device: an arena of host memory and, for each op, the kernel that the target's table names.
+//! Invariant: operands come from a checked plan, so their ranges are inside the arena and overlap only where
+//! the op's alias rule allows it; token ids and spans come from outside and are checked at every launch.
+
+use super::operands::Operands;
+use super::{Bf16, Cpu, Isa, launch, reduce, widening};
+use exec::arena::{Arena, Weights};
+use exec::host::{Clock, Fetched};
+use exec::{Device, DeviceError, Launch, Span, Ticket};
+use graph::{Bytes, Op};
+use plan::{CpuKernel, KernelId, Kernels, PlanError, Target};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// One of several devices that share the host's cores and their weights.
+struct Lane {
+    number: usize,
+    count: usize,
+    /// Those of the program that they follow, while one of them does.
+    weights: Arc<Mutex<Weak<Weights>>>,
+    persistent: Bytes,
+}
+
+/// Kernels on the host's cores.
+pub struct CpuDevice {
+    cpu: Cpu,
+    arena: Option<Arena>,
+    lane: Option<Lane>,
+    fetched: Fetched,
+    clock: Clock,
+}
+
+impl CpuDevice {
+    /// On `threads` threads with the best instructions of this machine.
+    pub fn new(threads: usize) -> Self {
+        Self::on(Cpu::new(threads))
+    }
+
+    /// As [`CpuDevice::new`]; an error if the system refuses a thread.
+    pub fn open(threads: usize) -> Result<Self, DeviceError> {
+        Ok(Self::on(Cpu::start(threads).map_err(|source| DeviceError::Thread { source })?))
+    }
+
+    /// On `threads` threads with chosen instructions.
+    pub fn with_isa(threads: usize, isa: Isa) -> Self {
+        Self::on(Cpu::with_isa(threads, isa))
+    }
+
+    /// What plans for such a device are made for: the CPU in place, on so many threads with these instructions.
+    pub fn target(threads: usize, isa: Isa) -> Result<Target, PlanError> {
+        let target = Target::named("cpu")?.with_units(threads as u64);
+        Ok(Target { kernels: Kernels::Cpu(isa.set()), ..target })
+    }
+
+    /// So many devices of `threads` threads each, whose weights are the same bytes: steps run beside each other from their
+    /// first op to their last, where threads of one device meet behind every op.
+    pub fn lanes(count: usize, threads: usize) -> Result<Vec<Self>, DeviceError> {
+        let weights = Arc::new(Mutex::new(Weak::new()));
+        let lane = |number| {
+            let weights = Arc::clone(&weights);
+            let lane = Lane { number, count, weights, persistent: Bytes::ZERO };
+            Ok(Self { lane: Some(lane), ..Self::open(threads)? })
+        };
+        (0..count).map(lane).collect()
+    }
+
+    fn on(cpu: Cpu) -> Self {
+        Self { cpu, arena: None, lane: None, fetched: Fetched::default(), clock: Clock::default() }
+    }
+
+    fn arena(&self) -> Result<&Arena, DeviceError> {
+        self.arena.as_ref().ok_or(DeviceError::OutsideArena { at: 0, bytes: Bytes::ZERO })
+    }
+
+    fn arena_mut(&mut self) -> Result<&mut Arena, DeviceError> {
+        self.arena.as_mut().ok_or(DeviceError::OutsideArena { at: 0, bytes: Bytes::ZERO })
+    }
+
+    fn compute(&self, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        let arena = self.arena()?;
+        let _unchanged = arena.reading();
+        let KernelId::Cpu(kernel) = launch.kernel else {
+            return Err(DeviceError::WrongKernel { op: launch.op.name(), kernel: launch.kernel });
+        };
+        let l = Operands { arena, launch, widened: kernel.widens() };
+        widening::widen(&l, &self.cpu)?;
+        run(kernel, &l, &self.cpu)?;
+        widening::narrow(&l, &self.cpu)
+    }
+}
+
+impl Lane {
+    /// The weights that all lanes have, made by the first that asks.
+    fn shared(&self) -> Result<Arc<Weights>, DeviceError> {
+        let mut current = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(weights) = current.upgrade().filter(|weights| weights.are(self.persistent)) {
+            return Ok(weights);
+        }
+        let weights = Arc::new(Weights::new(self.persistent)?);
+        *current = Arc::downgrade(&weights);
+        Ok(weights)
+    }
+}
+
+impl Device for CpuDevice {
+    fn name(&self) -> String {
+        let lane = self.lane.as_ref().map(|lane| format!("lane {} of {}, ", lane.number + 1, lane.count));
+        let threads = if self.cpu.threads() == 1 { "thread" } else { "threads" };
+        let (isa, lane) = (self.cpu.isa().name(), lane.unwrap_or_default());
+        format!("cpu ({lane}{isa}, {} {threads})", self.cpu.threads())
+    }
+
+    fn kernels(&self) -> Kernels {
+        Kernels::Cpu(self.cpu.isa().set())
+    }
+
+    fn units(&self) -> u64 {
+        self.cpu.threads() as u64
+    }
+
+    fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
+        self.arena = None;
+        self.arena = Some(match &self.lane {
+            Some(lane) => Arena::sharing(lane.shared()?, lane.persistent, bytes)?,
+            None => Arena::new(bytes)?,
+        });
+        Ok(())
+    }
+
+    fn persistent(&mut self, bytes: Bytes) {
+        if let Some(lane) = &mut self.lane {
+            lane.persistent = bytes;
+        }
+    }
+
+    fn takes_weights(&self) -> bool {
+        self.lane.as_ref().is_none_or(|lane| lane.number == 0)
+    }
+
+    fn prepare(&mut self, _: &Launch<'_>) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        let start = self.clock.start();
+        self.arena_mut()?.write(at, bytes)?;
+        self.clock.copied(start, "in", Bytes(bytes.len() as u64));
+        Ok(())
+    }
+
+    fn download(&mut self, at: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.arena()?.read(at, Bytes(out.len() as u64), |bytes| out.copy_from_slice(bytes))
+    }
+
+    fn fill(&mut self, at: u64, bytes: Bytes, byte: u8) -> Result<(), DeviceError> {
+        // What lanes share is the first one's to fill.
+        let first = if self.takes_weights() { at } else { self.arena()?.shared().max(at) };
+        let end = at.saturating_add(bytes.0).max(first);
+        self.arena_mut()?.fill(first, Bytes(end - first), byte)
+    }
+
+    fn copy(&mut self, from: u64, to: u64, bytes: Bytes) -> Result<(), DeviceError> {
+        self.arena_mut()?.copy(from, to, bytes)
+    }
+
+    fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        let start = self.clock.start();
+        self.compute(launch)?;
+        self.clock.note(start, "compute", launch.op.name());
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn fetch(&mut self, at: u64, bytes: Bytes) -> Result<Ticket, DeviceError> {
+        let start = self.clock.start();
+        let arena = self.arena.as_ref().ok_or(DeviceError::OutsideArena { at, bytes })?;
+        let ticket = arena.read(at, bytes, |bytes| self.fetched.put(bytes))?;
+        self.clock.copied(start, "out", bytes);
+        Ok(ticket)
+    }
+
+    fn collect(&mut self, ticket: Ticket, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.fetched.take(ticket, out)
+    }
+
+    fn depth(&self) -> usize {
+        1
+    }
+
+    fn trace(&mut self, on: bool) -> Result<(), DeviceError> {
+        self.clock.set(on);
+        Ok(())
+    }
+
+    fn spans(&mut self) -> Result<Vec<Span>, DeviceError> {
+        Ok(self.clock.take())
+    }
+
+    fn arithmetic(&self) -> String {
+        self.cpu.isa().name().to_owned()
+    }
+
+    fn trim(&mut self) -> Result<Bytes, DeviceError> {
+        // The arena is as large as it is asked for.
+        Ok(Bytes::ZERO)
+    }
+}
+
+/// The op of a launch, as its kernel takes it.
+fn of<'a, T>(l: &Operands<'a>) -> Result<&'a T, DeviceError>
+where
+    &'a T: TryFrom<&'a Op>,
+{
+    let Launch { op, kernel, .. } = *l.launch;
+    op.try_into().map_err(|_| DeviceError::WrongKernel { op: op.name(), kernel })
+}
+
+/// Runs a kernel.
+fn run(kernel: CpuKernel, l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
+    use CpuKernel as K;
+    match kernel {
+        K::AccumulateF32 => launch::optimizer::accumulate(l, cpu, of(l)?),
+        K::AdafactorF32 => launch::optimizer::adafactor(l, cpu, of(l)?),
+        K::AdamWF32 => launch::optimizer::adamw(l, cpu, of(l)?),
+        K::AdamW8bitF32 => launch::optimizer::adamw_8bit(l, cpu, of(l)?),
+        K::AddF32 => launch::forward::add::<f32>(l, cpu, of(l)?),
+        K::AddBf16 => launch::forward::add::<Bf16>(l, cpu, of(l)?),
+        K::FlashF32 => launch::attention::attention_f32(l, cpu, of(l)?),
+        K::FlashBf16 => launch::attention::attention_bf16(l, cpu, of(l)?),
+        K::FlashGradF32 => launch::attention::attention_grad(l, cpu, of(l)?),
+        K::BatchNormF32 => launch::forward::batch_norm(l, cpu, of(l)?),
+        K::BatchNormGradF32 => launch::backward::batch_norm_grad(l, cpu, of(l)?),
+        K::BatchNormTrainF32 => launch::backward::batch_norm_train(l, cpu, of(l)?),
+        K::BatchNormTrainGradF32 => launch::backward::batch_norm_train_grad(l, cpu, of(l)?),
+        K::Cast => launch::backward::cast(l, cpu, of(l)?),
+        K::CombineF32 => launch::moe::combine(l, cpu, of(l)?),
+        K::CombineGradF32 => launch::moe::combine_grad(l, cpu, of(l)?),
+        K::CopyF32 => launch::forward::concat::<f32>(l, cpu, of(l)?),
+        K::CopyBf16 => launch::forward::concat::<Bf16>(l, cpu, of(l)?),
+        K::ConcatGradF32 => launch::backward::concat_grad(l, cpu, of(l)?),
+        K::DispatchF32 => launch::moe::dispatch(l, cpu, of(l)?),
+        K::DispatchGradF32 => launch::moe::dispatch_grad(l, cpu, of(l)?),
+        K::DropoutF32 => launch::backward::dropout(l, cpu, of(l)?),
+        K::EmbedF32 => launch::forward::embed::<f32>(l, cpu, of(l)?),
+        K::EmbedBf16 => launch::forward::embed::<Bf16>(l, cpu, of(l)?),
+        K::EmbedGradF32 => launch::backward::embed_grad(l, cpu, of(l)?),
+        K::GeluF32 => launch::forward::gelu::<f32>(l, cpu, of(l)?),
+        K::GeluBf16 => launch::forward::gelu::<Bf16>(l, cpu, of(l)?),
+        K::GeluGradF32 => launch::backward::gelu_grad(l, cpu, of(l)?),
+        K::GluF32 => launch::forward::glu::<f32>(l, cpu, of(l)?),
+        K::GluBf16 => launch::forward::glu::<Bf16>(l, cpu, of(l)?),
+        K::GluGradF32 => launch::backward::glu_grad(l, cpu, of(l)?),
+        K::GradScaleF32 => launch::optimizer::grad_scale(l, cpu, of(l)?),
+        K::GroupedLinearF32 => launch::product::grouped_linear(l, cpu, of(l)?),
+        K::GroupedLinearInputGradF32 => launch::product::grouped_linear_input_grad(l, cpu, of(l)?),
+        K::GroupedLinearWeightGradF32 => launch::product::grouped_linear_weight_grad(l, cpu, of(l)?),
+        K::LayerNormF32 => launch::forward::layer_norm::<f32>(l, cpu, of(l)?),
+        K::LayerNormBf16 => launch::forward::layer_norm::<Bf16>(l, cpu, of(l)?),
+        K::LayerNormGradF32 => launch::backward::layer_norm_grad(l, cpu, of(l)?),
+        K::GemmF32 => launch::linear::panels(l, cpu, of(l)?),
+        K::GemmBf16 => launch::linear::tiles(l, cpu, of(l)?),
+        K::GemmInt8 => launch::linear::codes(l, cpu, of(l)?),
+        K::ProductF32 => launch::linear::rows(l, cpu, of(l)?),
+        K::LinearCrossEntropyF32 => launch::product::linear_cross_entropy(l, cpu, of(l)?),
+        K::LinearCrossEntropyGradF32 => launch::product::linear_cross_entropy_grad(l, cpu, of(l)?),
+        K::LinearInputGradF32 => launch::product::linear_input_grad(l, cpu, of(l)?),
+        K::LinearWeightGradF32 => launch::product::linear_weight_grad(l, cpu, of(l)?),
+        K::MlpBf16 => launch::mlp::mlp(l, cpu, of(l)?),
+        K::QuantizeF32 => launch::forward::quantize::<f32>(l, cpu, of(l)?),
+        K::QuantizeBf16 => launch::forward::quantize::<Bf16>(l, cpu, of(l)?),
+        K::ReluF32 => launch::forward::relu::<f32>(l, cpu, of(l)?),
+        K::ReluBf16 => launch::forward::relu::<Bf16>(l, cpu, of(l)?),
+        K::ReluGradF32 => launch::backward::relu_grad(l, cpu, of(l)?),
+        K::RmsNormF32 => launch::forward::rms_norm::<f32>(l, cpu, of(l)?),
+        K::RmsNormBf16 => launch::forward::rms_norm::<Bf16>(l, cpu, of(l)?),
+        K::RmsNormGradF32 => launch::backward::rms_norm_grad(l, cpu, of(l)?),
+        K::RotaryTableF32 => launch::forward::rotary_table(l, of(l)?),
+        K::RouteF32 => launch::moe::route(l, cpu, of(l)?),
+        K::RouteGradF32 => launch::moe::route_grad(l, cpu, of(l)?),
+        K::RouterLossF32 => launch::moe::router_loss(l, cpu, of(l)?),
+        K::RouterLossGradF32 => launch::moe::router_loss_grad(l, cpu, of(l)?),
+        K::ScaleF32 => launch::forward::scale::<f32>(l, cpu, of(l)?),
+        K::ScaleBf16 => launch::forward::scale::<Bf16>(l, cpu, of(l)?),
+        K::SegmentMeanF32 => launch::forward::segment_mean::<f32>(l, cpu, of(l)?),
+        K::SegmentMeanBf16 => launch::forward::segment_mean::<Bf16>(l, cpu, of(l)?),
+        K::SegmentMeanGradF32 => launch::backward::segment_mean_grad(l, cpu, of(l)?),
+        K::SelectRowsF32 => launch::forward::select_rows::<f32>(l, cpu, of(l)?),
+        K::SelectRowsBf16 => launch::forward::select_rows::<Bf16>(l, cpu, of(l)?),
+        K::SelectRowsGradF32 => launch::backward::select_rows_grad(l, cpu, of(l)?),
+        K::SgdF32 => launch::optimizer::sgd(l, cpu, of(l)?),
+        K::SoftmaxF32 => {
+            reduce::softmax(cpu, l.input(0)?, l.output(0)?);
+            Ok(())
+        }
+        K::SoftmaxGradF32 => launch::backward::softmax_grad(l, cpu, of(l)?),
+    }
+}

@@ -1,0 +1,49 @@
+//! Launches of linears, by how their weights lie. Invariant: what a kernel relies on is checked here.
+
+use super::super::gemm::{self, Act};
+use super::super::operands::Operands;
+use super::super::product::{Factor, product};
+use super::super::{CodeTiles, Cpu, Element, gemm_bf16, gemm_int8};
+use super::Launched;
+use exec::DeviceError;
+use graph::ops::{Epilogue, Linear};
+
+/// With a weight of f32 in panels.
+pub(in super::super) fn panels(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
+    gemm::linear(cpu, l.input(0)?, l.vector(1)?, epilogue(l, op)?, l.output(0)?, l.workspace()?);
+    Ok(())
+}
+
+/// With a weight of bf16 in tiles.
+pub(in super::super) fn tiles(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
+    gemm_bf16::linear(cpu, l.input(0)?, l.vector(1)?, epilogue(l, op)?, l.output(0)?, l.workspace()?);
+    Ok(())
+}
+
+/// With a weight of integers in tiles.
+pub(in super::super) fn codes(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
+    let (x, y) = (l.codes(0)?, l.output(0)?);
+    let w = CodeTiles::new(l.bytes(&l.launch.ins[1])?, y.cols().div_ceil(gemm::PANEL), x.columns);
+    gemm_int8::linear(cpu, x, w, epilogue(l, op)?, y, l.workspace()?);
+    Ok(())
+}
+
+/// With a weight in rows, as training has it.
+pub(in super::super) fn rows(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
+    let (x, w) = (Factor::Stored(l.input(0)?), Factor::Transposed(l.input(1)?));
+    product(cpu, x, w, epilogue(l, op)?, l.output(0)?, l.workspace()?);
+    Ok(())
+}
+
+/// What follows a product.
+fn epilogue<'a, E: Element>(l: &Operands<'a>, op: &Linear) -> Result<gemm::Epilogue<'a, E>, DeviceError> {
+    let bias = op.bias.then(|| l.vector(2)).transpose()?;
+    let after = 2 + usize::from(op.bias);
+    let (act, residual) = match op.epilogue {
+        Epilogue::None => (Act::None, None),
+        Epilogue::Gelu => (Act::Gelu, None),
+        Epilogue::Residual => (Act::None, Some(l.input(after)?)),
+        Epilogue::Gate => return Err(l.refuse("the CPU has no gates behind products".to_owned())),
+    };
+    Ok(gemm::Epilogue { bias, act, residual })
+}

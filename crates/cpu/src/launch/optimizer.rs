@@ -1,0 +1,117 @@
+//! Launches of what ends a step: gradients added up, scaled and applied. Invariant: what a kernel relies on is
+//! checked here: element types by the rows of the kernel table, shapes by the rules of the ops.
+
+use super::super::Cpu;
+use super::super::accumulate::{Accumulator, accumulate as add};
+use super::super::adafactor::{Factored, adafactor as factored};
+use super::super::cast::Half;
+use super::super::operands::Operands;
+use super::super::optimizer::{self, Scale};
+use super::super::optimizer_8bit::{self, Moment};
+use super::super::place::{Gradient, Place};
+use exec::DeviceError;
+use graph::DType;
+use graph::ops::*;
+
+pub(in super::super) fn accumulate(l: &Operands<'_>, cpu: &Cpu, _: &Accumulate) -> Result<(), DeviceError> {
+    let acc = match l.launch.ins[0].spec.dtype {
+        DType::F32 => Accumulator::F32(place(l, 0, 0, DType::F32)?),
+        DType::Bf16 => Accumulator::Half(Half::Bf16, place(l, 0, 0, DType::Bf16)?),
+        DType::F16 => Accumulator::Half(Half::F16, place(l, 0, 0, DType::F16)?),
+        DType::F8 | DType::I8 | DType::I32 | DType::U8 => {
+            return Err(l.refuse(format!("{} are no gradients", l.launch.ins[0].spec)));
+        }
+    };
+    add(cpu, acc, gradient(l, 1)?, l.vector::<f32>(2)?[0] != 0.0);
+    Ok(())
+}
+
+pub(in super::super) fn adafactor(l: &Operands<'_>, cpu: &Cpu, op: &Adafactor) -> Result<(), DeviceError> {
+    let p = place(l, 0, 0, DType::F32)?;
+    let matrix = l.launch.ins[0].spec.shape.len() == 2;
+    let row = matrix.then(|| place(l, 2, 1, DType::F32)).transpose()?;
+    let last = usize::from(matrix);
+    let column = place(l, 2 + last, 1 + last, DType::F32)?;
+    let (scale, hyper) = (scale(l, 3 + last)?, numbers(l, 4 + last)?);
+    factored(cpu, op, gradient(l, 1)?, Factored { p, row, column }, scale, hyper);
+    Ok(())
+}
+
+pub(in super::super) fn adamw(l: &Operands<'_>, cpu: &Cpu, op: &AdamW) -> Result<(), DeviceError> {
+    let states = [place(l, 0, 0, DType::F32)?, place(l, 2, 1, DType::F32)?, place(l, 3, 2, DType::F32)?];
+    optimizer::adamw(cpu, op, gradient(l, 1)?, states, scale(l, 4)?, numbers(l, 5)?);
+    Ok(())
+}
+
+pub(in super::super) fn adamw_8bit(l: &Operands<'_>, cpu: &Cpu, op: &AdamW8bit) -> Result<(), DeviceError> {
+    let p = place(l, 0, 0, DType::F32)?;
+    let moment = |i: usize, k: usize| {
+        Ok(Moment { codes: place(l, i, k, DType::U8)?, absmax: place(l, i + 1, k + 1, DType::F32)? })
+    };
+    let moments = [moment(2, 1)?, moment(4, 3)?];
+    optimizer_8bit::adamw_8bit(cpu, &op.adamw, gradient(l, 1)?, p, moments, scale(l, 6)?, numbers(l, 7)?);
+    Ok(())
+}
+
+pub(in super::super) fn grad_scale(l: &Operands<'_>, cpu: &Cpu, op: &GradScale) -> Result<(), DeviceError> {
+    let last = l.launch.ins.len() - 1;
+    (0..last).try_for_each(|i| gradient(l, i).map(drop))?;
+    let grads = (0..last).filter_map(|i| gradient(l, i).ok());
+    let (scale, norm) = optimizer::grad_scale(cpu, op, grads, l.vector(last)?[0]);
+    if let Some(out) = l.vector_out(0)? {
+        out.copy_from_slice(&[scale.factor, f32::from(u8::from(scale.ok))]);
+    }
+    if let Some(out) = l.vector_out(1)? {
+        out[0] = norm;
+    }
+    Ok(())
+}
+
+pub(in super::super) fn sgd(l: &Operands<'_>, cpu: &Cpu, op: &Sgd) -> Result<(), DeviceError> {
+    let (p, g) = (place(l, 0, 0, DType::F32)?, gradient(l, 1)?);
+    if op.momentum == 0.0 {
+        let [lr] = numbers(l, 3)?;
+        optimizer::sgd(cpu, op, g, p, scale(l, 2)?, lr);
+    } else {
+        let [lr] = numbers(l, 4)?;
+        optimizer::sgd_momentum(cpu, op, g, [p, place(l, 2, 1, DType::F32)?], scale(l, 3)?, lr);
+    }
+    Ok(())
+}
+
+/// Input `i` with output `k` as its new values.
+fn place<'a, T>(l: &Operands<'a>, i: usize, k: usize, dtype: DType) -> Result<Place<'a, T>, DeviceError> {
+    let (old, new) = (&l.launch.ins[i], l.wanted(k)?);
+    if old.spec.dtype != dtype || dtype.size() != size_of::<T>() as u64 {
+        return Err(l.refuse(format!("no kernel for {}", old.spec)));
+    }
+    let start = |at| l.arena.range(at, old.bytes(l.launch.counts)).map(|start| start.as_ptr().cast::<T>());
+    let len = old.spec.elements_at(l.launch.counts) as usize;
+    // SAFETY: both inside the arena and of one type; the output lies on this input or on no operand.
+    Ok(unsafe { Place::from_raw(start(old.at)?, start(new.at)?, len) })
+}
+
+fn gradient<'a>(l: &Operands<'a>, i: usize) -> Result<Gradient<'a>, DeviceError> {
+    let o = &l.launch.ins[i];
+    let start = l.arena.range(o.at, o.bytes(l.launch.counts))?.as_ptr();
+    let len = o.spec.elements_at(l.launch.counts) as usize;
+    // SAFETY: inside the arena, on a multiple of the target's alignment; no output may lie on a gradient.
+    let halves = || unsafe { std::slice::from_raw_parts(start.cast(), len) };
+    match o.spec.dtype {
+        // SAFETY: as above.
+        DType::F32 => Ok(Gradient::F32(unsafe { std::slice::from_raw_parts(start.cast(), len) })),
+        DType::Bf16 => Ok(Gradient::Half(Half::Bf16, halves())),
+        DType::F16 => Ok(Gradient::Half(Half::F16, halves())),
+        DType::F8 | DType::I8 | DType::I32 | DType::U8 => Err(l.refuse(format!("{} is no gradient", o.spec))),
+    }
+}
+
+fn scale(l: &Operands<'_>, i: usize) -> Result<Scale, DeviceError> {
+    let [factor, ok] = numbers(l, i)?;
+    Ok(Scale { factor, ok: ok != 0.0 })
+}
+
+fn numbers<const N: usize>(l: &Operands<'_>, i: usize) -> Result<[f32; N], DeviceError> {
+    let wanted = l.vector(i)?.try_into();
+    wanted.map_err(|_| l.refuse(format!("{} are no {N} numbers", l.launch.ins[i].spec)))
+}

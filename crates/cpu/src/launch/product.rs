@@ -1,0 +1,126 @@
+//! Launches of products whose operands change in every step: gradients of linears, experts, the fused loss.
+//! Invariant: what a kernel relies on is checked here.
+
+use super::super::cross_entropy::{self, Gradients, Head};
+use super::super::gemm::Epilogue;
+use super::super::operands::Operands;
+use super::super::product::{Factor, column_sums, product};
+use super::super::{Cpu, grouped};
+use exec::DeviceError;
+use graph::ops::*;
+
+pub(in super::super) fn grouped_linear(
+    l: &Operands<'_>,
+    cpu: &Cpu,
+    op: &GroupedLinear,
+) -> Result<(), DeviceError> {
+    let x = l.input(0)?;
+    let bias = op.bias.then(|| l.vector(2)).transpose()?;
+    let offsets = offsets(l, 2 + usize::from(op.bias), x.rows())?;
+    grouped::linear(cpu, x, l.input(1)?, bias, offsets, l.output(0)?, l.workspace()?);
+    Ok(())
+}
+
+pub(in super::super) fn grouped_linear_input_grad(
+    l: &Operands<'_>,
+    cpu: &Cpu,
+    _: &GroupedLinearInputGrad,
+) -> Result<(), DeviceError> {
+    let dy = l.input(0)?;
+    let offsets = offsets(l, 2, dy.rows())?;
+    grouped::input_grad(cpu, dy, l.input(1)?, offsets, l.output(0)?, l.workspace()?);
+    Ok(())
+}
+
+pub(in super::super) fn grouped_linear_weight_grad(
+    l: &Operands<'_>,
+    cpu: &Cpu,
+    op: &GroupedLinearWeightGrad,
+) -> Result<(), DeviceError> {
+    let dy = l.input(0)?;
+    let offsets = offsets(l, 2, dy.rows())?;
+    let dw = l.launch.outs[0].as_ref().map(|_| l.output(0)).transpose()?;
+    let db = if op.bias { l.vector_out(1)? } else { None };
+    grouped::weight_grad(cpu, dy, l.input(1)?, offsets, dw, db, l.workspace()?);
+    Ok(())
+}
+
+pub(in super::super) fn linear_cross_entropy(
+    l: &Operands<'_>,
+    cpu: &Cpu,
+    op: &LinearCrossEntropy,
+) -> Result<(), DeviceError> {
+    let head = head(l, op, 0)?;
+    let losses = cross_entropy::loss(cpu, head, l.vector_out(1)?, l.workspace()?);
+    let terms = [(2, losses.cross_entropy), (3, losses.z)];
+    let terms = terms.into_iter().filter(|_| op.z_loss != 0.0);
+    for (k, value) in std::iter::once((0, losses.sum)).chain(terms) {
+        if let Some(out) = l.vector_out(k)? {
+            out[0] = value;
+        }
+    }
+    Ok(())
+}
+
+pub(in super::super) fn linear_cross_entropy_grad(
+    l: &Operands<'_>,
+    cpu: &Cpu,
+    op: &LinearCrossEntropyGrad,
+) -> Result<(), DeviceError> {
+    let head = head(l, &op.forward, 1)?;
+    let lse = l.vector(4 + usize::from(op.forward.bias))?;
+    let matrix = |k: usize| l.launch.outs[k].as_ref().map(|_| l.output(k)).transpose();
+    let db = if op.forward.bias { l.vector_out(2)? } else { None };
+    let to = Gradients { dx: matrix(0)?, dw: matrix(1)?, db };
+    cross_entropy::gradients(cpu, head, l.vector(0)?[0], lse, to, l.workspace()?);
+    Ok(())
+}
+
+pub(in super::super) fn linear_input_grad(
+    l: &Operands<'_>,
+    cpu: &Cpu,
+    _: &LinearInputGrad,
+) -> Result<(), DeviceError> {
+    let (dy, w) = (Factor::Stored(l.input(0)?), Factor::Stored(l.input(1)?));
+    product(cpu, dy, w, Epilogue::default(), l.output(0)?, l.workspace()?);
+    Ok(())
+}
+
+pub(in super::super) fn linear_weight_grad(
+    l: &Operands<'_>,
+    cpu: &Cpu,
+    op: &LinearWeightGrad,
+) -> Result<(), DeviceError> {
+    let (dy, x) = (l.input(0)?, l.input(1)?);
+    if l.launch.outs[0].is_some() {
+        let factors = (Factor::Transposed(dy), Factor::Stored(x));
+        product(cpu, factors.0, factors.1, Epilogue::default(), l.output(0)?, l.workspace()?);
+    }
+    if op.bias
+        && let Some(db) = l.vector_out(1)?
+    {
+        column_sums(cpu, dy, false, db);
+    }
+    Ok(())
+}
+
+/// The operands of a cross-entropy, x being input `x`.
+fn head<'a>(l: &Operands<'a>, op: &LinearCrossEntropy, x: usize) -> Result<Head<'a>, DeviceError> {
+    let w = l.input(x + 1)?;
+    let bias = op.bias.then(|| l.vector(x + 2)).transpose()?;
+    let targets: &[i32] = bytemuck::cast_slice(l.words(x + 2 + usize::from(op.bias))?);
+    match targets.iter().find(|&&t| t >= 0 && t as usize >= w.rows()) {
+        Some(target) => Err(l.refuse(format!("target {target} of {} classes", w.rows()))),
+        None => Ok(Head { x: l.input(x)?, w, bias, targets, chunk: op.chunk as usize, z_loss: op.z_loss }),
+    }
+}
+
+/// Where each expert's rows start, and where the last one's end.
+fn offsets<'a>(l: &Operands<'a>, i: usize, rows: usize) -> Result<&'a [u32], DeviceError> {
+    let offsets = l.words(i)?;
+    let ascending = offsets.first() == Some(&0) && offsets.is_sorted();
+    match offsets.last().is_some_and(|&end| ascending && end as usize <= rows) {
+        true => Ok(offsets),
+        false => Err(l.refuse(format!("offsets {offsets:?} of {rows} rows"))),
+    }
+}

@@ -1,0 +1,162 @@
+//! The MLP of a layer in bf16: `y = r + (f(n(x) W1^T + b1) W2^T + b2)`, block by block of rows, whose hidden layer never
+//! leaves the workspace.
+//!
+//! Invariant: every element is computed as by `norm`, `gemm_bf16` and `elementwise` one after the other, with their
+//! bits: how many rows a block has says only who computes what.
+
+use super::element::Bf16;
+use super::elementwise::{self, Gate};
+use super::gemm::{Act, Job, PANEL, Split};
+use super::gemm_bf16::{self, EpilogueBf16, Form};
+use super::isa::Kernel;
+use super::norm;
+use super::simd::Simd;
+use super::{Cpu, Rows, RowsMut};
+use core::ops::Range;
+use exec::tiles;
+use graph::ops::Hidden;
+use plan::CpuKernel;
+
+/// Bytes of workspace of each thread for an MLP whose widest layer has so many columns.
+pub const fn workspace_bytes(columns: usize) -> usize {
+    CpuKernel::mlp_bytes(columns as u64).next_multiple_of(64) as usize
+}
+
+/// Most rows of a block.
+const BLOCK: usize = 168;
+
+/// What there is beside x and y.
+#[derive(Clone, Copy)]
+pub struct Mlp<'a> {
+    /// n, if it is no identity.
+    pub norm: Option<Norm<'a>>,
+    /// f.
+    pub hidden: Hidden,
+    /// F, the columns of the hidden layer.
+    pub columns: usize,
+    /// (F, K) in tiles, (2F, K) for a gate.
+    pub w1: &'a [Bf16],
+    /// Of the rows of `w1`.
+    pub b1: Option<&'a [Bf16]>,
+    /// (N, F) in tiles.
+    pub w2: &'a [Bf16],
+    /// (N).
+    pub b2: Option<&'a [Bf16]>,
+    /// r (M, N). It may be exactly `y`, and exactly `x`.
+    pub residual: Option<Rows<'a, Bf16>>,
+}
+
+/// A layer norm.
+#[derive(Clone, Copy)]
+pub struct Norm<'a> {
+    /// Scale (K).
+    pub gamma: &'a [f32],
+    /// Shift (K).
+    pub beta: &'a [f32],
+    /// Added to the variance.
+    pub eps: f32,
+}
+
+impl Mlp<'_> {
+    /// Rows of W1.
+    pub(super) fn width(&self) -> usize {
+        match self.hidden {
+            Hidden::Gelu => self.columns,
+            Hidden::Gate => 2 * self.columns,
+        }
+    }
+
+    /// Panics where sizes do not fit together.
+    fn check(&self, x: Rows<'_, Bf16>, y: &RowsMut<'_, Bf16>) {
+        let (m, k, n, width) = (x.rows(), x.cols(), y.cols(), self.width());
+        let tiles = |n: usize, k: usize| n.div_ceil(PANEL) * tiles::panel(k);
+        assert_eq!(y.rows(), m, "rows of y");
+        assert!(self.norm.is_none_or(|n| n.gamma.len() == k && n.beta.len() == k), "gamma and beta of {k}");
+        assert!(self.hidden == Hidden::Gelu || self.columns.is_multiple_of(PANEL), "halves of whole panels");
+        assert_eq!(self.w1.len(), tiles(width, k), "weights of ({width}, {k}) in tiles");
+        assert_eq!(self.w2.len(), tiles(n, self.columns), "weights of ({n}, {}) in tiles", self.columns);
+        assert!(self.b1.is_none_or(|b| b.len() == width) && self.b2.is_none_or(|b| b.len() == n), "biases");
+        assert!(self.residual.is_none_or(|r| r.rows() == m && r.cols() == n), "residual of ({m}, {n})");
+    }
+}
+
+/// The MLP of x (M, K) in y (M, N), which may be exactly `x`; `workspace` holds `workspace_bytes` for each thread. Panics on
+/// sizes that do not fit together.
+pub fn mlp(cpu: &Cpu, x: Rows<'_, Bf16>, op: Mlp<'_>, y: RowsMut<'_, Bf16>, workspace: &mut [f32]) {
+    op.check(x, &y);
+    let each = workspace.len() / cpu.threads() / LINE * LINE;
+    #[cfg(target_arch = "x86_64")]
+    if cpu.isa().has_tiles() && x.cols() > 0 && op.columns > 0 {
+        use super::{amx::Tiles, mlp_bf16_amx};
+        // SAFETY: this CPU has tiles.
+        return unsafe { mlp_bf16_amx::mlp::<Tiles>(cpu, x, op, &y, workspace.as_mut_ptr(), 4 * each) };
+    }
+    // Elements of a row of n(x) and of the first product.
+    let row = op.norm.map_or(0, |_| x.cols()) + op.width();
+    let height = cpu.isa().tile_rows();
+    let most = each.saturating_sub(gemm_bf16::EACH) * 2 / row.max(1) / height * height;
+    assert!(most > 0, "workspace for a tile of rows");
+    let split = Split::new(x.rows(), 1, cpu.threads(), height, most.min(BLOCK), 1);
+    let (form, scratch) = (Form::of(cpu.isa()), workspace.as_mut_ptr() as usize);
+    cpu.pool().run(split.tasks(), &|task, worker| {
+        let (rows, _) = split.task(task);
+        // Worker indices of one run are distinct and below `threads()`.
+        let scratch = (scratch as *mut f32).wrapping_add(worker * each);
+        cpu.isa().run(Task { form, x, op, y: &y, rows, scratch });
+    });
+}
+
+/// f32 of a cache line.
+const LINE: usize = 16;
+
+/// A block of rows, for `Isa::run`. `scratch` is this worker's own: what a product takes, n(x), the hidden layer.
+struct Task<'a> {
+    form: Form,
+    x: Rows<'a, Bf16>,
+    op: Mlp<'a>,
+    y: &'a RowsMut<'a, Bf16>,
+    rows: Range<usize>,
+    scratch: *mut f32,
+}
+
+impl Kernel for Task<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (rows, op, k, n) = (self.rows.len(), self.op, self.x.cols(), self.y.cols());
+        let space = self.scratch.wrapping_add(gemm_bf16::EACH).cast::<Bf16>();
+        let mut x = self.x.part(self.rows.start, rows);
+        let mut hidden = space;
+        if let Some(norm) = op.norm {
+            // SAFETY: the block's rows of n(x) come first, and are nobody else's.
+            let normed = unsafe { RowsMut::from_raw(space, rows, k, k) };
+            norm::layer_norm_rows(s, x, norm.gamma, norm.beta, norm.eps, &normed);
+            // SAFETY: the same rows, which nobody writes any more.
+            x = unsafe { Rows::from_raw(space, rows, k, k) };
+            hidden = space.wrapping_add(rows * k);
+        }
+        let width = op.width();
+        // SAFETY: the block's rows of the first product stand behind those of n(x).
+        let sums = unsafe { RowsMut::from_raw(hidden, rows, width, width) };
+        let act = match op.hidden {
+            Hidden::Gelu => Act::Gelu,
+            Hidden::Gate => Act::None,
+        };
+        let e = EpilogueBf16 { bias: op.b1, act, residual: None };
+        gemm_bf16::block(s, self.form, Job::new(x, op.w1, e, &sums), self.scratch);
+        // SAFETY: its first columns, where the gate is written; read when that is done.
+        let (gated, values) = unsafe {
+            (
+                RowsMut::from_raw(hidden, rows, op.columns, width),
+                Rows::from_raw(hidden, rows, op.columns, width),
+            )
+        };
+        if op.hidden == Hidden::Gate {
+            elementwise::glu_rows(s, Gate::Gelu, sums.as_rows(), &gated);
+        }
+        let residual = op.residual.map(|r| r.part(self.rows.start, rows));
+        let e = EpilogueBf16 { bias: op.b2, act: Act::None, residual };
+        // SAFETY: the block's rows of y, which are this task's.
+        let y = unsafe { RowsMut::from_raw(self.y.row(self.rows.start), rows, n, self.y.ld()) };
+        gemm_bf16::block(s, self.form, Job::new(values, op.w2, e, &y), self.scratch);
+    }
+}

@@ -1,0 +1,213 @@
+//! The operands of a launch as the kernels take them. Invariant: every view lies inside the arena; token ids,
+//! indices and spans are checked before a kernel sees them.
+
+use super::{CodeRows, CodeRowsMut, Element, Rows, RowsMut, widening};
+use bytemuck::Pod;
+use exec::arena::Arena;
+use exec::{DeviceError, Launch, Operand};
+use graph::{Bytes, DType};
+
+/// The operands of a launch as the kernels take them.
+pub(super) struct Operands<'a> {
+    pub(super) arena: &'a Arena,
+    pub(super) launch: &'a Launch<'a>,
+    /// Whether operands of 16 bits have f32 copies in the workspace, which the kernel works on.
+    pub(super) widened: bool,
+}
+
+impl<'a> Operands<'a> {
+    pub(super) fn refuse(&self, why: String) -> DeviceError {
+        DeviceError::Kernel { op: self.launch.op.name(), why }
+    }
+
+    /// The first element of an operand: bf16 as it lies, or 32 bits.
+    fn start_of<E: Element>(&self, o: &Operand) -> Result<*mut E, DeviceError> {
+        if size_of::<E>() == size_of::<f32>() {
+            return Ok(self.start(o)?.cast());
+        }
+        match o.spec.dtype {
+            DType::Bf16 if !self.widened => self.address(o),
+            DType::F32 | DType::Bf16 | DType::F16 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => {
+                Err(self.refuse(format!("no bf16 kernel for {}", o.spec)))
+            }
+        }
+    }
+
+    /// The first element of an operand in 32 bits: its own, or those of its f32 copy in the workspace.
+    pub(super) fn start(&self, o: &Operand) -> Result<*mut f32, DeviceError> {
+        match o.spec.dtype {
+            DType::F32 | DType::I32 => self.address(o),
+            DType::Bf16 | DType::F16 => Ok(self.copy_of(o)?.as_mut_ptr()),
+            DType::F8 | DType::I8 | DType::U8 => Err(self.refuse(format!("no kernel for {}", o.spec))),
+        }
+    }
+
+    /// The f32 copy of an operand of 16 bits, for kernels that are said to be widened.
+    pub(super) fn copy_of(&self, o: &Operand) -> Result<&'a mut [f32], DeviceError> {
+        let copy = widening::copies(self).find(|(x, _)| std::ptr::eq(*x, o));
+        let (Some((_, from)), Some((at, space))) = (copy, self.launch.workspace) else {
+            return Err(self.refuse(format!("no kernel for {}", o.spec)));
+        };
+        let len = o.spec.elements_at(self.launch.counts);
+        let bytes = Bytes(len * DType::F32.size());
+        if from + bytes.0 > space.0 {
+            return Err(self.refuse(format!("no scratch for {}", o.spec)));
+        }
+        let start = self.arena.range(at + from, bytes)?.as_ptr().cast();
+        // SAFETY: inside the workspace, which no operand overlaps; copies lie apart from each other.
+        Ok(unsafe { std::slice::from_raw_parts_mut(start, len as usize) })
+    }
+
+    /// The elements of an input as they lie in memory.
+    pub(super) fn stored<T: Pod>(&self, o: &Operand) -> Result<&'a [T], DeviceError> {
+        assert_eq!(size_of::<T>() as u64, o.spec.dtype.size(), "elements of {}", o.spec);
+        let len = o.spec.elements_at(self.launch.counts) as usize;
+        // SAFETY: inside the arena; elements are plain numbers, and every bit pattern is one.
+        Ok(unsafe { std::slice::from_raw_parts(self.address(o)?, len) })
+    }
+
+    /// The elements of an output as they lie in memory.
+    pub(super) fn stored_mut<T: Pod>(&self, o: &Operand) -> Result<&'a mut [T], DeviceError> {
+        assert_eq!(size_of::<T>() as u64, o.spec.dtype.size(), "elements of {}", o.spec);
+        let len = o.spec.elements_at(self.launch.counts) as usize;
+        // SAFETY: inside the arena; outputs overlap nothing but inputs that the op may write over.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.address(o)?, len) })
+    }
+
+    /// All bytes of an operand, scales included.
+    pub(super) fn bytes(&self, o: &Operand) -> Result<&'a [u8], DeviceError> {
+        let bytes = o.bytes(self.launch.counts).0 as usize;
+        // SAFETY: inside the arena.
+        Ok(unsafe { std::slice::from_raw_parts(self.address(o)?, bytes) })
+    }
+
+    /// An input of integers with their scales.
+    pub(super) fn codes(&self, i: usize) -> Result<CodeRows<'a>, DeviceError> {
+        let o = &self.launch.ins[i];
+        let (rows, columns) = o.matrix(self.launch.counts);
+        Ok(CodeRows::new(self.bytes(o)?, rows, columns))
+    }
+
+    /// An output of integers with their scales.
+    pub(super) fn codes_out(&self, k: usize) -> Result<CodeRowsMut<'a>, DeviceError> {
+        let o = self.wanted(k)?;
+        if o.spec.dtype != DType::I8 {
+            return Err(self.refuse(format!("the CPU has no codes of {}", o.spec.dtype.name())));
+        }
+        let (rows, columns) = o.matrix(self.launch.counts);
+        let bytes = o.bytes(self.launch.counts).0 as usize;
+        // SAFETY: inside the arena; codes overlap no input, which is of another type.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(self.address(o)?, bytes) };
+        Ok(CodeRowsMut::new(bytes, rows, columns))
+    }
+
+    /// The first byte of an operand whose bytes lie inside the arena.
+    fn address<T>(&self, o: &Operand) -> Result<*mut T, DeviceError> {
+        Ok(self.arena.range(o.at, o.bytes(self.launch.counts))?.as_ptr().cast())
+    }
+
+    /// An input in the kernel's element type: f32, or bf16 as it lies.
+    pub(super) fn input<E: Element>(&self, i: usize) -> Result<Rows<'a, E>, DeviceError> {
+        let o = &self.launch.ins[i];
+        let (rows, columns) = o.matrix(self.launch.counts);
+        // SAFETY: the bytes are inside the arena; only an output that may alias overlaps them.
+        Ok(unsafe { Rows::from_raw(self.start_of(o)?, rows, columns, columns) })
+    }
+
+    pub(super) fn wanted(&self, k: usize) -> Result<&'a Operand, DeviceError> {
+        self.launch.outs[k].as_ref().ok_or_else(|| self.refuse(format!("output {k} has no storage")))
+    }
+
+    pub(super) fn output<E: Element>(&self, k: usize) -> Result<RowsMut<'a, E>, DeviceError> {
+        let o = self.wanted(k)?;
+        let (rows, columns) = o.matrix(self.launch.counts);
+        // SAFETY: the bytes are inside the arena; only inputs that the op may write over overlap them.
+        Ok(unsafe { RowsMut::from_raw(self.start_of(o)?, rows, columns, columns) })
+    }
+
+    /// An output, if it is wanted.
+    pub(super) fn output_if<E: Element>(&self, k: usize) -> Result<Option<RowsMut<'a, E>>, DeviceError> {
+        self.launch.outs[k].as_ref().map(|_| self.output(k)).transpose()
+    }
+
+    /// An input as one run of floats.
+    pub(super) fn vector<E: Element>(&self, i: usize) -> Result<&'a [E], DeviceError> {
+        let o = &self.launch.ins[i];
+        let len = o.spec.elements_at(self.launch.counts) as usize;
+        // SAFETY: inside the arena; the checker admits no writer of a parameter or table while it is read.
+        Ok(unsafe { std::slice::from_raw_parts(self.start_of(o)?, len) })
+    }
+
+    /// An output as one run of floats.
+    pub(super) fn flat_out(&self, k: usize) -> Result<&'a mut [f32], DeviceError> {
+        let o = self.wanted(k)?;
+        let len = o.spec.elements_at(self.launch.counts) as usize;
+        // SAFETY: inside the arena; outputs overlap nothing but inputs that the op may write over.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.start(o)?, len) })
+    }
+
+    /// An output as one run of floats, if it is wanted.
+    pub(super) fn vector_out(&self, k: usize) -> Result<Option<&'a mut [f32]>, DeviceError> {
+        self.launch.outs[k].as_ref().map(|_| self.flat_out(k)).transpose()
+    }
+
+    /// The kernel's own scratch, behind the copies of widened operands.
+    pub(super) fn workspace(&self) -> Result<&'a mut [f32], DeviceError> {
+        let Some((at, bytes)) = self.launch.workspace else { return Ok(&mut []) };
+        let copies = widening::end(self);
+        let rest = bytes.saturating_sub(copies);
+        let start = self.arena.range(at + copies.0, rest)?.as_ptr().cast();
+        // SAFETY: inside the arena; a workspace overlaps no operand, and this part of it no copy.
+        Ok(unsafe { std::slice::from_raw_parts_mut(start, rest.0 as usize / 4) })
+    }
+
+    /// An input as one run of words.
+    pub(super) fn words(&self, i: usize) -> Result<&'a [u32], DeviceError> {
+        let o = &self.launch.ins[i];
+        let len = o.spec.elements_at(self.launch.counts) as usize;
+        // SAFETY: inside the arena; every bit pattern is a u32.
+        Ok(unsafe { std::slice::from_raw_parts(self.start(o)?.cast(), len) })
+    }
+
+    /// Row indices below `rows`.
+    pub(super) fn ids(&self, i: usize, rows: usize) -> Result<&'a [u32], DeviceError> {
+        let ids = self.words(i)?;
+        match ids.iter().find(|&&id| id as usize >= rows) {
+            Some(id) => Err(self.refuse(format!("row {} of a table of {rows}", *id as i32))),
+            None => Ok(ids),
+        }
+    }
+
+    /// Indices below their own number; -1 is none.
+    pub(super) fn slots(&self, i: usize) -> Result<&'a [i32], DeviceError> {
+        let o = &self.launch.ins[i];
+        let len = o.spec.elements_at(self.launch.counts) as usize;
+        // SAFETY: inside the arena; every bit pattern is an i32.
+        let slots: &[i32] = unsafe { std::slice::from_raw_parts(self.start(o)?.cast(), len) };
+        match slots.iter().find(|&&slot| slot < -1 || slot >= len as i32) {
+            Some(slot) => Err(self.refuse(format!("index {slot} of {len} rows"))),
+            None => Ok(slots),
+        }
+    }
+
+    /// An output as one run of integers.
+    pub(super) fn integers_out(&self, k: usize) -> Result<&'a mut [i32], DeviceError> {
+        Ok(bytemuck::cast_slice_mut(self.flat_out(k)?))
+    }
+
+    /// Ascending (start, end) pairs inside of `rows`.
+    pub(super) fn spans(&self, i: usize, rows: usize) -> Result<&'a [[u32; 2]], DeviceError> {
+        let o = &self.launch.ins[i];
+        let len = o.spec.rows(self.launch.counts) as usize;
+        // SAFETY: inside the arena; (S, 2) elements in C order are S pairs.
+        let spans: &[[u32; 2]] = unsafe { std::slice::from_raw_parts(self.start(o)?.cast(), len) };
+        let mut before = 0;
+        for &[start, end] in spans {
+            if start < before || end < start || end as usize > rows {
+                return Err(self.refuse(format!("span {start}..{end} of {rows} rows")));
+            }
+            before = end;
+        }
+        Ok(spans)
+    }
+}

@@ -1,0 +1,264 @@
+//! The sixteen lanes that every kernel is written in, and their portable form.
+//!
+//! Invariant: a vector is always sixteen f32 lanes (one zmm, two ymm, or an array), reductions
+//! always pair lanes (i, i+8), (i, i+4), (i, i+2), (i, i+1), and `fma` rounds once wherever the
+//! hardware can: so a kernel written in these operations has the same bits on every
+//! instruction set with FMA, and no kernel knows which one it runs on.
+
+use super::dot::Dot;
+use exec::half::{bf16_to_f32, f32_to_bf16};
+
+/// Lanes of a vector.
+pub const LANES: usize = 16;
+
+/// Sixteen f32 lanes. A value of an implementing type is the proof that this CPU has the
+/// instructions: only `Isa::run` makes one. Every method must inline into the function that
+/// enables the target features, hence `#[inline(always)]` throughout.
+#[allow(private_bounds)] // sums of integers are the kernels' own business
+pub trait Simd: Dot {
+    /// Sixteen f32.
+    type V: Copy;
+    /// Rows of the widest register tile of a matrix product.
+    const ROWS: usize;
+    /// Vectors across that tile.
+    const VECS: usize;
+
+    /// All lanes `x`.
+    fn splat(self, x: f32) -> Self::V;
+    /// Lanes 0, 1, ... 15 as numbers.
+    fn iota(self) -> Self::V;
+    /// # Safety
+    /// Sixteen f32 must be readable at `p`.
+    unsafe fn load(self, p: *const f32) -> Self::V;
+    /// # Safety
+    /// Sixteen f32 must be writable at `p`.
+    unsafe fn store(self, p: *mut f32, v: Self::V);
+    /// The first `n` (at most 16) lanes from memory, zeros after them.
+    /// # Safety
+    /// `n` f32 must be readable at `p`.
+    unsafe fn load_part(self, p: *const f32, n: usize) -> Self::V;
+    /// Writes the first `n` (at most 16) lanes.
+    /// # Safety
+    /// `n` f32 must be writable at `p`.
+    unsafe fn store_part(self, p: *mut f32, v: Self::V, n: usize);
+    /// Sixteen bf16, by their bits.
+    /// # Safety
+    /// Sixteen u16 must be readable at `p`.
+    unsafe fn widen(self, p: *const u16) -> Self::V;
+    /// Sixteen pairs of bf16: the first of each, the second of each.
+    /// # Safety
+    /// Thirty-two u16 must be readable at `p`.
+    unsafe fn widen_pairs(self, p: *const u16) -> [Self::V; 2];
+    /// The lanes as bf16, rounded to nearest, ties to even; NaN stays NaN.
+    /// # Safety
+    /// Sixteen u16 must be writable at `p`.
+    unsafe fn narrow(self, p: *mut u16, v: Self::V);
+    /// The lowest byte of the bits of each lane.
+    /// # Safety
+    /// Sixteen bytes must be writable at `p`.
+    unsafe fn store_low(self, p: *mut u8, v: Self::V);
+    /// Asks for the cache line of `p`, which need not be readable, in L1.
+    fn prefetch(self, p: *const f32);
+    /// The same in L2.
+    fn prefetch_far(self, p: *const f32);
+    /// a + b
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    /// a - b
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    /// a * b
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// a / b
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// a * b + c, rounded once where the hardware has it.
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The larger lane; `b` where either is NaN.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The smaller lane; `b` where either is NaN.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// |a|
+    fn abs(self, a: Self::V) -> Self::V;
+    /// -|a|, but no less than `least`, which is below zero; `least` where `a` is NaN.
+    fn neg_abs(self, a: Self::V, least: Self::V) -> Self::V;
+    /// The square root.
+    fn sqrt(self, a: Self::V) -> Self::V;
+    /// The bits of each lane shifted left by 23: the low eight bits become the exponent.
+    fn shl23(self, a: Self::V) -> Self::V;
+    /// Zero in the lanes where `x < limit`, `a` in the others (also where `x` is NaN).
+    fn zero_below(self, a: Self::V, x: Self::V, limit: Self::V) -> Self::V;
+    /// The first `n` lanes of `a`, the others of `b`.
+    fn first(self, a: Self::V, b: Self::V, n: usize) -> Self::V;
+    /// The sum of the lanes, in the fixed tree.
+    fn sum(self, a: Self::V) -> f32;
+    /// The largest lane.
+    fn max_lane(self, a: Self::V) -> f32;
+
+    /// Turns rows into columns: lane i of vector j becomes lane j of vector i.
+    #[inline(always)]
+    fn transpose(self, rows: &mut [Self::V; LANES]) {
+        let mut square = [[0.0f32; LANES]; LANES];
+        for (row, &v) in square.iter_mut().zip(rows.iter()) {
+            // SAFETY: a row of the square is sixteen f32.
+            unsafe { self.store(row.as_mut_ptr(), v) };
+        }
+        for (j, column) in rows.iter_mut().enumerate() {
+            let lanes: [f32; LANES] = core::array::from_fn(|i| square[i][j]);
+            // SAFETY: sixteen f32.
+            *column = unsafe { self.load(lanes.as_ptr()) };
+        }
+    }
+
+    /// `load_part`, quicker for full vectors.
+    /// # Safety
+    /// `n` f32 must be readable at `p`.
+    #[inline(always)]
+    unsafe fn load_n(self, p: *const f32, n: usize) -> Self::V {
+        // SAFETY: the caller promises n f32.
+        unsafe { if n == LANES { self.load(p) } else { self.load_part(p, n) } }
+    }
+
+    /// `store_part`, quicker for full vectors.
+    /// # Safety
+    /// `n` f32 must be writable at `p`.
+    #[inline(always)]
+    unsafe fn store_n(self, p: *mut f32, v: Self::V, n: usize) {
+        // SAFETY: the caller promises n f32.
+        unsafe { if n == LANES { self.store(p, v) } else { self.store_part(p, v, n) } }
+    }
+}
+
+/// The portable form: arrays that the compiler vectorises as it can.
+#[derive(Clone, Copy)]
+pub(super) struct Portable;
+
+/// a * b + c: fused only where that is an instruction (a call per element otherwise).
+#[inline(always)]
+fn mul_add(a: f32, b: f32, c: f32) -> f32 {
+    if cfg!(any(target_feature = "fma", target_arch = "aarch64")) { a.mul_add(b, c) } else { a * b + c }
+}
+
+impl Simd for Portable {
+    type V = [f32; LANES];
+    const ROWS: usize = if cfg!(target_arch = "aarch64") { 4 } else { 2 };
+    const VECS: usize = 1;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::V {
+        [x; LANES]
+    }
+    #[inline(always)]
+    fn iota(self) -> Self::V {
+        core::array::from_fn(|i| i as f32)
+    }
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> Self::V {
+        // SAFETY: the caller promises sixteen readable f32.
+        unsafe { p.cast::<Self::V>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: Self::V) {
+        // SAFETY: the caller promises sixteen writable f32.
+        unsafe { p.cast::<Self::V>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    unsafe fn load_part(self, p: *const f32, n: usize) -> Self::V {
+        let mut v = [0.0; LANES];
+        // SAFETY: the caller promises n <= 16 readable f32; `v` holds sixteen.
+        unsafe { core::ptr::copy_nonoverlapping(p, v.as_mut_ptr(), n) };
+        v
+    }
+    #[inline(always)]
+    unsafe fn store_part(self, p: *mut f32, v: Self::V, n: usize) {
+        // SAFETY: the caller promises n <= 16 writable f32; `v` holds sixteen.
+        unsafe { core::ptr::copy_nonoverlapping(v.as_ptr(), p, n) };
+    }
+    #[inline(always)]
+    unsafe fn widen(self, p: *const u16) -> Self::V {
+        // SAFETY: the caller promises sixteen readable u16.
+        unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(bf16_to_f32)
+    }
+    #[inline(always)]
+    unsafe fn widen_pairs(self, p: *const u16) -> [Self::V; 2] {
+        // SAFETY: the caller promises thirty-two readable u16.
+        let pairs = unsafe { p.cast::<[[u16; 2]; LANES]>().read_unaligned() };
+        [pairs.map(|pair| bf16_to_f32(pair[0])), pairs.map(|pair| bf16_to_f32(pair[1]))]
+    }
+    #[inline(always)]
+    unsafe fn narrow(self, p: *mut u16, v: Self::V) {
+        // SAFETY: the caller promises sixteen writable u16.
+        unsafe { p.cast::<[u16; LANES]>().write_unaligned(v.map(f32_to_bf16)) }
+    }
+    #[inline(always)]
+    unsafe fn store_low(self, p: *mut u8, v: Self::V) {
+        // SAFETY: the caller promises sixteen writable bytes.
+        unsafe { p.cast::<[u8; LANES]>().write_unaligned(v.map(|x| x.to_bits() as u8)) }
+    }
+    #[inline(always)]
+    fn prefetch(self, _: *const f32) {}
+    #[inline(always)]
+    fn prefetch_far(self, _: *const f32) {}
+    #[inline(always)]
+    fn add(self, a: Self::V, b: Self::V) -> Self::V {
+        core::array::from_fn(|i| a[i] + b[i])
+    }
+    #[inline(always)]
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V {
+        core::array::from_fn(|i| a[i] - b[i])
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+        core::array::from_fn(|i| a[i] * b[i])
+    }
+    #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        core::array::from_fn(|i| a[i] / b[i])
+    }
+    #[inline(always)]
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        core::array::from_fn(|i| mul_add(a[i], b[i], c[i]))
+    }
+    #[inline(always)]
+    fn max(self, a: Self::V, b: Self::V) -> Self::V {
+        core::array::from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        core::array::from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    fn abs(self, a: Self::V) -> Self::V {
+        core::array::from_fn(|i| a[i].abs())
+    }
+    #[inline(always)]
+    fn neg_abs(self, a: Self::V, least: Self::V) -> Self::V {
+        self.max(a.map(|a| -a.abs()), least)
+    }
+    #[inline(always)]
+    fn sqrt(self, a: Self::V) -> Self::V {
+        core::array::from_fn(|i| a[i].sqrt())
+    }
+    #[inline(always)]
+    fn shl23(self, a: Self::V) -> Self::V {
+        core::array::from_fn(|i| f32::from_bits(a[i].to_bits() << 23))
+    }
+    #[inline(always)]
+    fn zero_below(self, a: Self::V, x: Self::V, limit: Self::V) -> Self::V {
+        core::array::from_fn(|i| if x[i] < limit[i] { 0.0 } else { a[i] })
+    }
+    #[inline(always)]
+    fn first(self, a: Self::V, b: Self::V, n: usize) -> Self::V {
+        core::array::from_fn(|i| if i < n { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    fn sum(self, a: Self::V) -> f32 {
+        let b: [f32; 8] = core::array::from_fn(|i| a[i] + a[i + 8]);
+        let c: [f32; 4] = core::array::from_fn(|i| b[i] + b[i + 4]);
+        (c[0] + c[2]) + (c[1] + c[3])
+    }
+    #[inline(always)]
+    fn max_lane(self, a: Self::V) -> f32 {
+        let larger = |a: f32, b: f32| if a > b { a } else { b };
+        let b: [f32; 8] = core::array::from_fn(|i| larger(a[i], a[i + 8]));
+        let c: [f32; 4] = core::array::from_fn(|i| larger(b[i], b[i + 4]));
+        larger(larger(c[0], c[2]), larger(c[1], c[3]))
+    }
+}

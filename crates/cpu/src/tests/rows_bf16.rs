@@ -1,0 +1,161 @@
+//! Row kernels on bf16 as it lies: the bits of the f32 kernel on the widened numbers, rounded once; of GELU those of the
+//! lanes' GELU for bf16.
+
+use super::math::gelu_for_bf16;
+use super::{machines, numbers};
+use crate::elementwise::Gate;
+use crate::norm::{layer_norm, rms_norm};
+use crate::{Bf16, Cpu, Element, Rows, RowsMut, elementwise, embed, reduce};
+use exec::half::{bf16_to_f32, f32_to_bf16};
+
+const COLUMNS: [usize; 6] = [1, 15, 16, 17, 320, 1001];
+
+fn narrow(x: &[f32]) -> Vec<Bf16> {
+    x.iter().map(|&v| Bf16(f32_to_bf16(v))).collect()
+}
+
+fn wide(x: &[Bf16]) -> Vec<f32> {
+    x.iter().map(|v| bf16_to_f32(v.0)).collect()
+}
+
+/// `n` numbers of bf16, and the same in f32.
+fn pair(seed: u64, n: usize) -> (Vec<Bf16>, Vec<f32>) {
+    let x = narrow(&numbers(seed, n));
+    let same = wide(&x);
+    (x, same)
+}
+
+/// What `kernel` writes into (m, n), from a matrix that is full of `fill`.
+fn written<E: Element>(fill: E, m: usize, n: usize, kernel: impl FnOnce(RowsMut<'_, E>)) -> Vec<E> {
+    let mut y = vec![fill; m * n];
+    kernel(RowsMut::new(&mut y, m, n, n));
+    y
+}
+
+const NONE: Bf16 = Bf16(0x7FC0);
+
+/// Panics unless the first is the second, rounded.
+#[track_caller]
+fn rounded(found: &[Bf16], wanted: &[f32], what: &str) {
+    assert_eq!(found, narrow(wanted), "{what}");
+}
+
+#[test]
+fn norms_round_once() {
+    for n in COLUMNS {
+        let m = 40;
+        let ((x, xf), (g, gf), (b, bf)) = (pair(1, m * n), pair(2, n), pair(3, n));
+        let (view, wide_view) = (Rows::new(&x, m, n, n), Rows::new(&xf, m, n, n));
+        for cpu in machines() {
+            let [mut mean, mut mean_f, mut rstd, mut rstd_f] = [0; 4].map(|_| vec![f32::NAN; m]);
+            let wanted = written(f32::NAN, m, n, |y| {
+                layer_norm(&cpu, wide_view, &gf, &bf, 1e-5, Some(y), Some(&mut mean_f), Some(&mut rstd_f));
+            });
+            let found = written(NONE, m, n, |y| {
+                layer_norm(&cpu, view, &gf, &bf, 1e-5, Some(y), Some(&mut mean), Some(&mut rstd));
+            });
+            rounded(&found, &wanted, "layer norm");
+            assert_eq!((mean, rstd), (mean_f, rstd_f), "statistics are f32");
+            let found = written(NONE, m, n, |y| layer_norm(&cpu, view, &g, &b, 1e-5, Some(y), None, None));
+            rounded(&found, &wanted, "layer norm with parameters of bf16");
+
+            let wanted = written(f32::NAN, m, n, |y| rms_norm(&cpu, wide_view, &gf, 1e-5, Some(y), None));
+            let found = written(NONE, m, n, |y| rms_norm(&cpu, view, &gf, 1e-5, Some(y), None));
+            rounded(&found, &wanted, "RMS norm");
+        }
+    }
+}
+
+#[test]
+fn element_wise_ops_round_once() {
+    for n in COLUMNS {
+        let m = 30;
+        let ((a, af), (b, bf)) = (pair(4, m * n), pair(5, m * n));
+        let (x, y, xf, yf) =
+            (Rows::new(&a, m, n, n), Rows::new(&b, m, n, n), Rows::new(&af, m, n, n), Rows::new(&bf, m, n, n));
+        for cpu in machines() {
+            // A kernel is generic, a closure is not: each op is named twice.
+            let wanted = |kernel: &dyn Fn(RowsMut<'_>)| written(f32::NAN, m, n, kernel);
+            let found = |kernel: &dyn Fn(RowsMut<'_, Bf16>)| written(NONE, m, n, kernel);
+            let add = wanted(&|out| elementwise::add(&cpu, xf, yf, out));
+            rounded(&found(&|out| elementwise::add(&cpu, x, y, out)), &add, "add");
+            let gelu = gelu_for_bf16(cpu.isa(), &af);
+            rounded(&found(&|out| elementwise::gelu(&cpu, x, out)), &gelu, "gelu");
+            let relu = wanted(&|out| elementwise::relu(&cpu, xf, out));
+            rounded(&found(&|out| elementwise::relu(&cpu, x, out)), &relu, "relu");
+            let scale = wanted(&|out| elementwise::scale(&cpu, 0.3, xf, out));
+            rounded(&found(&|out| elementwise::scale(&cpu, 0.3, x, out)), &scale, "scale");
+            let copy = wanted(&|out| elementwise::copy(&cpu, xf, out));
+            rounded(&found(&|out| elementwise::copy(&cpu, x, out)), &copy, "copy");
+        }
+    }
+}
+
+#[test]
+fn gates_and_concatenations_round_once() {
+    for n in COLUMNS {
+        let m = 20;
+        let (x, xf) = pair(6, m * 2 * n);
+        let (view, wide_view) = (Rows::new(&x, m, 2 * n, 2 * n), Rows::new(&xf, m, 2 * n, 2 * n));
+        for cpu in machines() {
+            let silu = written(f32::NAN, m, n, |y| elementwise::glu(&cpu, Gate::Silu, wide_view, y));
+            let gated = |row: &[f32]| {
+                let gate = gelu_for_bf16(cpu.isa(), &row[..n]);
+                gate.iter().zip(&row[n..]).map(|(g, v)| g * v).collect::<Vec<_>>()
+            };
+            let gelu = xf.chunks(2 * n).flat_map(gated).collect();
+            for (gate, wanted) in [(Gate::Gelu, gelu), (Gate::Silu, silu)] {
+                let found = written(NONE, m, n, |y| elementwise::glu(&cpu, gate, view, y));
+                rounded(&found, &wanted, "gate");
+            }
+            // Rows that are longer than what is written: the last column of each stays.
+            let mut both = vec![NONE; m * (2 * n + 1)];
+            let mut cat = RowsMut::new(&mut both, m, 2 * n, 2 * n + 1);
+            elementwise::copy(&cpu, view.columns(0, n), cat.columns(n, n));
+            elementwise::copy(&cpu, view.columns(n, n), cat.columns(0, n));
+            for (row, from) in both.chunks(2 * n + 1).zip(x.chunks(2 * n)) {
+                assert_eq!([&row[..n], &row[n..2 * n]], [&from[n..], &from[..n]], "concat");
+                assert_eq!(row[2 * n], NONE, "wrote past the columns");
+            }
+        }
+    }
+}
+
+#[test]
+fn embeddings_and_means_round_once() {
+    let (ids, spans) = ([0, 5, 32, 4, 32, 7, 2], [[0, 4], [4, 7]]);
+    let (v, m) = (33, ids.len());
+    for n in COLUMNS {
+        let ((table, table_f), (plus, plus_f)) = (pair(8, v * n), pair(9, n));
+        let (rows, rows_f) = (Rows::new(&table, v, n, n), Rows::new(&table_f, v, n, n));
+        for cpu in machines() {
+            for (plus, plus_f) in [(None, None), (Some(&plus[..]), Some(&plus_f[..]))] {
+                let wanted = written(f32::NAN, m, n, |y| embed::gather(&cpu, &ids, rows_f, plus_f, y));
+                let found = written(NONE, m, n, |y| embed::gather(&cpu, &ids, rows, plus, y));
+                rounded(&found, &wanted, "gather");
+                let wanted = written(f32::NAN, m, n, |y| {
+                    embed::gather_esm(&cpu, &ids, &spans, 32, 0.88, rows_f, plus_f, y);
+                });
+                let found = written(NONE, m, n, |y| {
+                    embed::gather_esm(&cpu, &ids, &spans, 32, 0.88, rows, plus, y);
+                });
+                rounded(&found, &wanted, "gather_esm");
+            }
+            // Means are f32, of the same numbers.
+            let mean = |y: RowsMut<'_>| reduce::segment_mean(&cpu, rows, &[[0, 20], [20, 33]], 1, 1, y);
+            let mean_f = |y: RowsMut<'_>| reduce::segment_mean(&cpu, rows_f, &[[0, 20], [20, 33]], 1, 1, y);
+            assert_eq!(written(f32::NAN, 2, n, mean), written(f32::NAN, 2, n, mean_f), "segment mean");
+        }
+    }
+}
+
+#[test]
+fn a_nan_of_bf16_shows() {
+    let x = [Bf16(0x3F80), NONE, Bf16(0xBF80)];
+    let cpu = Cpu::new(1);
+    let y = written(Bf16(0), 1, 3, |y| elementwise::gelu(&cpu, Rows::new(&x, 1, 3, 3), y));
+    let nan: Vec<bool> = wide(&y).iter().map(|v| v.is_nan()).collect();
+    assert_eq!(nan, [false, true, false]);
+    let y = written(Bf16(0), 1, 3, |y| elementwise::relu(&cpu, Rows::new(&x, 1, 3, 3), y));
+    assert_eq!(y, [Bf16(0x3F80), NONE, Bf16(0)]);
+}

@@ -1,0 +1,92 @@
+//! The experts' products and the chunked cross-entropy: bits for any number of threads, and rows that must not count.
+//! What they compute is compared with the reference by the op cases.
+
+use super::{numbers, same_bits, workspace};
+use crate::cross_entropy::{Gradients, Head, gradients, loss};
+use crate::{Cpu, Isa, Rows, RowsMut, grouped, product};
+
+const ROWS: usize = 130;
+const CLASSES: usize = 700;
+const WIDTH: usize = 40;
+
+/// loss, lse, dx, dw, db.
+fn head(cpu: &Cpu, x: &[f32], targets: &[i32], chunk: usize) -> [Vec<f32>; 5] {
+    let (w, b) = (numbers(2, CLASSES * WIDTH), numbers(3, CLASSES));
+    let (x, w) = (Rows::new(x, ROWS, WIDTH, WIDTH), Rows::new(&w, CLASSES, WIDTH, WIDTH));
+    let head = Head { x, w, bias: Some(&b), targets, chunk, z_loss: 1e-2 };
+    let mut space = workspace(cpu, product::WORKSPACE_BYTES);
+    space.resize(space.len() + chunk.min(ROWS) * (CLASSES + WIDTH + 2), f32::NAN);
+    let [mut lse, mut dx, mut dw, mut db] =
+        [ROWS, ROWS * WIDTH, CLASSES * WIDTH, CLASSES].map(|n| vec![f32::NAN; n]);
+    let sum = loss(cpu, head, Some(&mut lse), &mut space);
+    space.fill(f32::NAN);
+    let to = Gradients {
+        dx: Some(RowsMut::new(&mut dx, ROWS, WIDTH, WIDTH)),
+        dw: Some(RowsMut::new(&mut dw, CLASSES, WIDTH, WIDTH)),
+        db: Some(&mut db),
+    };
+    gradients(cpu, head, 0.5, &lse, to, &mut space);
+    [vec![sum.sum, sum.cross_entropy, sum.z], lse, dx, dw, db]
+}
+
+fn targets() -> Vec<i32> {
+    (0..ROWS).map(|r| if r % 4 == 1 { -1 } else { (r * 7919 % CLASSES) as i32 }).collect()
+}
+
+#[test]
+fn a_loss_has_the_same_bits_on_any_threads() {
+    let (x, targets) = (numbers(1, ROWS * WIDTH), targets());
+    for isa in Isa::available() {
+        for chunk in [1, 32, 4096] {
+            let one = head(&Cpu::with_isa(1, isa), &x, &targets, chunk);
+            let three = head(&Cpu::with_isa(3, isa), &x, &targets, chunk);
+            one.iter().zip(&three).for_each(|(a, b)| same_bits(a, b, "threads"));
+            let whole = head(&Cpu::with_isa(1, isa), &x, &targets, ROWS);
+            // The loss is added up in one order; only sums over rows are cut by the chunk.
+            one.iter().zip(&whole).take(3).for_each(|(a, b)| same_bits(a, b, "chunks"));
+        }
+    }
+}
+
+#[test]
+fn rows_that_do_not_count_are_not_read() {
+    let (mut x, targets) = (numbers(1, ROWS * WIDTH), targets());
+    let cpu = Cpu::new(2);
+    let before = head(&cpu, &x, &targets, 16);
+    for (row, _) in x.chunks_mut(WIDTH).zip(&targets).filter(|(_, target)| **target < 0) {
+        row.fill(f32::NAN);
+    }
+    let after = head(&cpu, &x, &targets, 16);
+    before.iter().zip(&after).for_each(|(a, b)| same_bits(a, b, "ignored rows"));
+    assert!(after.iter().flatten().all(|v| v.is_finite()));
+    let none = head(&cpu, &x, &[-1; ROWS], 16);
+    assert!(none.iter().flatten().all(|&v| v == 0.0), "nothing counts");
+}
+
+#[test]
+fn an_expert_has_the_bits_of_its_product_alone() {
+    let (experts, n, k, rows) = (4, 70, 90, 400);
+    let offsets = [0, 3, 3, 290, 380];
+    let (x, w, dy) = (numbers(1, rows * k), numbers(2, experts * n * k), numbers(3, rows * n));
+    let (xs, ws, dys) =
+        (Rows::new(&x, rows, k, k), Rows::new(&w, experts * n, k, k), Rows::new(&dy, rows, n, n));
+    let run = |cpu: &Cpu| {
+        let [mut y, mut dx, mut dw, mut db] =
+            [rows * n, rows * k, experts * n * k, experts * n].map(|len| vec![f32::NAN; len]);
+        let mut space = workspace(cpu, product::WORKSPACE_BYTES);
+        grouped::linear(cpu, xs, ws, None, &offsets, RowsMut::new(&mut y, rows, n, n), &mut space);
+        grouped::input_grad(cpu, dys, ws, &offsets, RowsMut::new(&mut dx, rows, k, k), &mut space);
+        let to = RowsMut::new(&mut dw, experts * n, k, k);
+        grouped::weight_grad(cpu, dys, xs, &offsets, Some(to), Some(&mut db), &mut space);
+        [y, dx, dw, db]
+    };
+    let one = run(&Cpu::new(1));
+    one.iter().zip(&run(&Cpu::new(3))).for_each(|(a, b)| same_bits(a, b, "threads"));
+    let cpu = Cpu::new(2);
+    let mut space = workspace(&cpu, product::WORKSPACE_BYTES);
+    let mut y = vec![0.0; 287 * n];
+    let (a, b) = (product::Factor::Stored(xs.part(3, 287)), product::Factor::Transposed(ws.part(2 * n, n)));
+    product::product(&cpu, a, b, Default::default(), RowsMut::new(&mut y, 287, n, n), &mut space);
+    same_bits(&one[0][3 * n..290 * n], &y, "the third expert");
+    assert!(one[0][380 * n..].iter().all(|&v| v == 0.0) && one[2][n * k..2 * n * k].iter().all(|&v| v == 0.0));
+}
