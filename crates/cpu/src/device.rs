@@ -6,7 +6,7 @@ use super::operands::Operands;
 use super::{Bf16, Cpu, Isa, launch, reduce, widening};
 use exec::arena::{Arena, Weights};
 use exec::host::{Clock, Fetched};
-use exec::{Device, DeviceError, Launch, Span, Ticket};
+use exec::{Device, DeviceError, Launch, Recorder, Ticket, Tracer};
 use graph::{Bytes, Op};
 use plan::{CpuKernel, KernelId, Kernels, PlanError, Target};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -189,13 +189,28 @@ impl Device for CpuDevice {
         1
     }
 
-    fn trace(&mut self, on: bool) -> Result<(), DeviceError> {
-        self.clock.set(on);
+    fn recorder(&mut self) -> Option<&mut dyn Recorder> {
+        None
+    }
+
+    fn tracer(&mut self) -> &mut dyn Tracer {
+        &mut self.clock
+    }
+
+    fn stage(&mut self, _: [Bytes; 2]) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    fn spans(&mut self) -> Result<Vec<Span>, DeviceError> {
-        Ok(self.clock.take())
+    fn feed(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.upload(at, bytes)
+    }
+
+    fn products_by(&self) -> Option<String> {
+        None
+    }
+
+    fn clear_interval(&self) -> u64 {
+        0
     }
 
     fn arithmetic(&self) -> String {

@@ -21,6 +21,7 @@ mod gemm_bf16_amx;
 mod gemm_dots;
 mod isa;
 mod launch;
+mod machine;
 mod math;
 #[cfg(target_arch = "x86_64")]
 mod mlp_bf16_amx;
@@ -72,6 +73,7 @@ pub use codes::{CodeRows, CodeRowsMut, CodeTiles};
 pub use device::CpuDevice;
 pub use element::{Bf16, Element};
 pub use isa::Isa;
+pub use machine::CpuMachine;
 pub use pool::Pool;
 pub use view::{Rows, RowsMut};
 

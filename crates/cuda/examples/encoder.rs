@@ -46,7 +46,7 @@ fn rate(model: &str, precision: &str, tokens: u64) -> Result<f64, Box<dyn Error>
     let target = machine.target()?;
     let plan = compile(&graph, &Policy { precision, ..Policy::default() }, &target)?;
     let program = Program::new(target, vec![("encoder".to_owned(), plan)], vec![]);
-    let mut executor = Executor::new(machine.open()?, program)?;
+    let mut executor = Executor::new(machine.open()?.remove(0), program)?;
     let random: Vec<f32> =
         (0..65_521u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 / 1.68e8 - 0.05).collect();
     let read = |param: &Param, _: Range<u64>, out: &mut [f32]| {

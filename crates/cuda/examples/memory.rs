@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Ok(())
     };
     taken("context", Bytes::ZERO)?;
-    let device = machine.open()?;
+    let device = machine.open()?.remove(0);
     taken("device", Bytes::ZERO)?;
     let sequences = (tokens.parse::<u64>()? / LENGTH).max(1);
     let counts = Counts { tokens: sequences * LENGTH, sequences };

@@ -13,7 +13,7 @@ use crate::staging::{Staging, affordable};
 use crate::trace::Track;
 use crate::{CudaError, machine};
 use cudarc::driver::sys as cu;
-use exec::{Device, DeviceError, Launch, Repeat, Span, Ticket};
+use exec::{Device, DeviceError, Launch, Recorder, Repeat, Span, Ticket, Tracer};
 use graph::{Bytes, Counts};
 use plan::{Capability, OPEN_STEPS};
 use std::collections::VecDeque;
@@ -327,24 +327,6 @@ impl Device for CudaDevice {
         Ok(self.finish()?)
     }
 
-    fn repeat(&mut self, plan: usize, counts: Counts) -> Result<Repeat, DeviceError> {
-        self.context.enter()?;
-        self.begin();
-        if self.context.trace.is_on() {
-            return Ok(Repeat::Plain);
-        }
-        Ok(self.graphs.repeat(&self.context, (plan, counts, self.kernels.status.current()))?)
-    }
-
-    fn recorded(&mut self, whole: bool) -> Result<Repeat, DeviceError> {
-        self.context.enter()?;
-        Ok(self.graphs.recorded(&self.context, whole)?)
-    }
-
-    fn note(&mut self) -> Option<String> {
-        self.graphs.note()
-    }
-
     fn fetch(&mut self, at: u64, bytes: Bytes) -> Result<Ticket, DeviceError> {
         self.context.enter()?;
         let from = self.arena()?.range(at, bytes)?;
@@ -394,25 +376,18 @@ impl Device for CudaDevice {
         self.options.depth.max(1)
     }
 
-    fn mark(&mut self, n: usize) -> Result<bool, DeviceError> {
-        self.context.enter()?;
-        Ok(self.context.trace.mark(n, self.context.stream).map(|()| true)?)
+    fn recorder(&mut self) -> Option<&mut dyn Recorder> {
+        Some(self)
     }
 
-    fn marked(&mut self, times: &mut [Duration]) -> Result<(), DeviceError> {
-        self.wait()?;
-        Ok(self.context.trace.marked(times)?)
+    fn tracer(&mut self) -> &mut dyn Tracer {
+        self
     }
 
-    fn trace(&mut self, on: bool) -> Result<(), DeviceError> {
-        self.context.enter()?;
-        Ok(self.context.trace.set(on, self.context.stream)?)
-    }
+    fn persistent(&mut self, _: Bytes) {}
 
-    fn spans(&mut self) -> Result<Vec<Span>, DeviceError> {
-        self.context.enter()?;
-        self.context.synchronize()?;
-        Ok(self.context.trace.take()?)
+    fn takes_weights(&self) -> bool {
+        true
     }
 
     fn arithmetic(&self) -> String {
@@ -436,6 +411,49 @@ impl Device for CudaDevice {
         self.context.synchronize()?;
         self.graphs.given_back();
         Ok(self.arena.as_mut().map_or(Bytes::ZERO, Arena::trim))
+    }
+}
+
+impl Recorder for CudaDevice {
+    fn begin(&mut self, plan: usize, counts: Counts) -> Result<Repeat, DeviceError> {
+        self.context.enter()?;
+        self.begin();
+        if self.context.trace.is_on() {
+            return Ok(Repeat::Plain);
+        }
+        Ok(self.graphs.repeat(&self.context, (plan, counts, self.kernels.status.current()))?)
+    }
+
+    fn end(&mut self, whole: bool) -> Result<Repeat, DeviceError> {
+        self.context.enter()?;
+        Ok(self.graphs.recorded(&self.context, whole)?)
+    }
+
+    fn note(&mut self) -> Option<String> {
+        self.graphs.note()
+    }
+}
+
+impl Tracer for CudaDevice {
+    fn mark(&mut self, n: usize) -> Result<bool, DeviceError> {
+        self.context.enter()?;
+        Ok(self.context.trace.mark(n, self.context.stream).map(|()| true)?)
+    }
+
+    fn marked(&mut self, times: &mut [Duration]) -> Result<(), DeviceError> {
+        self.wait()?;
+        Ok(self.context.trace.marked(times)?)
+    }
+
+    fn set(&mut self, on: bool) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        Ok(self.context.trace.set(on, self.context.stream)?)
+    }
+
+    fn spans(&mut self) -> Result<Vec<Span>, DeviceError> {
+        self.context.enter()?;
+        self.context.synchronize()?;
+        Ok(self.context.trace.take()?)
     }
 }
 

@@ -4,9 +4,9 @@
 use crate::context::Context;
 use crate::gemm;
 use crate::{Card, CudaDevice, CudaError, Libraries, Options, cards, nvml};
-use exec::{Device, DeviceError, Holder, Machine};
+use exec::{Device, DeviceError, Holder, Kind, Machine};
 use graph::Bytes;
-use plan::{Capability, Kernels, Target};
+use plan::{Capability, Kernels, Precision, Target};
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
@@ -68,6 +68,14 @@ impl CudaMachine {
 }
 
 impl Machine for CudaMachine {
+    fn kind(&self) -> Kind {
+        Kind { family: "cuda", model: self.card.name.clone() }
+    }
+
+    fn precisions(&self) -> Vec<Precision> {
+        vec![Precision::Bf16, Precision::Fp16, Precision::F32, Precision::Tf32, Precision::Fp8]
+    }
+
     fn name(&self) -> String {
         format!("cuda:{} ({})", self.card.ordinal, self.card.name)
     }
@@ -130,8 +138,8 @@ impl Machine for CudaMachine {
         })
     }
 
-    fn open(&self) -> Result<Box<dyn Device>, DeviceError> {
-        Ok(Box::new(CudaDevice::with(self.card.ordinal, self.options)?))
+    fn open(&self) -> Result<Vec<Box<dyn Device>>, DeviceError> {
+        Ok(vec![Box::new(CudaDevice::with(self.card.ordinal, self.options)?)])
     }
 }
 

@@ -1,7 +1,7 @@
 //! What runs a plan. Invariant: a device only follows addresses that the plan gave; it decides nothing.
 
 use graph::{Bytes, Counts, Op, TensorSpec};
-use plan::{KernelId, Kernels, Target};
+use plan::{KernelId, Kernels, Precision, Target};
 use std::fmt;
 use std::time::Duration;
 
@@ -21,12 +21,10 @@ pub trait Device: Send {
     fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError>;
 
     /// Told before an arena is made: so many bytes of its beginning are weights, which lanes of one machine have in common.
-    fn persistent(&mut self, _bytes: Bytes) {}
+    fn persistent(&mut self, bytes: Bytes);
 
     /// Whether weights have to be put into its arena: of lanes that share them, into the first one's.
-    fn takes_weights(&self) -> bool {
-        true
-    }
+    fn takes_weights(&self) -> bool;
 
     /// Is shown every launch of a program in its full size, before the first step and with the arena in place: what a
     /// device compiles or chooses for an op, it does here.
@@ -52,41 +50,11 @@ pub trait Device: Send {
 
     /// Makes the host's memory through which inputs and outputs of open steps travel; a second call replaces it. Those
     /// that do everything at once need none.
-    fn stage(&mut self, _ways: [Bytes; 2]) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
-    /// What to do about a step of a plan of `prepare`d launches.
-    fn repeat(&mut self, _plan: usize, _counts: Counts) -> Result<Repeat, DeviceError> {
-        Ok(Repeat::Plain)
-    }
-
-    /// Ends what [`Repeat::Record`] began, and runs it unless it broke off; [`Repeat::Plain`] where there was no room for the
-    /// record: nothing of the step has run.
-    fn recorded(&mut self, _whole: bool) -> Result<Repeat, DeviceError> {
-        Ok(Repeat::Done)
-    }
-
-    /// What it did otherwise than usual since the last call, as a line for people.
-    fn note(&mut self) -> Option<String> {
-        None
-    }
-
-    /// Notes, as number `n`, when all is done that was asked for so far. False where the host's clock tells.
-    fn mark(&mut self, _n: usize) -> Result<bool, DeviceError> {
-        Ok(false)
-    }
-
-    /// Adds the time between each of the marks and the next; waits for what runs.
-    fn marked(&mut self, _times: &mut [Duration]) -> Result<(), DeviceError> {
-        Ok(())
-    }
+    fn stage(&mut self, ways: [Bytes; 2]) -> Result<(), DeviceError>;
 
     /// Host to arena, beside what runs: nothing that was asked for so far touches the range; what is asked for later
     /// finds it written.
-    fn feed(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.upload(at, bytes)
-    }
+    fn feed(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError>;
 
     /// Starts to read a range, behind everything that was asked for so far. Open tickets are collected in their order,
     /// and nothing writes to the range before.
@@ -98,27 +66,51 @@ pub trait Device: Send {
     /// Steps that may be open at a time: 1 where everything is done at once.
     fn depth(&self) -> usize;
 
-    /// From now on (or no longer) notes when launches and copies ran.
-    fn trace(&mut self, on: bool) -> Result<(), DeviceError>;
+    /// What records steps; none where launches cost nothing by themselves.
+    fn recorder(&mut self) -> Option<&mut dyn Recorder>;
 
-    /// What was noted since, and forgets it; waits for what runs.
-    fn spans(&mut self) -> Result<Vec<Span>, DeviceError>;
+    /// What tells when launches and copies ran.
+    fn tracer(&mut self) -> &mut dyn Tracer;
 
     /// What the bits depend on beside the plan: versions, the table of chosen products. For the run record.
     fn arithmetic(&self) -> String;
 
     /// What computes products, and how many forms of them each, where the device chose among several.
-    fn products_by(&self) -> Option<String> {
-        None
-    }
+    fn products_by(&self) -> Option<String>;
 
     /// Steps between two calls of [`Device::trim`]; 0 is never.
-    fn clear_interval(&self) -> u64 {
-        0
-    }
+    fn clear_interval(&self) -> u64;
 
     /// Gives back what was mapped for a larger arena than the present one: how many bytes.
     fn trim(&mut self) -> Result<Bytes, DeviceError>;
+}
+
+/// Records the launches of a step and runs them again as one.
+pub trait Recorder {
+    /// What to do about a step of a plan of `prepare`d launches.
+    fn begin(&mut self, plan: usize, counts: Counts) -> Result<Repeat, DeviceError>;
+
+    /// Ends what [`Repeat::Record`] began, and runs it unless it broke off; [`Repeat::Plain`] where there was no room for the
+    /// record: nothing of the step has run.
+    fn end(&mut self, whole: bool) -> Result<Repeat, DeviceError>;
+
+    /// What it did otherwise than usual since the last call, as a line for people.
+    fn note(&mut self) -> Option<String>;
+}
+
+/// Tells when launches and copies ran.
+pub trait Tracer {
+    /// From now on (or no longer) notes spans.
+    fn set(&mut self, on: bool) -> Result<(), DeviceError>;
+
+    /// What was noted since, and forgets it; waits for what runs.
+    fn spans(&mut self) -> Result<Vec<Span>, DeviceError>;
+
+    /// Notes, as number `n`, when all is done that was asked for so far. False where the host's clock tells.
+    fn mark(&mut self, n: usize) -> Result<bool, DeviceError>;
+
+    /// Adds the time between each of the marks and the next; waits for what runs.
+    fn marked(&mut self, times: &mut [Duration]) -> Result<(), DeviceError>;
 }
 
 /// How a step runs.
@@ -126,7 +118,7 @@ pub trait Device: Send {
 pub enum Repeat {
     /// It does, by a record of one with the same counts.
     Done,
-    /// By its launches, which are recorded until [`Device::recorded`].
+    /// By its launches, which are recorded until [`Recorder::end`].
     Record,
     /// By its launches.
     Plain,
@@ -157,10 +149,35 @@ pub struct Span {
     pub seconds: f64,
 }
 
-/// A machine before any arena: what plans are made for, and where a device comes from.
+/// A kind of machines: those of one kind compute the same bits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// `cpu` or `cuda`.
+    pub family: &'static str,
+    /// The model, such as `NVIDIA H200`; empty where the family's bits depend on the instruction set alone.
+    pub model: String,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*self.model {
+            "" => f.write_str(self.family),
+            model => write!(f, "{} ({model})", self.family),
+        }
+    }
+}
+
+/// A machine before any arena: what plans are made for, and where devices come from.
 pub trait Machine: Send + Sync + fmt::Debug {
+    /// What kind it is.
+    fn kind(&self) -> Kind;
+
     /// What it is, for the run record; machines of one name are one machine.
     fn name(&self) -> String;
+
+    /// The element types of encoders' weights and activations, the one that it does best first. A target may have no kernels
+    /// for one, which planning says.
+    fn precisions(&self) -> Vec<Precision>;
 
     /// What plans are made for.
     fn target(&self) -> Result<Target, DeviceError>;
@@ -196,8 +213,8 @@ pub trait Machine: Send + Sync + fmt::Debug {
         None
     }
 
-    /// A device on it.
-    fn open(&self) -> Result<Box<dyn Device>, DeviceError>;
+    /// Its devices, each for the target: one, or several that share its weights.
+    fn open(&self) -> Result<Vec<Box<dyn Device>>, DeviceError>;
 }
 
 /// Someone who holds memory of a machine.

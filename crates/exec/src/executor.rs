@@ -67,7 +67,7 @@ impl Executor {
 
     /// What its device did otherwise than usual since the last call, as a line for people.
     pub fn note(&mut self) -> Option<String> {
-        self.device.note()
+        self.device.recorder()?.note()
     }
 
     /// What it follows.
@@ -141,16 +141,17 @@ impl Executor {
             steps[plan].iter().try_for_each(|step| step.run(device, counts, sources[plan].as_mut()))
         };
         // What is read in a step cannot be recorded.
-        let repeat = match steps[plan].iter().any(|step| step.weight().is_some()) {
-            true => Repeat::Plain,
-            false => device.repeat(plan, counts)?,
+        let reads = steps[plan].iter().any(|step| step.weight().is_some());
+        let repeat = match device.recorder().filter(|_| !reads) {
+            Some(recorder) => recorder.begin(plan, counts)?,
+            None => Repeat::Plain,
         };
         match repeat {
             Repeat::Done => {}
             Repeat::Plain => run(device.as_mut())?,
             Repeat::Record => {
                 let ran = run(device.as_mut());
-                let recorded = device.recorded(ran.is_ok());
+                let recorded = device.recorder().map_or(Ok(Repeat::Done), |recorder| recorder.end(ran.is_ok()));
                 ran?;
                 if recorded? == Repeat::Plain {
                     run(device.as_mut())?;
@@ -186,18 +187,18 @@ impl Executor {
             let why = format!("{entries} entries for the times of {instructions} instructions");
             return Err(DeviceError::Kernel { op: "run_timed", why });
         }
-        let marks = self.device.mark(0)?;
+        let marks = self.device.tracer().mark(0)?;
         for (i, (step, time)) in self.steps[plan].iter().zip(times.iter_mut()).enumerate() {
             let start = Instant::now();
             step.run(self.device.as_mut(), counts, self.sources[plan].as_mut())?;
             if marks {
-                self.device.mark(i + 1)?;
+                self.device.tracer().mark(i + 1)?;
             } else {
                 self.device.wait()?;
                 *time += start.elapsed();
             }
         }
-        if marks { self.device.marked(times) } else { Ok(()) }
+        if marks { self.device.tracer().marked(times) } else { Ok(()) }
     }
 
     pub(crate) fn admits(&self, plan: usize, counts: Counts) -> Result<(), DeviceError> {

@@ -2,10 +2,10 @@
 //! Invariant: buffers of collected bytes are used again, so fetching allocates only until it has seen the widest, and no more
 //! than that.
 
-use crate::device::{DeviceError, Span, Ticket};
+use crate::device::{DeviceError, Span, Ticket, Tracer};
 use graph::Bytes;
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes that were fetched and not yet collected, oldest first.
 #[derive(Debug, Default)]
@@ -48,12 +48,6 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// From now on, or no longer.
-    pub fn set(&mut self, on: bool) {
-        self.began = on.then(Instant::now);
-        self.spans.clear();
-    }
-
     /// The start of what [`Clock::note`] will end.
     pub fn start(&self) -> Option<Instant> {
         self.began.map(|_| Instant::now())
@@ -73,10 +67,25 @@ impl Clock {
             self.note(start, track, &format!("copy {track}, {bytes}"));
         }
     }
+}
 
-    /// What was noted.
-    pub fn take(&mut self) -> Vec<Span> {
-        std::mem::take(&mut self.spans)
+impl Tracer for Clock {
+    fn set(&mut self, on: bool) -> Result<(), DeviceError> {
+        self.began = on.then(Instant::now);
+        self.spans.clear();
+        Ok(())
+    }
+
+    fn spans(&mut self) -> Result<Vec<Span>, DeviceError> {
+        Ok(std::mem::take(&mut self.spans))
+    }
+
+    fn mark(&mut self, _: usize) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
+
+    fn marked(&mut self, _: &mut [Duration]) -> Result<(), DeviceError> {
+        Ok(())
     }
 }
 

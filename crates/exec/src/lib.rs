@@ -19,7 +19,9 @@ pub mod scaled;
 mod submit;
 pub mod tiles;
 
-pub use device::{Device, DeviceError, Holder, Launch, Machine, Operand, Repeat, Span, Ticket};
+pub use device::{
+    Device, DeviceError, Holder, Kind, Launch, Machine, Operand, Recorder, Repeat, Span, Ticket, Tracer,
+};
 pub use executor::Executor;
 pub use graph::Param;
 pub use load::{ParamSource, ReadError, ReadParam, ReadShared, load_all};

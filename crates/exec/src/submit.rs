@@ -162,12 +162,12 @@ impl Executor {
 
     /// From now on (or no longer) notes when launches and copies ran.
     pub fn trace(&mut self, on: bool) -> Result<(), DeviceError> {
-        self.device_mut().trace(on)
+        self.device_mut().tracer().set(on)
     }
 
     /// What was noted since, and forgets it; waits for what runs.
     pub fn spans(&mut self) -> Result<Vec<Span>, DeviceError> {
-        self.device_mut().spans()
+        self.device_mut().tracer().spans()
     }
 }
 

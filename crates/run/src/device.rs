@@ -19,12 +19,12 @@ pub enum Device {
 impl Device {
     /// Machines that share the work, in this order.
     pub fn machines(machines: Vec<Arc<dyn Machine>>) -> Result<Self, RunError> {
-        let Some(first) = machines.first().map(|machine| machine.name()) else {
+        let Some((kind, first)) = machines.first().map(|machine| (machine.kind(), machine.name())) else {
             return Err(RunError::Refused("there is no device to compute on".to_owned()));
         };
         for (i, machine) in machines.iter().enumerate() {
             let name = machine.name();
-            if kind(&name) != kind(&first) {
+            if machine.kind() != kind {
                 return Err(RunError::Refused(format!(
                     "{first} and {name} are of different kinds, and a run computes on cards of one kind; name some of \
                      one kind, such as --device {}",
@@ -60,18 +60,6 @@ impl Device {
     }
 }
 
-/// Whether two machines are of one kind: their names differ in nothing but a number.
-pub fn same_kind(one: &dyn Machine, other: &dyn Machine) -> bool {
-    kind(&one.name()) == kind(&other.name())
-}
-
-/// What a machine is, without its number: `cuda (NVIDIA H200)` of `cuda:3 (NVIDIA H200)`.
-pub(crate) fn kind(name: &str) -> String {
-    let (place, about) = name.split_once(' ').unwrap_or((name, ""));
-    let place = place.split(':').next().unwrap_or_default();
-    format!("{place} {about}").trim_end().to_owned()
-}
-
 impl PartialEq for Device {
     fn eq(&self, other: &Self) -> bool {
         let names = |machines: &[Arc<dyn Machine>]| machines.iter().map(|m| m.name()).collect::<Vec<_>>();
@@ -84,20 +72,3 @@ impl PartialEq for Device {
 }
 
 impl Eq for Device {}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn kinds_are_names_without_numbers() {
-        for (name, wanted) in [
-            ("cuda:0 (NVIDIA H200)", "cuda (NVIDIA H200)"),
-            ("cuda:13 (NVIDIA H200)", "cuda (NVIDIA H200)"),
-            ("cuda:0 (NVIDIA RTX 4090)", "cuda (NVIDIA RTX 4090)"),
-            ("cpu", "cpu"),
-        ] {
-            assert_eq!(kind(name), wanted);
-        }
-    }
-}

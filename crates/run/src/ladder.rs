@@ -2,7 +2,7 @@
 //! what is free; what another process takes in between makes steps smaller and is said, or is refused with a bill.
 
 use crate::lanes::planned::TOKEN_STEP;
-use crate::{Device, Level, Observer, RunError, Settings};
+use crate::{Level, Observer, RunError, Settings};
 use exec::{DeviceError, Executor, Machine};
 use graph::Bytes;
 use plan::{Bill, Build, Ledger, Line, PlanError, Program, Search, Stream, Weights, fit};
@@ -47,7 +47,7 @@ impl Settings {
         }
         let held = held_by(&running);
         loop {
-            if self.device != Device::Cpu {
+            if !self.is_on_host() {
                 switching(&running, &program, observer);
             }
             match self.follow(&program, std::mem::take(&mut running)) {
@@ -105,7 +105,8 @@ impl Settings {
 
     /// What is free for a program that is larger, on a device that can tell. What is `running` gives way to it.
     fn without_room(&self, program: &Program, running: &[Executor]) -> Result<Option<Bytes>, RunError> {
-        if self.machines().is_empty() {
+        // What is free of the host's memory changes with every process, and its line was drawn when the run was planned.
+        if self.is_on_host() {
             return Ok(None);
         }
         let free = self.free()? + held_by(running);
@@ -115,7 +116,7 @@ impl Settings {
     /// Every device with the program: those of executors that run, or else new ones.
     fn follow(&self, program: &Program, mut running: Vec<Executor>) -> Result<Vec<Executor>, RunError> {
         // On the CPU nothing was compiled or chosen, and lanes would hold weights of both programs for a while.
-        if self.device == Device::Cpu {
+        if self.is_on_host() {
             running.clear();
         }
         if running.is_empty() {
@@ -135,7 +136,8 @@ impl Settings {
         let largest = Ledger { entries: program.largest_tensors(LARGEST) };
         bill.line = Line::Free;
         bill.notes = vec![phase.to_owned(), format!("largest tensors: {}", largest.line())];
-        let scarce = self.machines().iter().min_by_key(|machine| machine.free().unwrap_or_default());
+        let machines = self.machines();
+        let scarce = machines.iter().min_by_key(|machine| machine.free().unwrap_or_default());
         bill.notes.extend(scarce.and_then(holders));
         bill
     }
@@ -159,13 +161,6 @@ impl Settings {
             Ok(_) => {}
         }
         Ok(bill)
-    }
-
-    fn machines(&self) -> &[Arc<dyn Machine>] {
-        match &self.device {
-            Device::Cpu => &[],
-            Device::Machines(machines) => machines,
-        }
     }
 }
 

@@ -54,7 +54,7 @@ pub mod train;
 pub mod verify;
 
 pub use data::printable::{Place, is_printable};
-pub use device::{Device, same_kind};
+pub use device::Device;
 pub use error::RunError;
 pub use exec::Machine;
 pub use exec::heap::{Heap, limit_slack};

@@ -2,7 +2,7 @@
 //! Invariant: on a CPU these lines and the plan's peak are an upper bound of the peak resident memory that the system counts,
 //! mapped files included, so that a run is refused before its first step or stays under `--memory-budget`.
 
-use crate::{Device, RunError, Settings, machine};
+use crate::{RunError, Settings, machine};
 use data::sequence::Extent;
 use exec::memory::kib;
 use graph::Bytes;
@@ -46,14 +46,14 @@ impl Process {
     /// The lines of a process to which a command adds its own; `None` where the host's memory has no line.
     pub(crate) fn of(settings: &Settings) -> Option<Self> {
         let on_gpu = || settings.host_memory.map(|_| Self::default());
-        Self::now(settings).or_else(|| if settings.device == Device::Cpu { None } else { on_gpu() })
+        Self::now(settings).or_else(|| if settings.is_on_host() { None } else { on_gpu() })
     }
 
     /// What this process holds now: all pages of its binary and libraries, which are resident once they were touched, and
     /// the most that its heap and stacks have held so far. `None` where the line is not about the host's memory, or the
     /// system does not tell.
     pub(crate) fn now(settings: &Settings) -> Option<Self> {
-        if settings.device != Device::Cpu || !IS_A_COMMAND.load(Ordering::Relaxed) {
+        if !settings.is_on_host() || !IS_A_COMMAND.load(Ordering::Relaxed) {
             return None;
         }
         let maps = fs::read_to_string("/proc/self/maps").ok()?;
@@ -171,32 +171,26 @@ impl Settings {
 
     /// What of the line of plans the process itself takes: on a CPU, where both are the host's memory.
     pub(crate) fn process_bytes(&self) -> Bytes {
-        match self.device {
-            Device::Cpu => self.process.iter().map(|line| line.bytes).sum(),
-            Device::Machines(_) => Bytes::ZERO,
+        match self.is_on_host() {
+            true => self.process.iter().map(|line| line.bytes).sum(),
+            false => Bytes::ZERO,
         }
     }
 
     /// The line of the host's memory, where there is one.
     pub(crate) fn host_line(&self) -> Result<Option<Bytes>, RunError> {
-        match self.device {
-            Device::Cpu => self.line().map(Some),
-            Device::Machines(_) => Ok(self.host_memory),
-        }
+        if self.is_on_host() { self.line().map(Some) } else { Ok(self.host_memory) }
     }
 
     /// The most that records may take which come through a pipe, where the host has a line; `budget` is that of plans.
     pub(crate) fn of_pipe(&self, budget: Bytes) -> Option<Extent> {
-        match self.device {
-            Device::Cpu => Some(of_pipe(budget)),
-            Device::Machines(_) => self.host_memory.map(of_pipe),
-        }
+        if self.is_on_host() { Some(of_pipe(budget)) } else { self.host_memory.map(of_pipe) }
     }
 
     /// A refusal of the plans as one of the whole process: its lines stand in the bill.
     pub(crate) fn with_process(&self, error: PlanError) -> PlanError {
         match error {
-            PlanError::OverBudget(bill) if self.device == Device::Cpu => {
+            PlanError::OverBudget(bill) if self.is_on_host() => {
                 PlanError::OverBudget(Box::new(self.billed(*bill)))
             }
             other => other,
@@ -224,10 +218,7 @@ impl Settings {
         if ledger.total() <= budget {
             return Ok(());
         }
-        let budget_flag = match self.device {
-            Device::Cpu => "--memory-budget",
-            Device::Machines(_) => "--host-memory",
-        };
+        let budget_flag = if self.is_on_host() { "--memory-budget" } else { "--host-memory" };
         Err(PlanError::OverBudget(Box::new(Bill {
             space: "host".to_owned(),
             line: Line::Budget,
@@ -251,8 +242,8 @@ impl Settings {
         if self.process.is_empty() {
             return Ok(());
         }
-        let bill = match (&self.device, self.host_memory) {
-            (Device::Cpu, _) => {
+        let bill = match (self.is_on_host(), self.host_memory) {
+            (true, _) => {
                 let mut bill = self.billed(program.bill(line, vec![]));
                 bill.budget = line;
                 // What was there in its full size by then is part of it.
@@ -260,8 +251,8 @@ impl Settings {
                 bill.ledger.add("process: held while it planned and loaded", peak.saturating_sub(total));
                 (peak > line).then_some(bill)
             }
-            (Device::Machines(_), None) => None,
-            (Device::Machines(_), Some(line)) => {
+            (false, None) => None,
+            (false, Some(line)) => {
                 let mut ledger = Ledger::new();
                 ledger.add("process: held by now, the driver included", peak);
                 self.add_lines(&mut ledger);

@@ -1,18 +1,18 @@
 //! From a request to an executor: target, bounds, program, arena. Invariant: a program is only started when
 //! its peak is within the budget; what was chosen is reported.
 
-use crate::device::kind;
 use crate::lanes::{HOST, enough, planned};
 use crate::{Device, EncoderModel, Level, RunError, machine};
-use cpu::{CpuDevice, Isa};
+use cpu::CpuMachine;
 use data::limits;
-use exec::{Executor, Param};
+use exec::{Executor, Machine, Param};
 use graph::{Bounds, Bytes, Op};
 use plan::{Build, PlanError, Policy, Precision, Program, Search, Staging, Stream, Target};
 use serde_json::{Value, json};
 use std::fs;
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// What a caller decides about the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,19 +70,30 @@ const TOKENIZERS: usize = 8;
 impl Settings {
     /// The machine that plans are made for.
     pub fn target(&self) -> Result<Target, RunError> {
+        Ok(self.machine().target()?)
+    }
+
+    /// The machines of the run, which are of one kind: the CPU with its threads in lanes, or those of the device.
+    pub(crate) fn machines(&self) -> Vec<Arc<dyn Machine>> {
         match &self.device {
-            Device::Cpu => Ok(CpuDevice::target(self.threads_of_lane(), Isa::detect())?),
-            // They are of one kind.
-            Device::Machines(machines) => Ok(machines[0].target()?),
+            Device::Cpu => vec![Arc::new(CpuMachine::new(self.lanes, self.threads_of_lane()))],
+            Device::Machines(machines) => machines.clone(),
         }
+    }
+
+    /// One of them.
+    pub(crate) fn machine(&self) -> Arc<dyn Machine> {
+        self.machines().swap_remove(0)
+    }
+
+    /// Whether its memory is the host's.
+    pub(crate) fn is_on_host(&self) -> bool {
+        self.device == Device::Cpu
     }
 
     /// The element type of encoders' weights and activations.
     pub fn precision(&self) -> Result<Precision, RunError> {
-        match &self.device {
-            Device::Cpu => on_cpu(self.precision),
-            Device::Machines(_) => Ok(self.precision.unwrap_or(Precision::Bf16)),
-        }
+        precision_of(self.precision, &self.machine().precisions())
     }
 
     /// How encoders are compiled.
@@ -93,59 +104,44 @@ impl Settings {
     /// What the bits of a result depend on beside its input and weights.
     pub(crate) fn arithmetic(&self) -> Result<Value, RunError> {
         let precision = self.precision()?.name();
-        Ok(match &self.device {
-            Device::Cpu => {
-                json!({"device": "cpu", "instructions": Isa::detect().name(), "precision": precision})
-            }
-            // Not how many there are, nor which: a run goes on with others.
-            Device::Machines(machines) => {
-                let (name, instructions) = (kind(&machines[0].name()), machines[0].arithmetic());
-                json!({"device": name, "instructions": instructions, "precision": precision})
-            }
-        })
+        // Not how many there are, nor which: a run goes on with others.
+        let (kind, instructions) = (self.machine().kind().to_string(), self.machine().arithmetic());
+        Ok(json!({"device": kind, "instructions": instructions, "precision": precision}))
     }
 
     /// What takes time before the first step on a machine that was never used.
     pub(crate) fn first_use(&self) -> Option<String> {
-        match &self.device {
-            Device::Cpu => None,
-            Device::Machines(machines) => machines[0].first_use(),
-        }
+        self.machine().first_use()
     }
 
     /// How loudly the device and its kernels are told: f32 on the CPU is the reference, and takes nobody by surprise.
     pub(crate) fn computing_level(&self) -> Level {
-        match (&self.device, self.precision()) {
-            (Device::Cpu, Ok(Precision::F32)) => Level::Detail,
-            (Device::Cpu | Device::Machines(_), _) => Level::Info,
+        match (self.is_on_host(), self.precision()) {
+            (true, Ok(Precision::F32)) => Level::Detail,
+            (true | false, _) => Level::Info,
         }
     }
 
     /// What the arena's memory could still give; of several devices, the one that could give least.
     pub fn free(&self) -> Result<Bytes, RunError> {
-        match &self.device {
-            Device::Cpu => Ok(machine::available().free),
-            Device::Machines(machines) => {
-                let free =
-                    machines.iter().map(|machine| Ok(machine.free()?)).collect::<Result<Vec<_>, RunError>>()?;
-                Ok(free.into_iter().min().unwrap_or(Bytes::ZERO))
-            }
-        }
+        let free =
+            self.machines().iter().map(|machine| Ok(machine.free()?)).collect::<Result<Vec<_>, RunError>>()?;
+        Ok(free.into_iter().min().unwrap_or(Bytes::ZERO))
     }
 
     /// Steps that are on their way at a time.
     pub(crate) fn ahead(&self) -> usize {
-        match &self.device {
-            Device::Cpu => enough(self.lanes),
-            Device::Machines(machines) => machines.len() * (self.depth() + 1),
+        match self.is_on_host() {
+            true => enough(self.lanes),
+            false => self.machines().len() * (self.depth() + 1),
         }
     }
 
     /// Threads that tokenize: several keep up with a GPU.
     pub(crate) fn tokenizers(&self) -> usize {
-        match &self.device {
-            Device::Cpu => 1,
-            Device::Machines(machines) => machine::cores().min(TOKENIZERS * machines.len()),
+        match self.is_on_host() {
+            true => 1,
+            false => machine::cores().min(TOKENIZERS * self.machines().len()),
         }
     }
 
@@ -165,10 +161,7 @@ impl Settings {
 
     /// Lanes for what is worth so many.
     pub(crate) fn most_lanes(&self, worth: usize) -> usize {
-        match self.device {
-            Device::Cpu => planned::most(self.threads, worth, self.stream),
-            Device::Machines(_) => 1,
-        }
+        if self.is_on_host() { planned::most(self.threads, worth, self.stream) } else { 1 }
     }
 
     /// Lanes that are asked for, or else that the work is worth, of which nobody may know how much it is.
@@ -191,9 +184,9 @@ impl Settings {
             Some(budget) => budget,
             None => machine::parse_budget("80%", self.free()?)?,
         };
-        Ok(match self.device {
-            Device::Cpu => self.host_memory.map_or(line, |host| host.min(line)),
-            Device::Machines(_) => line,
+        Ok(match (self.is_on_host(), self.host_memory) {
+            (true, Some(host)) => host.min(line),
+            (true, None) | (false, _) => line,
         })
     }
 
@@ -232,10 +225,7 @@ impl Settings {
 
     /// Steps that are open at a time.
     pub(crate) fn depth(&self) -> usize {
-        match &self.device {
-            Device::Cpu => 1,
-            Device::Machines(machines) => machines[0].depth(),
-        }
+        self.machine().depth()
     }
 
     fn search(&self, longest: u64) -> Result<Search, RunError> {
@@ -251,14 +241,8 @@ impl Settings {
     /// Every device, without an arena.
     pub(crate) fn open(&self) -> Result<Vec<Box<dyn exec::Device>>, RunError> {
         limits::room_for_threads(self.threads).map_err(RunError::thread("compute"))?;
-        match &self.device {
-            Device::Cpu if self.lanes > 1 => {
-                let lanes = CpuDevice::lanes(self.lanes, self.threads_of_lane())?;
-                Ok(lanes.into_iter().map(|lane| Box::new(lane) as Box<dyn exec::Device>).collect())
-            }
-            Device::Cpu => Ok(vec![Box::new(CpuDevice::open(self.threads)?)]),
-            Device::Machines(machines) => machines.iter().map(|machine| Ok(machine.open()?)).collect(),
-        }
+        let opened = self.machines().iter().map(|machine| machine.open()).collect::<Result<Vec<_>, _>>()?;
+        Ok(opened.into_iter().flatten().collect())
     }
 
     /// As [`Settings::start`] for those who compute on one device, as one lane.
@@ -277,16 +261,20 @@ fn several() -> RunError {
     RunError::Refused(text.to_owned())
 }
 
-/// The element type of models on this CPU, of what was asked for. bf16 by itself only where products run on tiles, which
-/// take an f32 product for six of theirs; elsewhere f32 costs twice the time at most, and is the reference.
+/// The element type of models on this CPU, of what was asked for.
 pub(crate) fn on_cpu(asked: Option<Precision>) -> Result<Precision, RunError> {
+    precision_of(asked, &CpuMachine::formats())
+}
+
+/// The element type of what was asked for, or the best of those that a machine computes in.
+fn precision_of(asked: Option<Precision>, formats: &[Precision]) -> Result<Precision, RunError> {
     match asked {
-        None if Isa::detect().has_tiles() => Ok(Precision::Bf16),
-        None | Some(Precision::F32) => Ok(Precision::F32),
-        Some(named @ (Precision::Bf16 | Precision::Int8)) => Ok(named),
-        Some(other @ (Precision::Tf32 | Precision::Fp16 | Precision::Fp8)) => Err(RunError::Refused(format!(
+        None => Ok(formats[0]),
+        Some(asked) if formats.contains(&asked) => Ok(asked),
+        // The formats of GPUs are more.
+        Some(asked) => Err(RunError::Refused(format!(
             "--precision {}: the CPU computes in bf16, f32 or int8; give one of these or auto, or --device cuda",
-            other.name()
+            asked.name()
         ))),
     }
 }

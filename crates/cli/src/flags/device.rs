@@ -2,7 +2,7 @@
 //! falls back, and says why.
 
 use super::card::Options;
-use run::{Device, RunError, same_kind};
+use run::{Device, RunError};
 use std::sync::Arc;
 
 /// Where to compute.
@@ -79,7 +79,7 @@ fn auto(how_many: HowMany, options: Options) -> Result<Device, RunError> {
     if matches!(how_many, HowMany::One) {
         return Device::machines(vec![first(one)]);
     }
-    let (same, others): (Vec<Gpu>, Vec<Gpu>) = usable.into_iter().partition(|gpu| same_kind(&**gpu, &*one));
+    let (same, others): (Vec<Gpu>, Vec<Gpu>) = usable.into_iter().partition(|gpu| gpu.kind() == one.kind());
     for other in others {
         eprintln!("not computing on {}: it is of another kind than {}", other.name(), one.name());
     }

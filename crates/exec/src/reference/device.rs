@@ -4,7 +4,7 @@
 
 use super::half::{BF16, F16};
 use super::{Data, Tensor, eval};
-use crate::device::{Device, DeviceError, Launch, Operand, Span, Ticket};
+use crate::device::{Device, DeviceError, Launch, Operand, Recorder, Ticket, Tracer};
 use crate::host::{Clock, Fetched};
 use crate::scaled::Codes;
 use graph::{Bytes, Counts, DType, TensorSpec};
@@ -129,13 +129,34 @@ impl Device for ReferenceDevice {
         1
     }
 
-    fn trace(&mut self, on: bool) -> Result<(), DeviceError> {
-        self.clock.set(on);
+    fn recorder(&mut self) -> Option<&mut dyn Recorder> {
+        None
+    }
+
+    fn tracer(&mut self) -> &mut dyn Tracer {
+        &mut self.clock
+    }
+
+    fn stage(&mut self, _: [Bytes; 2]) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    fn spans(&mut self) -> Result<Vec<Span>, DeviceError> {
-        Ok(self.clock.take())
+    fn feed(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.upload(at, bytes)
+    }
+
+    fn products_by(&self) -> Option<String> {
+        None
+    }
+
+    fn clear_interval(&self) -> u64 {
+        0
+    }
+
+    fn persistent(&mut self, _: Bytes) {}
+
+    fn takes_weights(&self) -> bool {
+        true
     }
 
     fn arithmetic(&self) -> String {

@@ -5,7 +5,7 @@
 use super::ceiling::raw_products;
 use super::subject::{Subject, one_sequence};
 use super::{Work, median, storage, training};
-use crate::{Device, Precision, RunError, Settings, doctor};
+use crate::{Precision, RunError, Settings, doctor};
 use cpu::Cpu;
 use data::atomic::AtomicFile;
 use graph::ops::{Concat, Relu};
@@ -62,9 +62,9 @@ pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Cal
     let text = text(path, settings, rates, storage.is_some())?;
     let target = Target::parse(&path.display().to_string(), &text)?;
     // Training has kernels on the CPU alone.
-    let slower = match settings.device {
-        Device::Cpu => training::slower(settings, &target)?,
-        Device::Machines(_) => BTreeMap::new(),
+    let slower = match settings.is_on_host() {
+        true => training::slower(settings, &target)?,
+        false => BTreeMap::new(),
     };
     let text = text + &slower_text(&slower);
     let target = Target::parse(&path.display().to_string(), &text)?;
@@ -76,13 +76,13 @@ pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Cal
 
 fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Rates, RunError> {
     let with = |precision| Settings { precision: Some(precision), ..settings.clone() };
-    let (f32, tf32, bf16, fp8, int8) = match settings.device {
-        Device::Cpu => {
+    let (f32, tf32, bf16, fp8, int8) = match settings.is_on_host() {
+        true => {
             let of = |precision| products_rate(&with(precision), repeats);
             let int8 = raw_products(&with(Precision::Int8))?;
             (of(Precision::F32)?, None, of(Precision::Bf16)?, None, Some(int8))
         }
-        Device::Machines(_) => {
+        false => {
             let of = |precision| raw_products(&with(precision));
             let tf32 = Some(of(Precision::Tf32)?);
             let fp8 = where_known(settings.target()?.rates.fp8, || of(Precision::Fp8))?;
@@ -124,7 +124,7 @@ fn products_rate(settings: &Settings, repeats: usize) -> Result<f64, RunError> {
 /// Opens each known model, which times its products on a card where they are not in its table yet. Those that do not fit
 /// are left out: they are timed where they run.
 fn products(settings: &Settings) -> Result<Vec<(String, String)>, RunError> {
-    if settings.device == Device::Cpu {
+    if settings.is_on_host() {
         return Ok(vec![]);
     }
     let mut timed = vec![];
@@ -164,9 +164,9 @@ fn launch(settings: &Settings, repeats: usize) -> Result<f64, RunError> {
     }
     g.output("y", x);
     let mut chain = Subject::single(settings, &Policy::default(), 1, g.finish())?;
-    let meeting = match settings.device {
-        Device::Cpu => meeting(&Cpu::start(settings.threads).map_err(RunError::thread("compute"))?),
-        Device::Machines(_) => 0.0,
+    let meeting = match settings.is_on_host() {
+        true => meeting(&Cpu::start(settings.threads).map_err(RunError::thread("compute"))?),
+        false => 0.0,
     };
     Ok(chain.seconds(repeats)? / f64::from(CHAIN) + meeting)
 }
@@ -195,13 +195,13 @@ fn meeting(cpu: &Cpu) -> f64 {
 /// The target file: that of the machine with these rates.
 fn text(path: &Path, settings: &Settings, rates: Rates, storage_is_measured: bool) -> Result<String, RunError> {
     let (target, name) = (settings.target()?, path.file_stem().unwrap_or_default().to_string_lossy());
-    let machine = match &settings.device {
-        Device::Cpu => {
+    let machine = match settings.is_on_host() {
+        true => {
             let machine = doctor::report(doctor::Options::default())?;
             let processor = machine.cpu.unwrap_or_else(|| "an unknown processor".to_owned());
             format!("{processor}, {} threads, {}", target.units, machine.isa)
         }
-        Device::Machines(machines) => format!("{}, {}", machines[0].name(), machines[0].arithmetic()),
+        false => format!("{}, {}", settings.machine().name(), settings.machine().arithmetic()),
     };
     let about = format!("{machine}; rates measured by plimsoll {}", env!("CARGO_PKG_VERSION"));
     let (name, about) = (quoted(&name), quoted(&about));

@@ -2,7 +2,7 @@
 //! in one process, in the work's precision.
 
 use super::subject::Subject;
-use crate::{Device, RunError, Settings};
+use crate::{RunError, Settings};
 use cpu::Cpu;
 use cpu::peak::{self, Factors};
 use graph::DType;
@@ -21,11 +21,9 @@ pub(super) enum Ceiling {
 
 impl Ceiling {
     pub(super) fn of(settings: &Settings) -> Result<Self, RunError> {
-        match settings.device {
-            Device::Cpu => Ok(Self::Loops(Cpu::start(settings.threads).map_err(RunError::thread("compute"))?)),
-            Device::Machines(_) => {
-                Ok(Self::Products(Box::new(Subject::products(settings, PRODUCT, PRODUCT, COUNT)?)))
-            }
+        match settings.is_on_host() {
+            true => Ok(Self::Loops(Cpu::start(settings.threads).map_err(RunError::thread("compute"))?)),
+            false => Ok(Self::Products(Box::new(Subject::products(settings, PRODUCT, PRODUCT, COUNT)?))),
         }
     }
 
@@ -43,10 +41,7 @@ impl Ceiling {
 pub(super) fn raw_products(settings: &Settings) -> Result<f64, RunError> {
     /// Seconds of measuring.
     const SECONDS: f64 = 0.3;
-    let (rows, width) = match settings.device {
-        Device::Cpu => (2048, 1280),
-        Device::Machines(_) => (16_384, 2560),
-    };
+    let (rows, width) = if settings.is_on_host() { (2048, 1280) } else { (16_384, 2560) };
     let mut products = Subject::products(settings, rows, width, COUNT)?;
     products.passes(1)?;
     Ok(1e9 * products.linear_gflops(SECONDS)?)

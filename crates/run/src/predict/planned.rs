@@ -12,10 +12,10 @@ use crate::{Device, EncoderModel, HeadModel, RunError, Settings, Silent, price};
 use data::chunk::chunks;
 use data::sequence::{Extent, extent};
 use data::weights::HubEnv;
-use exec::{DeviceError, Machine};
+use exec::{DeviceError, Kind, Machine};
 use graph::{Bytes, Counts};
 use models::{Encoder, HeadConfig};
-use plan::{PlanError, Program, Staging, Stream, Target, step_seconds};
+use plan::{PlanError, Precision, Program, Staging, Stream, Target, step_seconds};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -78,8 +78,16 @@ struct PlannedMachine {
 }
 
 impl Machine for PlannedMachine {
+    fn kind(&self) -> Kind {
+        Kind { family: "planned", model: self.target.name.clone() }
+    }
+
     fn name(&self) -> String {
-        format!("planned:0 ({})", self.target.name)
+        self.kind().to_string()
+    }
+
+    fn precisions(&self) -> Vec<Precision> {
+        vec![Precision::Bf16, Precision::Fp16, Precision::F32, Precision::Tf32, Precision::Fp8]
     }
 
     fn target(&self) -> Result<Target, DeviceError> {
@@ -98,7 +106,7 @@ impl Machine for PlannedMachine {
         self.target.name.clone()
     }
 
-    fn open(&self) -> Result<Box<dyn exec::Device>, DeviceError> {
+    fn open(&self) -> Result<Vec<Box<dyn exec::Device>>, DeviceError> {
         let text = format!("{} is planned for, and not opened", self.target.name);
         Err(DeviceError::Machine { source: text.into() })
     }

@@ -1,9 +1,9 @@
 //! Machines for tests: CPU devices that stand in for cards, which can be slow or fail.
 
 use cpu::{CpuDevice, Isa};
-use exec::{Device, DeviceError, Holder, Launch, Machine, Repeat, Span, Ticket};
+use exec::{Device, DeviceError, Holder, Kind, Launch, Machine, Recorder, Repeat, Ticket, Tracer};
 use graph::{Bytes, Counts};
-use plan::{Kernels, Target};
+use plan::{Kernels, Precision, Target};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,6 +12,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Card {
     name: String,
+    model: String,
     /// The launch at which its device fails, counted over all its devices, and never works again.
     fails_at: u64,
     launches: Arc<AtomicU64>,
@@ -110,6 +111,7 @@ impl Card {
     pub fn new(number: usize) -> Self {
         Self {
             name: format!("card:{number} (of the tests)"),
+            model: "of the tests".to_owned(),
             fails_at: u64::MAX,
             launches: Arc::default(),
             delay: Duration::ZERO,
@@ -135,11 +137,19 @@ impl Card {
     }
 
     pub fn of_kind(number: usize, kind: &str) -> Self {
-        Self { name: format!("card:{number} ({kind})"), ..Self::new(number) }
+        Self { name: format!("card:{number} ({kind})"), model: kind.to_owned(), ..Self::new(number) }
     }
 }
 
 impl Machine for Card {
+    fn kind(&self) -> Kind {
+        Kind { family: "card", model: self.model.clone() }
+    }
+
+    fn precisions(&self) -> Vec<Precision> {
+        vec![Precision::Bf16, Precision::F32]
+    }
+
     fn name(&self) -> String {
         self.name.clone()
     }
@@ -166,12 +176,12 @@ impl Machine for Card {
         "of the CPU".to_owned()
     }
 
-    fn open(&self) -> Result<Box<dyn Device>, DeviceError> {
+    fn open(&self) -> Result<Vec<Box<dyn Device>>, DeviceError> {
         let (fails_at, launches, delay) = (self.fails_at, Arc::clone(&self.launches), self.delay);
         let (name, memory, arena) = (self.name.clone(), Arc::clone(&self.memory), Bytes::ZERO);
         memory.devices.fetch_add(1, Ordering::Relaxed);
         let (cpu, recording) = (CpuDevice::new(1), Recording { at: self.records_at, ..Recording::default() });
-        Ok(Box::new(CardDevice { cpu, name, fails_at, launches, delay, recording, memory, arena }))
+        Ok(vec![Box::new(CardDevice { cpu, name, fails_at, launches, delay, recording, memory, arena })])
     }
 }
 
@@ -256,22 +266,6 @@ impl Device for CardDevice {
         self.cpu.launch(launch)
     }
 
-    fn repeat(&mut self, _: usize, _: Counts) -> Result<Repeat, DeviceError> {
-        self.recording.steps += 1;
-        self.recording.on = self.recording.at == Some(self.recording.steps);
-        Ok(if self.recording.on { Repeat::Record } else { Repeat::Plain })
-    }
-
-    fn recorded(&mut self, _: bool) -> Result<Repeat, DeviceError> {
-        self.recording.on = false;
-        self.recording.note = Some("there is no room for a record".to_owned());
-        Ok(Repeat::Plain)
-    }
-
-    fn note(&mut self) -> Option<String> {
-        self.recording.note.take()
-    }
-
     fn wait(&mut self) -> Result<(), DeviceError> {
         self.works()?;
         self.cpu.wait()
@@ -292,12 +286,32 @@ impl Device for CardDevice {
         2
     }
 
-    fn trace(&mut self, on: bool) -> Result<(), DeviceError> {
-        self.cpu.trace(on)
+    fn recorder(&mut self) -> Option<&mut dyn Recorder> {
+        Some(&mut self.recording)
     }
 
-    fn spans(&mut self) -> Result<Vec<Span>, DeviceError> {
-        self.cpu.spans()
+    fn tracer(&mut self) -> &mut dyn Tracer {
+        self.cpu.tracer()
+    }
+
+    fn stage(&mut self, ways: [Bytes; 2]) -> Result<(), DeviceError> {
+        self.cpu.stage(ways)
+    }
+
+    fn feed(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.upload(at, bytes)
+    }
+
+    fn persistent(&mut self, bytes: Bytes) {
+        self.cpu.persistent(bytes);
+    }
+
+    fn takes_weights(&self) -> bool {
+        self.cpu.takes_weights()
+    }
+
+    fn products_by(&self) -> Option<String> {
+        self.cpu.products_by()
     }
 
     fn arithmetic(&self) -> String {
@@ -310,5 +324,23 @@ impl Device for CardDevice {
 
     fn clear_interval(&self) -> u64 {
         self.memory.clear_interval.load(Ordering::Relaxed)
+    }
+}
+
+impl Recorder for Recording {
+    fn begin(&mut self, _: usize, _: Counts) -> Result<Repeat, DeviceError> {
+        self.steps += 1;
+        self.on = self.at == Some(self.steps);
+        Ok(if self.on { Repeat::Record } else { Repeat::Plain })
+    }
+
+    fn end(&mut self, _: bool) -> Result<Repeat, DeviceError> {
+        self.on = false;
+        self.note = Some("there is no room for a record".to_owned());
+        Ok(Repeat::Plain)
+    }
+
+    fn note(&mut self) -> Option<String> {
+        self.note.take()
     }
 }

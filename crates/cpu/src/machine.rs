@@ -1,0 +1,64 @@
+//! The CPU in place as a machine. Invariant: its target is that of the instructions that its devices use.
+
+use super::{CpuDevice, Isa};
+use exec::{Device, DeviceError, Kind, Machine, memory};
+use graph::Bytes;
+use plan::{Precision, Target};
+
+/// The CPU in place: so many threads, in lanes that compute steps beside each other.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuMachine {
+    lanes: usize,
+    /// Of each lane.
+    threads: usize,
+}
+
+impl CpuMachine {
+    /// With so many lanes, of so many threads each.
+    pub fn new(lanes: usize, threads: usize) -> Self {
+        Self { lanes, threads }
+    }
+
+    /// The element types of encoders' weights and activations, the best first. bf16 comes first only where products run on
+    /// tiles, which take an f32 product for six of theirs; elsewhere f32 costs twice the time at most, and is the reference.
+    pub fn formats() -> [Precision; 3] {
+        match Isa::detect().has_tiles() {
+            true => [Precision::Bf16, Precision::F32, Precision::Int8],
+            false => [Precision::F32, Precision::Bf16, Precision::Int8],
+        }
+    }
+}
+
+impl Machine for CpuMachine {
+    fn kind(&self) -> Kind {
+        Kind { family: "cpu", model: String::new() }
+    }
+
+    fn name(&self) -> String {
+        self.kind().to_string()
+    }
+
+    fn precisions(&self) -> Vec<Precision> {
+        Self::formats().to_vec()
+    }
+
+    fn target(&self) -> Result<Target, DeviceError> {
+        CpuDevice::target(self.threads, Isa::detect()).map_err(|e| DeviceError::Machine { source: Box::new(e) })
+    }
+
+    fn free(&self) -> Result<Bytes, DeviceError> {
+        Ok(memory::available().free)
+    }
+
+    fn arithmetic(&self) -> String {
+        Isa::detect().name().to_owned()
+    }
+
+    fn open(&self) -> Result<Vec<Box<dyn Device>>, DeviceError> {
+        if self.lanes == 1 {
+            return Ok(vec![Box::new(CpuDevice::open(self.threads)?)]);
+        }
+        let lanes = CpuDevice::lanes(self.lanes, self.threads)?;
+        Ok(lanes.into_iter().map(|lane| Box::new(lane) as Box<dyn Device>).collect())
+    }
+}
