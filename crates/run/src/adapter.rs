@@ -10,11 +10,11 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 /// What an adapter is.
-pub(crate) const CONFIG: &str = "adapter_config.json";
+pub const CONFIG: &str = "adapter_config.json";
 /// Its tensors.
-pub(crate) const WEIGHTS: &str = "adapter_model.safetensors";
+pub const WEIGHTS: &str = "adapter_model.safetensors";
 /// Before the base model's own names.
-pub(crate) const PREFIX: &str = "base_model.model.";
+pub const PREFIX: &str = "base_model.model.";
 
 /// A configuration is smaller.
 const LARGEST: u64 = 16 << 20;
@@ -33,22 +33,22 @@ const PLAIN: [(&str, &[Value]); 8] = [
 
 /// What `adapter_config.json` says.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Adapter {
+pub struct Adapter {
     /// The model that is adapted.
-    pub(crate) base: String,
+    pub base: String,
     /// Rows of A.
-    pub(crate) rank: u64,
+    pub rank: u64,
     /// The adapter's output is scaled by alpha / rank.
-    pub(crate) alpha: f64,
+    pub alpha: f64,
     /// The modules that have one, by their whole names: an ending could mean one that has none.
-    pub(crate) modules: Vec<String>,
+    pub modules: Vec<String>,
     /// Whether a classifier was trained beside.
-    pub(crate) classifier: bool,
+    pub classifier: bool,
 }
 
 impl Adapter {
     /// As peft reads it.
-    pub(crate) fn to_json(&self) -> String {
+    pub fn to_json(&self) -> String {
         let value = json!({
             "peft_type": "LORA",
             "task_type": self.classifier.then_some("TOKEN_CLS"),
@@ -69,7 +69,7 @@ impl Adapter {
     }
 
     /// Reads that of a folder.
-    pub(crate) fn open(folder: &Path) -> Result<Self, RunError> {
+    pub fn open(folder: &Path) -> Result<Self, RunError> {
         let path = folder.join(CONFIG);
         let text = bounded::read_text(&path, LARGEST).map_err(RunError::io(&path))?;
         Self::from_json(&text).map_err(|why| RunError::Refused(format!("{}: {why}", Place(&path))))
@@ -112,7 +112,7 @@ impl Adapter {
 }
 
 /// Refuses a folder that has an adapter and no model.
-pub(crate) fn refuse(folder: &Path) -> Result<(), RunError> {
+pub fn refuse(folder: &Path) -> Result<(), RunError> {
     let has = |name: &str| folder.join(name).exists();
     if !has(CONFIG) || FOLDER_FILES.iter().any(|name| has(name)) {
         return Ok(());

@@ -97,11 +97,13 @@ impl RunError {
         }
     }
 
-    pub(crate) fn thread(name: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+    /// The error of a thread that cannot be started, to map one of the system with.
+    pub fn thread(name: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         move |source| Self::Thread { name, source }
     }
 
-    pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+    /// The error of a file or folder, to map one of the system with.
+    pub fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { path, source }
     }

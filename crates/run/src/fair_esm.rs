@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 const PREFIXES: [&str; 3] = ["encoder.sentence_encoder.", "encoder.", ""];
 
 /// The only checkpoint of a folder that has neither a config.json nor weights of another kind.
-pub(crate) fn in_folder(folder: &Path) -> Result<Option<PathBuf>, RunError> {
+pub fn in_folder(folder: &Path) -> Result<Option<PathBuf>, RunError> {
     let has = |name: &&str| folder.join(name).exists();
     if !folder.is_dir() || has(&CONFIG) || FOLDER_FILES.iter().any(has) {
         return Ok(None);
@@ -39,7 +39,7 @@ pub(crate) fn in_folder(folder: &Path) -> Result<Option<PathBuf>, RunError> {
 }
 
 /// The checkpoint of a released model in torch.hub's cache, where `torch.hub` and fair-esm put it.
-pub(crate) fn in_torch_cache(model: &str, env: &HubEnv) -> Option<PathBuf> {
+pub fn in_torch_cache(model: &str, env: &HubEnv) -> Option<PathBuf> {
     let name = model.strip_prefix("facebook/").unwrap_or(model);
     let name = name.strip_suffix(".pt").unwrap_or(name);
     match known(name) {
@@ -61,7 +61,7 @@ pub struct Checkpoint {
 }
 
 /// The released models whose checkpoints are in torch.hub's cache.
-pub(crate) fn cached(env: &HubEnv) -> Vec<Checkpoint> {
+pub fn cached(env: &HubEnv) -> Vec<Checkpoint> {
     let checkpoint = |(model, _): &(&'static str, _)| {
         let file = in_torch_cache(model, env)?;
         let bytes = fs::metadata(&file).ok()?.len();
@@ -71,7 +71,7 @@ pub(crate) fn cached(env: &HubEnv) -> Vec<Checkpoint> {
 }
 
 /// Whether a file's tensors have fair-esm's names. Only `.pt` files are opened.
-pub(crate) fn is_checkpoint(file: &Path) -> Result<bool, RunError> {
+pub fn is_checkpoint(file: &Path) -> Result<bool, RunError> {
     if file.extension().is_none_or(|extension| extension != "pt") || !file.is_file() {
         return Ok(false);
     }
@@ -84,7 +84,7 @@ fn prefix(weights: &Weights) -> Option<&'static str> {
 }
 
 /// The text of a config.json for a checkpoint, as the hub's files have it.
-pub(crate) fn config(file: &Path) -> Result<String, RunError> {
+pub fn config(file: &Path) -> Result<String, RunError> {
     let refused = |why: String| RunError::Refused(format!("{}: {why}", Place(file)));
     let weights = Weights::open(file)?;
     let Some(prefix) = prefix(&weights) else {

@@ -3,7 +3,9 @@
 
 use crate::model::read_config;
 use crate::{Level, Observer, RunError, Transfer, fair_esm};
+use data::bounded;
 use data::printable::Place;
+use data::tokenize::bpe;
 use data::weights::{
     FOLDER_FILES, HubEnv, HubError, HubErrorKind, ModelPath, Repository, Step, WeightsError, find_in_hub,
     is_hub_id, resolve_model, shard_files,
@@ -14,12 +16,14 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-pub(crate) const CONFIG: &str = "config.json";
-pub(crate) const TOKENIZER: &str = "tokenizer.json";
+/// A model's configuration.
+pub const CONFIG: &str = "config.json";
+/// What tokens are made with.
+pub const TOKENIZER: &str = "tokenizer.json";
 
 /// How much of a model is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Need {
+pub enum Need {
     /// Enough to plan.
     Config,
     /// Enough to run.
@@ -27,7 +31,7 @@ pub(crate) enum Need {
 }
 
 /// A model that can be trained.
-pub(crate) enum Trainable {
+pub enum Trainable {
     /// A language model.
     Decoder(DecoderConfig),
     /// An encoder of sequences.
@@ -37,7 +41,7 @@ pub(crate) enum Trainable {
 impl Trainable {
     /// Reads a config.json; one of no known family is refused with the error of the decoders, which names theirs, where
     /// it does not say that it is an encoder.
-    pub(crate) fn from_json(text: &str) -> Result<Self, ConfigError> {
+    pub fn from_json(text: &str) -> Result<Self, ConfigError> {
         match Encoder::from_json(text) {
             Err(ConfigError::Kind(_)) => DecoderConfig::from_json(text).map(Self::Decoder),
             encoder => encoder.map(Self::Encoder),
@@ -70,7 +74,7 @@ enum Family {
 }
 
 /// What a `--model` word means, with its files on this machine.
-pub(crate) fn local(
+pub fn local(
     model: &str,
     need: Need,
     env: &HubEnv,
@@ -80,7 +84,7 @@ pub(crate) fn local(
 }
 
 /// What the key `model.from` means, with its files on this machine: an encoder or a language model.
-pub(crate) fn trainable(
+pub fn trainable(
     model: &str,
     need: Need,
     env: &HubEnv,
@@ -123,7 +127,7 @@ fn local_of(
 
 /// The text of a model's configuration and the path that stands for it in messages: config.json, or a fair-esm
 /// checkpoint that has none beside it.
-pub(crate) fn config_text(place: &ModelPath) -> Result<(PathBuf, String), RunError> {
+pub fn config_text(place: &ModelPath) -> Result<(PathBuf, String), RunError> {
     let path = place.config();
     if let ModelPath::WeightFile(file) = place
         && !path.exists()
@@ -137,7 +141,7 @@ pub(crate) fn config_text(place: &ModelPath) -> Result<(PathBuf, String), RunErr
 
 /// The files that a model's folder needs and has not; a model of an unknown family lacks nothing that could be
 /// named.
-pub(crate) fn lacks(folder: &Path, need: Need) -> Vec<String> {
+pub fn lacks(folder: &Path, need: Need) -> Vec<String> {
     let has = |name: &str| folder.join(name).exists();
     let Ok(config) = fs::read_to_string(folder.join(CONFIG)) else { return vec![CONFIG.to_owned()] };
     if need == Need::Config {
@@ -254,4 +258,24 @@ impl Fetch<'_> {
             _ => error.into(),
         })
     }
+}
+/// Files of a tokenizer.
+const TOKENIZER_FILES: [&str; 7] = [
+    TOKENIZER,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+];
+
+/// The tokenizer's files of a folder: names and bytes.
+pub fn tokenizer_files(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, RunError> {
+    let all = TOKENIZER_FILES.iter().map(|name| (name, folder.join(name)));
+    all.filter(|(_, path)| path.is_file())
+        .map(|(name, path)| {
+            Ok(((*name).to_owned(), bounded::read(&path, bpe::LARGEST).map_err(RunError::io(&path))?))
+        })
+        .collect()
 }

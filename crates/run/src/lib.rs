@@ -1,4 +1,4 @@
-//! The user stories: predict, embed, plan, bench, doctor, plot, list, verify, convert. Each is readable from top
+//! The user stories but training: predict, embed, plan, bench, doctor, plot, list, verify, convert. Each is readable from top
 //! to bottom.
 //!
 //! Invariant of the crate: it decides nothing about numbers or addresses (that is below) and nothing about
@@ -23,7 +23,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod adapter;
+pub mod adapter;
 pub mod bench;
 mod bundle;
 pub mod classify {
@@ -35,22 +35,21 @@ mod device;
 pub mod doctor;
 pub mod embed;
 mod error;
-mod fair_esm;
-mod hub;
+pub mod fair_esm;
+pub mod hub;
 mod ladder;
 mod lanes;
 pub mod list;
 pub mod machine;
 pub mod merge;
-mod model;
+pub mod model;
 mod observer;
 mod ordered;
 pub mod plot;
 pub mod predict;
 pub mod price;
-mod process;
+pub mod process;
 mod session;
-pub mod train;
 pub mod verify;
 
 pub use data::printable::{Place, is_printable};

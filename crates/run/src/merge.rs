@@ -3,7 +3,7 @@
 
 use crate::adapter::{self, Adapter};
 use crate::hub::CONFIG;
-use crate::train::tokenizer_files;
+use crate::hub::tokenizer_files;
 use crate::{EncoderModel, Level, Observer, RunError};
 use data::atomic::{AtomicFile, sync_folder};
 use data::printable::Place;

@@ -187,7 +187,7 @@ impl EncoderModel {
     }
 
     /// The name that the file has for a canonical tensor, if it has it.
-    pub(crate) fn find(&self, tensor: &str) -> Option<String> {
+    pub fn find(&self, tensor: &str) -> Option<String> {
         candidates(&self.encoder, tensor).into_iter().find(|n| self.weights.get(n).is_some())
     }
 
@@ -261,7 +261,7 @@ impl HeadModel {
 
     /// Opens a head whose encoders are not known. Both embeddings are taken side by side, so where the one ends and the
     /// other begins changes no number: it is DNABERT-S's width where the rows are wider than that, else the middle.
-    pub(crate) fn open_alone(path: &Path) -> Result<Self, RunError> {
+    pub fn open_alone(path: &Path) -> Result<Self, RunError> {
         let weights = Weights::open(path)?;
         let name = path.display().to_string();
         let shape = weights.tensor("hidden_layer.weight")?.shape().to_vec();
@@ -343,7 +343,7 @@ pub const HEAD_NAMES: &str = "head.safetensors, head.pth, 500_model.pth or 300_m
 const DNABERT_S: u64 = 768;
 
 /// The text of a model's configuration.
-pub(crate) fn read_config(path: &Path) -> Result<String, RunError> {
+pub fn read_config(path: &Path) -> Result<String, RunError> {
     bounded::read_text(path, LARGEST_CONFIG).map_err(|source| match source.kind() {
         ErrorKind::NotFound => RunError::Refused(format!(
             "{}: there is no such file; a model is a folder with its {CONFIG} beside its weights",

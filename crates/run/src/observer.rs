@@ -25,7 +25,7 @@ pub trait Observer {
 }
 
 /// An error where a signal asks for the end; `kept` says what it leaves.
-pub(crate) fn stopped(observer: &dyn Observer, kept: &str) -> Result<(), RunError> {
+pub fn stopped(observer: &dyn Observer, kept: &str) -> Result<(), RunError> {
     match observer.stop() {
         Some(signal) => Err(RunError::Interrupted { signal, kept: kept.to_owned() }),
         None => Ok(()),

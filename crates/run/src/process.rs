@@ -29,8 +29,9 @@ const COPIES_OF_PIECE: u64 = 3;
 
 /// The lines of a process, on the host.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Process {
-    pub(crate) lines: Vec<Staging>,
+pub struct Process {
+    /// Bytes by what holds them.
+    pub lines: Vec<Staging>,
 }
 
 /// Whether this process runs one command and nothing else.
@@ -44,7 +45,7 @@ pub fn bill_whole_process() {
 
 impl Process {
     /// The lines of a process to which a command adds its own; `None` where the host's memory has no line.
-    pub(crate) fn of(settings: &Settings) -> Option<Self> {
+    pub fn of(settings: &Settings) -> Option<Self> {
         let on_gpu = || settings.host_memory.map(|_| Self::default());
         Self::now(settings).or_else(|| if settings.is_on_host() { None } else { on_gpu() })
     }
@@ -52,7 +53,7 @@ impl Process {
     /// What this process holds now: all pages of its binary and libraries, which are resident once they were touched, and
     /// the most that its heap and stacks have held so far. `None` where the line is not about the host's memory, or the
     /// system does not tell.
-    pub(crate) fn now(settings: &Settings) -> Option<Self> {
+    pub fn now(settings: &Settings) -> Option<Self> {
         if !settings.is_on_host() || !IS_A_COMMAND.load(Ordering::Relaxed) {
             return None;
         }
@@ -68,14 +69,14 @@ impl Process {
     }
 
     /// Adds a line.
-    pub(crate) fn add(&mut self, label: &str, bytes: u64) {
+    pub fn add(&mut self, label: &str, bytes: u64) {
         if bytes > 0 {
             self.lines.push(Staging { label: label.to_owned(), bytes: Bytes(bytes) });
         }
     }
 
     /// The lines, less what is reserved for them elsewhere, which comes off the first.
-    pub(crate) fn beyond(mut self, reserved: Bytes) -> Vec<Staging> {
+    pub fn beyond(mut self, reserved: Bytes) -> Vec<Staging> {
         let mut left = reserved;
         for line in &mut self.lines {
             let off = left.min(line.bytes);
@@ -87,7 +88,7 @@ impl Process {
     }
 
     /// Adds the stacks of the threads that compute, and of `others`.
-    pub(crate) fn add_threads(&mut self, settings: &Settings, others: usize) {
+    pub fn add_threads(&mut self, settings: &Settings, others: usize) {
         let readers = READERS.min(settings.threads as u64);
         // Each lane has a thread that leads it.
         let threads = 2 * settings.threads as u64 + readers + others as u64 + 1;
@@ -95,7 +96,7 @@ impl Process {
     }
 
     /// Adds the larger of what queues hold in a run and what weights pass through before it.
-    pub(crate) fn add_queues(&mut self, settings: &Settings, queues: u64) {
+    pub fn add_queues(&mut self, settings: &Settings, queues: u64) {
         let readers = READERS.min(settings.threads as u64);
         let piece = PIECE * 4;
         let weights = readers * COPIES_OF_PIECE * piece + if readers > 1 { 5 * piece } else { 0 };
@@ -105,21 +106,21 @@ impl Process {
 
 /// What a run would hold in this process: the lines that do not depend on its input. Nothing where the
 /// memory that is planned is not the host's.
-pub(crate) fn before_input(settings: &Settings) -> Vec<Staging> {
+pub fn before_input(settings: &Settings) -> Vec<Staging> {
     let Some(mut process) = Process::of(settings) else { return vec![] };
     process.add_threads(settings, settings.tokenizers().max(1) + 1);
     process.lines
 }
 
 /// The lines of a process as JSON: bytes by label.
-pub(crate) fn to_json(lines: &[Staging]) -> Value {
+pub fn to_json(lines: &[Staging]) -> Value {
     let lines: Map<String, Value> =
         lines.iter().map(|line| (line.label.clone(), line.bytes.0.into())).collect();
     lines.into()
 }
 
 /// The lines of a process under `heading`, as a person reads them, each with its end; nothing without lines.
-pub(crate) fn to_text(heading: &str, lines: &[Staging]) -> String {
+pub fn to_text(heading: &str, lines: &[Staging]) -> String {
     if lines.is_empty() {
         return String::new();
     }
@@ -147,7 +148,7 @@ fn of_pipe(line: Bytes) -> Extent {
 }
 
 /// Bytes that a record's name takes among those that were seen.
-pub(crate) const NAME: u64 = 14;
+pub const NAME: u64 = 14;
 
 /// Bytes of the files that are mapped, by the lines of /proc/self/maps: their pages count as resident once they were read.
 fn mapped_files(maps: &str) -> u64 {
@@ -165,12 +166,12 @@ fn mapped_files(maps: &str) -> u64 {
 
 impl Settings {
     /// What is left of a line for plans.
-    pub(crate) fn for_plans(&self, line: Bytes) -> Bytes {
+    pub fn for_plans(&self, line: Bytes) -> Bytes {
         line.saturating_sub(self.process_bytes())
     }
 
     /// What of the line of plans the process itself takes: on a CPU, where both are the host's memory.
-    pub(crate) fn process_bytes(&self) -> Bytes {
+    pub fn process_bytes(&self) -> Bytes {
         match self.is_on_host() {
             true => self.process.iter().map(|line| line.bytes).sum(),
             false => Bytes::ZERO,
@@ -178,17 +179,17 @@ impl Settings {
     }
 
     /// The line of the host's memory, where there is one.
-    pub(crate) fn host_line(&self) -> Result<Option<Bytes>, RunError> {
+    pub fn host_line(&self) -> Result<Option<Bytes>, RunError> {
         if self.is_on_host() { self.line().map(Some) } else { Ok(self.host_memory) }
     }
 
     /// The most that records may take which come through a pipe, where the host has a line; `budget` is that of plans.
-    pub(crate) fn of_pipe(&self, budget: Bytes) -> Option<Extent> {
+    pub fn of_pipe(&self, budget: Bytes) -> Option<Extent> {
         if self.is_on_host() { Some(of_pipe(budget)) } else { self.host_memory.map(of_pipe) }
     }
 
     /// A refusal of the plans as one of the whole process: its lines stand in the bill.
-    pub(crate) fn with_process(&self, error: PlanError) -> PlanError {
+    pub fn with_process(&self, error: PlanError) -> PlanError {
         match error {
             PlanError::OverBudget(bill) if self.is_on_host() => {
                 PlanError::OverBudget(Box::new(self.billed(*bill)))
@@ -211,7 +212,7 @@ impl Settings {
     }
 
     /// Refuses `what` where the lines of the process alone are more than the host may take.
-    pub(crate) fn alone_within_line(&self, what: &str) -> Result<(), RunError> {
+    pub fn alone_within_line(&self, what: &str) -> Result<(), RunError> {
         let Some(budget) = self.host_line()? else { return Ok(()) };
         let mut ledger = Ledger::new();
         self.add_lines(&mut ledger);
@@ -237,7 +238,7 @@ impl Settings {
     /// Refuses a run before its first step whose process has held more than `line` already, such as while it planned. On a
     /// GPU the line is `--host-memory`: what the process holds by now, its queues, and what is `kept` of steps on their way
     /// must be within it.
-    pub(crate) fn within_line(&self, program: &Program, line: Bytes, kept: Bytes) -> Result<(), RunError> {
+    pub fn within_line(&self, program: &Program, line: Bytes, kept: Bytes) -> Result<(), RunError> {
         let (_, peak) = machine::resident();
         if self.process.is_empty() {
             return Ok(());

@@ -10,12 +10,12 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, Command, Error, ValueEnum};
 use run::predict::{Models, files, planned};
 use run::price::{self, Request};
-use run::train::config::TrainConfig;
-use run::train::{self, priced};
 use run::{Device, RunError, Settings, Silent, Stream, Target, machine};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use train::config::TrainConfig;
+use train::{self, priced};
 
 /// Show what a model or its training would take of a machine's memory, to the byte, from a configuration alone
 ///

@@ -5,12 +5,12 @@ use super::print;
 use super::voice::Voice;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use run::train::config::schema::schema;
-use run::train::config::{Source, TrainConfig, translate};
-use run::train::{self, Report, Request, Resume};
 use run::{Level, Observer, Place, RunError};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use train::config::schema::schema;
+use train::config::{Source, TrainConfig, translate};
+use train::{self, Report, Request, Resume};
 
 /// Train a model inside a memory budget: a language model, an encoder, adapters, or a head over embeddings
 ///

@@ -53,7 +53,7 @@ fn the_mixture_learns_in_every_precision() {
     let wanted = run("f32", "precision.kind=f32");
     for (name, flag) in [("bf16", "precision.kind=bf16"), ("8bit", "optimizer.kind=adamw8bit")] {
         let found = run(name, flag);
-        // Both learn a little faster here; the two-sided bound is that of run/tests/it/training.rs, where the loss is
+        // Both learn a little faster here; the two-sided bound is that of train/tests/it/training.rs, where the loss is
         // far from its end.
         assert!(found < 1.01 * wanted, "{flag}: {found} for {wanted}");
     }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 const JOURNALS: [&str; 2] = [resume::RESULTS, resume::EMBEDDINGS];
 
 /// What is in the folder.
-pub(crate) enum Found {
+pub enum Found {
     /// Nothing that matters: it can be written.
     Nothing,
     /// The record of a run.
@@ -22,7 +22,7 @@ pub(crate) enum Found {
 }
 
 /// The right to write into a folder, as long as it lives; it goes with the process, however that ends.
-pub(crate) struct Lock {
+pub struct Lock {
     dir: PathBuf,
     /// `None` where folders cannot be locked: on some network file systems.
     folder: Option<File>,
@@ -32,7 +32,7 @@ pub(crate) struct Lock {
 
 impl Lock {
     /// Whether another run would be refused.
-    pub(crate) fn is_held(&self) -> bool {
+    pub fn is_held(&self) -> bool {
         self.folder.is_some()
     }
 }
@@ -58,7 +58,7 @@ impl Drop for Lock {
 }
 
 /// Makes the folder where it is missing, and takes it for this run.
-pub(crate) fn take(dir: &Path) -> Result<Lock, RunError> {
+pub fn take(dir: &Path) -> Result<Lock, RunError> {
     let is_new = !dir.exists();
     fs::create_dir_all(dir).map_err(|source| {
         let path = dir.to_owned();
@@ -78,7 +78,7 @@ pub(crate) fn take(dir: &Path) -> Result<Lock, RunError> {
 
 /// Looks at the folder. With `force` what a prediction left there does not count; it stays until the new
 /// results replace it. What a killed run left half written is removed, if nothing else is there.
-pub(crate) fn look(dir: &Path, force: bool) -> Result<Found, RunError> {
+pub fn look(dir: &Path, force: bool) -> Result<Found, RunError> {
     let record = dir.join(RUN_RECORD);
     if record.exists() && !force {
         let text = fs::read_to_string(&record).map_err(RunError::io(&record))?;
@@ -105,7 +105,7 @@ pub(crate) fn look(dir: &Path, force: bool) -> Result<Found, RunError> {
 }
 
 /// Which part of two identities differs, in words.
-pub(crate) fn difference(old: &Value, new: &Value) -> Option<String> {
+pub fn difference(old: &Value, new: &Value) -> Option<String> {
     let parts = [
         ("inputs", "input files"),
         ("models", "weights"),
@@ -139,7 +139,7 @@ fn is_leftover(name: &str) -> bool {
 }
 
 /// Removes a file, if it is there.
-pub(crate) fn remove(path: &Path) -> Result<(), RunError> {
+pub fn remove(path: &Path) -> Result<(), RunError> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(RunError::io(path)(e)),
         _ => Ok(()),

@@ -4,7 +4,7 @@
 
 mod compute;
 mod engine;
-pub(crate) mod folder;
+pub mod folder;
 mod kept;
 mod options;
 pub mod output;

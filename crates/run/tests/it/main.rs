@@ -3,7 +3,6 @@
 
 mod cards;
 mod in_place;
-mod interop;
 mod lanes;
 mod memory;
 mod narrow;
@@ -12,9 +11,4 @@ mod predict;
 mod resume;
 mod rig;
 mod streaming;
-mod train;
-mod train_keys;
-mod train_planned;
-mod train_quiet;
-mod training;
 mod verify;

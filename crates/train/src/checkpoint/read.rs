@@ -1,0 +1,88 @@
+//! Opens a checkpoint and puts it back. Invariant: nothing of it is used before every byte of it is what was written.
+
+use super::write::{parts, seal};
+use super::{Digest, RECORD, Record, Sealed};
+use crate::trainable::{Part, Trainable};
+use data::bounded;
+use data::hex::hex;
+use data::weights::Weights;
+use run::RunError;
+use sha2::{Digest as _, Sha256};
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+/// Larger than any record.
+const LARGEST: u64 = 16 << 20;
+
+/// A checkpoint whose every byte is what was written.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// Its folder.
+    pub path: PathBuf,
+    /// What it holds beside tensors.
+    pub record: Record,
+}
+
+impl Checkpoint {
+    /// Opens it and hashes all of it; the error says why it cannot be used.
+    pub fn open(path: &Path) -> Result<Self, String> {
+        let text = bounded::read_text(&path.join(RECORD), LARGEST).map_err(|e| format!("{RECORD}: {e}"))?;
+        let sealed: Sealed = serde_json::from_str(&text).map_err(|e| format!("{RECORD} is damaged: {e}"))?;
+        if seal(&sealed.record, &sealed.files).ok().as_ref() != Some(&sealed.sha256) {
+            return Err(format!("{RECORD} is damaged"));
+        }
+        for (name, wanted) in &sealed.files {
+            let found = digest(&path.join(name)).map_err(|e| format!("{name}: {e}"))?;
+            if found != *wanted {
+                return Err(format!("{name} is damaged"));
+            }
+        }
+        Ok(Self { path: path.to_owned(), record: sealed.record })
+    }
+
+    /// Puts its tensors and its place in the data back.
+    pub fn restore(&self, model: &mut dyn Trainable) -> Result<(), RunError> {
+        let mut buffer = vec![];
+        for part in Part::ALL {
+            let file = model.file(part);
+            let weights = Weights::open(&self.path.join(file))?;
+            let tensors = model.tensors(part);
+            let (found, wanted) = (weights.tensors().count(), tensors.len());
+            if found != wanted {
+                return Err(self.foreign(&format!("{file} holds {found} tensors, the model has {wanted}")));
+            }
+            for (number, tensor) in tensors.iter().enumerate() {
+                let there = weights.expect(&tensor.name, &tensor.shape)?;
+                if there.dtype() != tensor.dtype {
+                    let (was, is) = (there.dtype().name(), tensor.dtype.name());
+                    return Err(self.foreign(&format!("{} was {was}, is {is}", tensor.name)));
+                }
+                for range in parts(tensor) {
+                    let start = range.start;
+                    weights.read_bytes(&tensor.name, range, &mut buffer)?;
+                    model.write(part, number, start, &buffer)?;
+                }
+            }
+        }
+        model.seek(&self.record.state.position)
+    }
+
+    fn foreign(&self, why: &str) -> RunError {
+        let path = data::printable::Place(&self.path);
+        RunError::Unusable(format!("{path} is of another model: {why}"))
+    }
+}
+
+fn digest(path: &Path) -> io::Result<Digest> {
+    let (mut file, mut hash, mut buffer, mut bytes) = (File::open(path)?, Sha256::new(), vec![0; 1 << 20], 0);
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(Digest { bytes, sha256: hex(&hash.finalize()) }),
+            n => {
+                hash.update(&buffer[..n]);
+                bytes += n as u64;
+            }
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Fills the folder of a checkpoint. Invariant: every file is hashed as it is written and on disk before the folder
+//! gets its name; tensors pass through one small buffer.
+
+use super::{Digest, RECORD, Record, Sealed};
+use crate::trainable::{Part, Stored, Trainable};
+use data::hex::hex;
+use data::weights::safetensors_header;
+use run::RunError;
+use sha2::{Digest as _, Sha256};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+/// Elements that are in memory at a time.
+pub(super) const PART: u64 = 1 << 18;
+
+/// Writes all files of a checkpoint into `folder`, which is empty.
+pub(super) fn fill(folder: &Path, record: &Record, model: &mut dyn Trainable) -> Result<(), RunError> {
+    let mut files = BTreeMap::new();
+    for part in Part::ALL {
+        let file = model.file(part);
+        files.insert(file.to_owned(), tensors(&folder.join(file), part, model)?);
+    }
+    for (name, bytes) in model.beside()? {
+        let digest = whole(&folder.join(&name), &bytes)?;
+        files.insert(name, digest);
+    }
+    let sha256 = seal(record, &files)?;
+    let sealed = Sealed { record: record.clone(), files, sha256 };
+    let text = serde_json::to_vec_pretty(&sealed).map_err(unwritable)?;
+    whole(&folder.join(RECORD), &text)?;
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(RunError::io(folder))
+}
+
+/// The hash of what a record says.
+pub(super) fn seal(record: &Record, files: &BTreeMap<String, Digest>) -> Result<String, RunError> {
+    // As values, whose keys are sorted: a record that was read back has the same text.
+    let text = serde_json::to_value((record, files)).map_err(unwritable)?.to_string();
+    Ok(hex(&Sha256::digest(text)))
+}
+
+fn unwritable(e: serde_json::Error) -> RunError {
+    RunError::Refused(format!("the state of the run cannot be written: {e}"))
+}
+
+fn tensors(path: &Path, part: Part, model: &mut dyn Trainable) -> Result<Digest, RunError> {
+    let all = model.tensors(part);
+    let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+    let header = safetensors_header(all.iter().map(|t| (t.name.as_str(), t.dtype, &t.shape[..])), &metadata);
+    let mut file = Hashed::create(path)?;
+    file.put(&header)?;
+    let mut buffer = vec![];
+    for (number, tensor) in all.iter().enumerate() {
+        for range in parts(tensor) {
+            let bytes = (range.end - range.start) * tensor.dtype.size();
+            model.read(part, number, range, &mut buffer)?;
+            if buffer.len() as u64 != bytes {
+                let (name, found) = (&tensor.name, buffer.len());
+                return Err(RunError::Refused(format!(
+                    "{name}: {found} bytes of a checkpoint instead of {bytes}"
+                )));
+            }
+            file.put(&buffer)?;
+        }
+    }
+    file.finish()
+}
+
+/// Ranges of elements that cover a tensor.
+pub(super) fn parts(tensor: &Stored) -> impl Iterator<Item = std::ops::Range<u64>> + use<> {
+    let elements = tensor.elements();
+    (0..elements).step_by(PART as usize).map(move |start| start..(start + PART).min(elements))
+}
+
+fn whole(path: &Path, bytes: &[u8]) -> Result<Digest, RunError> {
+    let mut file = Hashed::create(path)?;
+    file.put(bytes)?;
+    file.finish()
+}
+
+/// A new file that is hashed as it is written.
+struct Hashed {
+    path: PathBuf,
+    file: BufWriter<File>,
+    hash: Sha256,
+    bytes: u64,
+}
+
+impl Hashed {
+    fn create(path: &Path) -> Result<Self, RunError> {
+        let file = File::create_new(path).map_err(RunError::io(path))?;
+        Ok(Self { path: path.to_owned(), file: BufWriter::new(file), hash: Sha256::new(), bytes: 0 })
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<(), RunError> {
+        self.hash.update(bytes);
+        self.bytes += bytes.len() as u64;
+        self.file.write_all(bytes).map_err(RunError::io(&self.path))
+    }
+
+    fn finish(self) -> Result<Digest, RunError> {
+        let synced = self.file.into_inner().map_err(io::Error::from).and_then(|file| file.sync_all());
+        synced.map_err(RunError::io(&self.path))?;
+        Ok(Digest { bytes: self.bytes, sha256: hex(&self.hash.finalize()) })
+    }
+}

@@ -1,0 +1,266 @@
+//! What keys mean together. Invariant: a sentence names the keys, their values and what would be possible; types and
+//! ranges of single keys are the schema's.
+
+use super::{
+    Document, Format, Interval, MaskKind, ModelKind, OptimizerKind, PrecisionKind, Remat, RematPolicy, Scaling,
+    ScheduleKind, TrainConfig, Warmup,
+};
+use graph::{Bytes, Op};
+use run::machine::parse_budget;
+
+/// What contradicts itself, a sentence each.
+pub fn broken(c: &TrainConfig) -> Vec<String> {
+    let all = [model(c), data(c), optimizer(c), batch(c), run(c)];
+    all.into_iter().flatten().filter(|(kept, _)| !kept).map(|(_, text)| text).collect()
+}
+
+/// Whether it is kept, and what to say if not.
+type Rule = (bool, String);
+
+fn model(c: &TrainConfig) -> Vec<Rule> {
+    let m = &c.model;
+    let kind = m.kind;
+    let (moe, decoder) = (kind == ModelKind::MoeLm, matches!(kind, ModelKind::MoeLm | ModelKind::DenseLm));
+    let full = m.attention.mask == MaskKind::Full;
+    let kv = m.kv_heads.unwrap_or(m.heads);
+    let (experts, k) = (m.experts.count, m.experts.top_k);
+    let head = kind == ModelKind::Head;
+    vec![
+        (m.preset.is_none() || moe, "model.preset: the presets are sizes of model.kind moe_lm".to_owned()),
+        (
+            // The heads of a model that is there may be wider or narrower.
+            head || m.from.is_some() || m.hidden.is_multiple_of(m.heads),
+            format!("model.hidden {} is no multiple of model.heads {}", m.hidden, m.heads),
+        ),
+        (m.heads.is_multiple_of(kv), format!("model.kv_heads {kv} is no divisor of model.heads {}", m.heads)),
+        (!moe || k <= experts, format!("model.experts.top_k {k} is more than model.experts.count {experts}")),
+        (
+            !decoder || !full,
+            "model.attention.mask full: a language model would see what it predicts; take causal, window or \
+             block_sparse"
+                .to_owned(),
+        ),
+        (decoder || full || head, "model.attention.mask: encoders see every position; take full".to_owned()),
+        (!decoder || m.classes.is_none(), "model.classes: only encoders and heads classify".to_owned()),
+        (!head || m.classes.is_some(), "model.classes: a head needs the number of classes".to_owned()),
+        (
+            !m.freeze_encoder || (m.classes.is_some() && !head),
+            "model.freeze_encoder: only a classifier over an encoder trains without it; give model.classes"
+                .to_owned(),
+        ),
+        (
+            m.lora.is_none() || matches!(kind, ModelKind::Esm2 | ModelKind::DnabertS),
+            "model.lora: adapters are for esm2 and dnabert_s".to_owned(),
+        ),
+        (
+            m.lora.is_none() || m.from.is_some(),
+            "model.lora adapts trained weights: name them with model.from".to_owned(),
+        ),
+    ]
+}
+
+fn data(c: &TrainConfig) -> Vec<Rule> {
+    let d = &c.data;
+    let m = d.masking;
+    let head = c.model.kind == ModelKind::Head;
+    let separated = d.document == Document::Separated;
+    vec![
+        (
+            head == (d.format == Format::Embeddings) && head != d.proteins.is_empty(),
+            "data.format embeddings and data.proteins go with model.kind head, and only with it".to_owned(),
+        ),
+        (!head || d.labels.is_some(), "data.labels: a head needs the table of classes".to_owned()),
+        (!d.train.is_empty(), "data.train: name the files to train on".to_owned()),
+        (
+            m.mask + m.random <= 1.0,
+            format!("data.masking.mask {} and random {} are more than 1 together", m.mask, m.random),
+        ),
+        (
+            separated == d.separator.is_some(),
+            "data.separator goes with data.document separated, and only with it".to_owned(),
+        ),
+    ]
+}
+
+fn optimizer(c: &TrainConfig) -> Vec<Rule> {
+    let (o, s) = (&c.optimizer, &c.schedule);
+    let sgd = o.kind == OptimizerKind::Sgd;
+    let falls = s.kind.ends();
+    let horizon = c.horizon();
+    let scales = s.scaling != Scaling::None;
+    vec![
+        (
+            o.betas.iter().all(|&beta| beta < 1.0),
+            format!("optimizer.betas {:?}: a moment that never forgets is none; give less than 1", o.betas),
+        ),
+        (!o.nesterov || (sgd && o.momentum > 0.0), "optimizer.nesterov needs sgd with a momentum".to_owned()),
+        (
+            !falls || horizon.is_some(),
+            format!(
+                "schedule.kind {} needs its end: give run.steps, run.max_tokens or schedule.steps",
+                s.kind.name()
+            ),
+        ),
+        (
+            !falls || horizon.is_none_or(|end| c.warmup() < end),
+            format!(
+                "schedule.warmup {} leaves nothing of the {} steps of the schedule; give fewer, or a share of them such as \
+                 0.1",
+                s.warmup,
+                horizon.unwrap_or(0)
+            ),
+        ),
+        (
+            !matches!(s.warmup, Warmup::Share(x) if !(x > 0.0 && x < 1.0)),
+            format!("schedule.warmup {} is neither a whole number of steps nor a share above 0 and below 1", s.warmup),
+        ),
+        (
+            horizon.is_some() || matches!(s.warmup, Warmup::Steps(_)),
+            format!(
+                "schedule.warmup {} is a share of the steps of the schedule: give run.steps, run.max_tokens or \
+                 schedule.steps, or a number of steps",
+                s.warmup
+            ),
+        ),
+        (
+            scales == s.reference_tokens.is_some(),
+            "schedule.reference_tokens goes with schedule.scaling linear or sqrt: the tokens of a step that \
+             optimizer.lr is meant for"
+                .to_owned(),
+        ),
+        (
+            c.precision.kind == PrecisionKind::Fp16 || c.precision == super::Precision { kind: c.precision.kind, ..Default::default() },
+            "precision.initial_scale and growth_interval are for precision.kind fp16; others have no loss scale"
+                .to_owned(),
+        ),
+    ]
+}
+
+fn batch(c: &TrainConfig) -> Vec<Rule> {
+    let b = &c.batch;
+    let micro = b.micro_tokens.0.unwrap_or(b.tokens);
+    let longest = c.data.longest;
+    let rows = c.model.kind == ModelKind::Head;
+    let (remat, ops): (_, &[String]) = match &c.memory.remat {
+        Remat::Policy(policy) => (Some(*policy), &[]),
+        Remat::Ops(ops) => (None, ops),
+    };
+    let unknown = ops.iter().find(|op| !Op::NAMES.contains(&op.as_str()));
+    let layers = if rows { 0 } else { c.model.layers };
+    vec![
+        (
+            b.tokens.is_multiple_of(micro),
+            format!("batch.micro_tokens {micro} is no divisor of batch.tokens {}", b.tokens),
+        ),
+        (
+            rows || longest <= micro,
+            format!(
+                "data.longest {longest}: a sequence of that many tokens does not fit a step of {micro}; \
+                     raise batch.tokens or batch.micro_tokens, or lower data.longest"
+            ),
+        ),
+        (
+            parse_budget(&c.memory.budget, Bytes(1 << 40)).is_ok(),
+            format!(
+                "memory.budget `{}` is no size; write it like 22GiB, 500MB, 80% or a number of bytes in quotes",
+                c.memory.budget
+            ),
+        ),
+        (
+            remat == Some(RematPolicy::EveryN) || c.memory.remat_every == super::Memory::default().remat_every,
+            "memory.remat_every goes with memory.remat every_n".to_owned(),
+        ),
+        (
+            c.memory.remat_layers.is_none() || !matches!(remat, Some(RematPolicy::Auto | RematPolicy::None)),
+            "memory.remat_layers goes with memory.remat full, every_n, selective or a list of ops; auto chooses layers \
+             itself"
+                .to_owned(),
+        ),
+        (
+            c.memory.remat_layers.is_none_or(|[first, last]| first <= last && last < layers),
+            format!(
+                "memory.remat_layers {:?}: the first and the last of {layers} layers, counted from 0",
+                c.memory.remat_layers.unwrap_or_default()
+            ),
+        ),
+        (
+            unknown.is_none(),
+            format!(
+                "memory.remat: there is no op `{}`; ops are {}",
+                unknown.map_or("", String::as_str),
+                Op::NAMES.join(", ")
+            ),
+        ),
+    ]
+}
+
+fn run(c: &TrainConfig) -> Vec<Rule> {
+    let r = &c.run;
+    let validates = !c.data.validation.is_empty() || c.data.validation_fraction > 0.0;
+    vec![
+        (
+            r.steps.is_some() || r.epochs.is_some() || r.max_tokens.is_some(),
+            "give run.steps, run.epochs or run.max_tokens: a run needs an end".to_owned(),
+        ),
+        (
+            r.evaluate_every.is_none() || validates,
+            "run.evaluate_every: there is nothing to evaluate on; give data.validation or \
+             data.validation_fraction"
+                .to_owned(),
+        ),
+        (
+            !matches!(&r.save_every, Some(Interval::Time(text)) if Interval::time(text).is_none()),
+            format!(
+                "run.save_every `{}` is neither a number of steps nor a time such as 10min; its units are s, min and h",
+                match &r.save_every {
+                    Some(Interval::Time(text)) => text,
+                    Some(Interval::Steps(_)) | None => "",
+                }
+            ),
+        ),
+        (
+            r.patience.is_none() || r.evaluate_every.is_some(),
+            "run.patience counts evaluations: give run.evaluate_every".to_owned(),
+        ),
+    ]
+}
+
+impl ScheduleKind {
+    /// Whether it is defined by where it ends.
+    pub fn ends(self) -> bool {
+        match self {
+            Self::Linear | Self::Cosine | Self::Polynomial | Self::Wsd => true,
+            Self::Constant | Self::CosineRestarts | Self::Step => false,
+        }
+    }
+
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Constant => "constant",
+            Self::Linear => "linear",
+            Self::Cosine => "cosine",
+            Self::CosineRestarts => "cosine_restarts",
+            Self::Polynomial => "polynomial",
+            Self::Wsd => "wsd",
+            Self::Step => "step",
+        }
+    }
+}
+
+impl TrainConfig {
+    /// The step where a falling learning rate ends, if it is known before the run.
+    pub fn horizon(&self) -> Option<u64> {
+        let by_tokens = self.run.max_tokens.map(|most| most.div_ceil(self.batch.tokens));
+        let by_run = [self.run.steps, by_tokens].into_iter().flatten().min();
+        self.schedule.steps.or(by_run)
+    }
+
+    /// Steps of the warm-up. A share is rounded to whole steps.
+    pub fn warmup(&self) -> u64 {
+        match self.schedule.warmup {
+            Warmup::Steps(steps) => steps,
+            Warmup::Share(share) => (self.horizon().unwrap_or(0) as f64 * share).round() as u64,
+        }
+    }
+}

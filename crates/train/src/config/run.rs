@@ -1,0 +1,237 @@
+//! The sections `memory`, `batch` and `run`: what a step holds, how long it goes on, and what is kept. Invariant: plain
+//! data; keys that cannot change a result say so in the schema (`changes`), and may differ on resume.
+
+use super::Auto;
+use graph::Bytes;
+use plan::{Reserved, Target};
+use run::{RunError, Settings, machine};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::time::Duration;
+
+/// The line, and what is given up to stay under it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Memory {
+    /// The most memory the run may take, like 22GiB, 500MB or 80% of what is free.
+    #[schemars(extend("changes" = "machine"))]
+    pub budget: String,
+    /// What is computed again in the backward pass instead of being kept: a policy, or a list of ops such as [layer_norm, gelu] (plimsoll plan --train names those of a plan); the bits are the same.
+    #[schemars(extend("changes" = "machine"))]
+    pub remat: Remat,
+    /// The first and the last layer, from 0, in which remat holds; null is all of them. With remat full, every_n, selective or a list of ops.
+    #[schemars(extend("changes" = "machine"))]
+    pub remat_layers: Option<[u64; 2]>,
+    /// Layers between two kept ones with remat every_n.
+    #[schemars(range(min = 1), extend("changes" = "machine"))]
+    pub remat_every: u64,
+    /// Rows of logits that exist at a time.
+    #[schemars(extend("minimum" = 1))]
+    pub loss_chunk: Auto<u64>,
+}
+
+/// What is computed again in the backward pass.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Remat {
+    /// A policy by its name.
+    Policy(RematPolicy),
+    /// The outputs of these ops.
+    Ops(#[schemars(length(min = 1))] Vec<String>),
+}
+
+/// Policies of recomputation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RematPolicy {
+    /// What brings the most speed under the line, value by value.
+    Auto,
+    /// Nothing.
+    None,
+    /// Whole layers.
+    Full,
+    /// All but every n-th layer's input.
+    EveryN,
+    /// What is cheap to compute: norms, activations, gates.
+    Selective,
+}
+
+/// What a step holds. For a head, a row counts as one token.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Batch {
+    /// Tokens of an optimizer step, over all its micro-steps.
+    #[schemars(range(min = 1))]
+    pub tokens: u64,
+    /// Tokens of a micro-step, a divisor of the step's; auto is the fastest that fits.
+    #[schemars(extend("minimum" = 1))]
+    pub micro_tokens: Auto<u64>,
+    /// Sequences that a micro-step can hold; auto is one for each eight tokens.
+    #[schemars(extend("minimum" = 1))]
+    pub sequences: Auto<u64>,
+}
+
+/// How long, and what is kept.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Run {
+    /// The run ends after this many optimizer steps.
+    #[schemars(range(min = 1), extend("changes" = "end"))]
+    pub steps: Option<u64>,
+    /// The run ends after this many passes over the data.
+    #[schemars(range(min = 1), extend("changes" = "end"))]
+    pub epochs: Option<u64>,
+    /// The run ends after this many targets.
+    #[schemars(range(min = 1), extend("changes" = "end"))]
+    pub max_tokens: Option<u64>,
+    /// Draws weights, order, masks and dropout.
+    pub seed: u64,
+    /// Steps between two evaluations; null evaluates never.
+    #[schemars(range(min = 1), extend("changes" = "end"))]
+    pub evaluate_every: Option<u64>,
+    /// Targets that an evaluation is made on; null is all.
+    #[schemars(range(min = 1), extend("changes" = "end"))]
+    pub evaluate_tokens: Option<u64>,
+    /// The run ends after this many evaluations without a better one; null goes on.
+    #[schemars(range(min = 1), extend("changes" = "end"))]
+    pub patience: Option<u64>,
+    /// Between two checkpoints: a number of steps, or a time such as 10min (s, min or h), after which the step that is running is saved; null saves at the end and on a signal alone.
+    #[schemars(extend("minimum" = 1, "changes" = "log"))]
+    pub save_every: Option<Interval>,
+    /// Checkpoints that are kept, the newest.
+    #[schemars(range(min = 1), extend("changes" = "log"))]
+    pub keep_last: u64,
+    /// Whether the checkpoint of the lowest evaluation is kept too.
+    #[schemars(extend("changes" = "log"))]
+    pub keep_best: bool,
+    /// Steps between two lines of metrics.jsonl; its numbers are those of that step.
+    #[schemars(range(min = 1), extend("changes" = "log"))]
+    pub log_every: u64,
+    /// The run's folder; null is the configuration's name with _run.
+    #[schemars(extend("changes" = "log"))]
+    pub output: Option<String>,
+    /// Threads that compute; auto is the cores.
+    #[schemars(extend("minimum" = 1, "maximum" = 1024, "changes" = "machine"))]
+    pub threads: Auto<u64>,
+    /// Where to compute.
+    #[schemars(extend("changes" = "machine"))]
+    pub device: Device,
+}
+
+/// A distance between two events of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Interval {
+    /// Optimizer steps.
+    Steps(u64),
+    /// A time, such as 10min.
+    Time(String),
+}
+
+impl Interval {
+    /// The time that a text such as 10min states; `None` where it states none.
+    pub fn time(text: &str) -> Option<Duration> {
+        let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let (number, unit) = text.split_at(digits);
+        let seconds = match unit.trim() {
+            "s" => 1.0,
+            "min" => 60.0,
+            "h" => 3600.0,
+            _ => return None,
+        };
+        let time = Duration::try_from_secs_f64(number.parse::<f64>().ok()? * seconds).ok()?;
+        (!time.is_zero()).then_some(time)
+    }
+
+    /// Whether an event is due after `step`, where the last one was `since` ago.
+    pub fn is_due(&self, step: u64, since: Duration) -> bool {
+        match self {
+            Self::Steps(n) => step.is_multiple_of(*n),
+            Self::Time(text) => Self::time(text).is_some_and(|time| since >= time),
+        }
+    }
+}
+
+impl fmt::Display for Interval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Steps(1) => f.write_str("1 step"),
+            Self::Steps(n) => write!(f, "{n} steps"),
+            Self::Time(text) => f.write_str(text),
+        }
+    }
+}
+
+/// Where to train.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Device {
+    /// The fastest that is there: today the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self {
+            budget: "80%".to_owned(),
+            remat: Remat::Policy(RematPolicy::Auto),
+            remat_layers: None,
+            remat_every: 2,
+            loss_chunk: Auto(None),
+        }
+    }
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self { tokens: 16_384, micro_tokens: Auto(None), sequences: Auto(None) }
+    }
+}
+
+impl Default for Run {
+    fn default() -> Self {
+        Self {
+            steps: None,
+            epochs: None,
+            max_tokens: None,
+            seed: 0,
+            evaluate_every: None,
+            evaluate_tokens: None,
+            patience: None,
+            // What a kill costs at most.
+            save_every: Some(Interval::Time("10min".to_owned())),
+            keep_last: 2,
+            keep_best: true,
+            log_every: 1,
+            output: None,
+            threads: Auto(None),
+            device: Device::Auto,
+        }
+    }
+}
+
+/// Code, stacks, the plans themselves and what an allocator keeps. Measured beside the arena of examples/moe-mini.yaml:
+/// 20 MB of the release build, 27 MB with 40 layers. `cargo test -p plimsoll --test it training_memory` measures again.
+pub(crate) const PROCESS: Bytes = Bytes(32 << 20);
+
+impl Run {
+    /// The machine that the run computes on.
+    pub fn machine(&self) -> Settings {
+        let threads = self.threads.0.map_or_else(machine::cores, |n| n as usize);
+        // Training computes on the CPU, which is what both words of `device` mean today.
+        match self.device {
+            Device::Auto | Device::Cpu => Settings { threads, ..Settings::default() },
+        }
+    }
+
+    /// The same as plans know it, with what the process holds beside its arena and its data.
+    pub fn target(&self) -> Result<Target, RunError> {
+        let mut target = self.machine().target()?;
+        target.reserved.push(Reserved { label: "process".to_owned(), bytes: PROCESS });
+        Ok(target)
+    }
+}

@@ -1,0 +1,365 @@
+//! What is read, what is refused and what is said. Invariant: every message is compared whole.
+
+use super::schema::{leaves, properties, schema};
+use super::*;
+use std::fmt::Write as _;
+
+fn parse(text: &str, flags: &[&str]) -> Result<TrainConfig, String> {
+    let flags: Vec<String> = flags.iter().map(|f| (*f).to_owned()).collect();
+    TrainConfig::parse(text, "run.yaml", &flags).map_err(|e| e.to_string())
+}
+
+const HEAD: [&str; 3] = ["model.kind=head", "data.proteins=[b]", "data.labels=c"];
+const LEAST: &str = "data: {train: [a.txt]}\nrun: {steps: 10}\n";
+
+fn good(text: &str, flags: &[&str]) -> TrainConfig {
+    parse(&format!("{LEAST}{text}"), flags).unwrap_or_else(|e| panic!("{text} {flags:?}: {e}"))
+}
+
+fn fixture(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name).display().to_string()
+}
+
+/// What the initial model fixes is taken from it, and a key that says otherwise is refused by its name.
+#[test]
+fn the_initial_model_fixes_the_architecture() {
+    let llama = fixture("training/llama");
+    let c = good(&format!("model: {{from: {llama}}}\n"), &[]);
+    let m = &c.model;
+    assert_eq!((m.kind, m.hidden, m.layers, m.heads, m.kv_heads), (ModelKind::DenseLm, 16, 2, 4, Some(2)));
+    assert_eq!((m.intermediate, m.vocabulary, m.activation), (24, Some(40), Activation::Swiglu));
+    assert_eq!((m.norm, m.norm_eps, m.bias, m.attention.mask), (Norm::RmsNorm, 1e-5, false, MaskKind::Causal));
+    // What ran can be run again, and a key that says the same is no contradiction.
+    assert_eq!(parse(&c.to_yaml().expect("YAML"), &[]).expect("read back"), c);
+    good(&format!("model: {{from: {llama}, hidden: 16, vocabulary: null}}\n"), &["model.kind=dense_lm"]);
+    for (key, value, own) in [
+        ("kind", "moe_lm", "dense_lm"),
+        ("hidden", "64", "16"),
+        ("layers", "7", "2"),
+        ("activation", "gelu", "swiglu"),
+        ("attention.mask", "window", "causal"),
+        ("norm_eps", "1e-6", "1e-5"),
+        ("vocabulary", "256", "40"),
+    ] {
+        let flags = [format!("model.from={llama}"), format!("model.{key}={value}")];
+        let error = parse(LEAST, &flags.each_ref().map(String::as_str)).expect_err(key);
+        assert!(
+            error.starts_with(&format!("--set: `model.{key}` is {value}, and {own} in {llama}, ")),
+            "{error}"
+        );
+        assert!(error.ends_with("remove the key, or train from other weights"), "{error}");
+    }
+    let text = format!("{LEAST}model:\n  from: {llama}\n  experts: {{count: 4}}\n  hidden: 64\n");
+    let error = parse(&text, &[]).expect_err("experts");
+    let lines: Vec<&str> = error.lines().collect();
+    assert!(lines[0].starts_with("run.yaml, line 6: `model.hidden` is 64, and 16 in "), "{error}");
+    assert!(lines[1].starts_with("run.yaml, line 5: `model.experts.count` is 4, and "), "{error}");
+    assert!(lines[1].ends_with("is a dense_lm without such a setting; remove the key"), "{error}");
+
+    let esm = format!("model.from={}", fixture("goldens/esm2"));
+    let c = good("", &[&esm]);
+    assert_eq!((c.model.kind, c.model.hidden, c.model.layers, c.model.heads), (ModelKind::Esm2, 40, 2, 5));
+    assert_eq!((c.optimizer.betas, c.model.attention.mask), ([0.9, 0.98], MaskKind::Full));
+    let error = parse(LEAST, &[&esm, "model.hidden=64"]).expect_err("another width");
+    assert!(error.starts_with("--set: `model.hidden` is 64, and 40 in "), "{error}");
+    let error = parse(LEAST, &[&esm, "model.kind=dnabert_s"]).expect_err("another kind");
+    assert!(error.starts_with("--set: `model.kind` is dnabert_s, and esm2 in "), "{error}");
+
+    let head = format!("model.from={}", fixture("goldens/head.pth"));
+    let c = good("", &[&HEAD[..], &[&head]].concat());
+    let (hidden, classes) = (c.model.hidden, c.model.classes);
+    assert_eq!(classes, Some(2));
+    let other = format!("model.hidden={}", hidden + 1);
+    let error = parse(LEAST, &[&HEAD[..], &[&head, &other]].concat()).expect_err("another width");
+    assert!(
+        error.starts_with(&format!("--set: `model.hidden` is {}, and {hidden} in ", hidden + 1)),
+        "{error}"
+    );
+    let error = parse(LEAST, &[&HEAD[..], &[&head, "model.classes=3"]].concat()).expect_err("other classes");
+    assert!(error.starts_with("--set: `model.classes` is 3, and 2 in "), "{error}");
+}
+
+/// The warm-up of a share shrinks with the run.
+#[test]
+fn a_warm_up_is_a_share_or_steps() {
+    for (flags, wanted) in [
+        (&["schedule.warmup=0.1", "run.steps=200"][..], 20),
+        (&["schedule.warmup=0.1", "run.steps=6"], 1),
+        (&["schedule.warmup=0.1", "run.steps=4"], 0),
+        (&["schedule.warmup=0.5", "schedule.steps=50"], 25),
+        (&["schedule.warmup=3"], 3),
+    ] {
+        assert_eq!(good("", flags).warmup(), wanted, "{flags:?}");
+    }
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+    for name in ["moe-mini.yaml", "moe-base.yaml", "dense-7b.yaml"] {
+        TrainConfig::read(&examples.join(name), &["run.steps=6".to_owned()], &mut Silent).expect(name);
+    }
+}
+
+#[test]
+fn files_flags_and_presets_lie_over_each_other() {
+    let c = good("model: {preset: small, layers: 3}\n", &["optimizer.lr=1e-5", "model.heads=16"]);
+    assert_eq!((c.model.hidden, c.model.layers, c.model.heads), (512, 3, 16));
+    assert_eq!((c.model.experts.count, c.model.vocabulary, c.optimizer.lr), (8, Some(65_536), 1e-5));
+    assert_eq!(c.optimizer.betas, [0.9, 0.95]);
+    let c = good("", &["batch.micro_tokens=4096", "model.kind=esm2", "optimizer.clip_norm=null"]);
+    assert_eq!((c.batch.micro_tokens, c.optimizer.clip_norm), (Auto(Some(4096)), None));
+    assert_eq!((c.model.attention.mask, c.optimizer.betas), (MaskKind::Full, [0.9, 0.98]));
+    let c = good("", &["batch.tokens=1e5", "optimizer.no_decay=[a, 'b*']", "data.longest=64"]);
+    assert_eq!((c.batch.tokens, c.optimizer.no_decay), (100_000, vec!["a".to_owned(), "b*".to_owned()]));
+}
+
+#[test]
+fn what_is_printed_is_read_as_the_same() {
+    let from = format!("model.from={}", fixture("goldens/esm2"));
+    let lora = ["model.kind=esm2", &from, "model.lora={rank: 4}"];
+    let times =
+        ["schedule.warmup=0.1", "run.save_every=90s", "memory.remat=[gelu]", "memory.remat_layers=[0, 1]"];
+    for flags in [&[][..], &["model.preset=large"], &lora, &HEAD, &times] {
+        let config = good("", flags);
+        let text = config.to_yaml().expect("YAML");
+        assert_eq!(parse(&text, &[]).expect("read back"), config, "{text}");
+        assert!(text.starts_with("model:\n  kind: "), "{text}");
+    }
+}
+
+#[test]
+fn impossible_values_are_named() {
+    let whole = "run.yaml, line 3";
+    for (text, flags, wanted) in [
+        ("batch: {tokens: 0}\n", &[][..], format!("{whole}: `batch.tokens` is 0; it is a whole number from 1 on")),
+        ("optimizer: {lr: fast}\n", &[], format!("{whole}: `optimizer.lr` is fast; it is a number above 0")),
+        ("optimizer: {lr: .nan}\n", &[], format!("{whole}: `optimizer.lr` is NaN; it is a number above 0")),
+        (
+            "batch: {micro_tokens: some}\n",
+            &[],
+            format!("{whole}: `batch.micro_tokens` is some; it is auto or a whole number from 1 on"),
+        ),
+        (
+            "optimizer: {kind: adam}\n",
+            &[],
+            format!("{whole}: `optimizer.kind` is adam; it is auto, adamw, adamw8bit, adafactor or sgd"),
+        ),
+        (
+            "model: {preset: huge}\n",
+            &[],
+            format!("{whole}: `model.preset` is huge; it is tiny, small, base, large or null"),
+        ),
+        ("model: {tied_head: no}\n", &[], format!("{whole}: `model.tied_head` is no; it is true or false")),
+        ("model: 7\n", &[], format!("{whole}: `model` is 7; it is a section of keys")),
+        ("", &["data.train=a.txt"], "--set: `data.train` is a.txt; it is a list: each a text".to_owned()),
+        (
+            "",
+            &["optimizer.betas=[0.9, 1.5]"],
+            "--set: `optimizer.betas` is [0.9, 1.5]; it is a list of 2: each a number from 0 to 1".to_owned(),
+        ),
+        (
+            "",
+            &["model.dropout=1"],
+            "--set: `model.dropout` is 1; it is a number from 0 to below 1".to_owned(),
+        ),
+        (
+            "",
+            &["run.steps"],
+            "--set run.steps: give a key and a value, such as optimizer.lr=1e-4".to_owned(),
+        ),
+        (
+            "",
+            &["model.heads=7"],
+            "run.yaml: model.hidden 256 is no multiple of model.heads 7".to_owned(),
+        ),
+        (
+            "schedule: {warmup: 20}\nbatch: {micro_tokens: 3000}\n",
+            &["model.experts.top_k=9"],
+            "run.yaml:\n  model.experts.top_k 9 is more than model.experts.count 8\n  schedule.warmup 20 leaves \
+             nothing of the 10 steps of the schedule; give fewer, or a share of them such as 0.1\n  batch.micro_tokens 3000 is no divisor of batch.tokens 16384"
+                .to_owned(),
+        ),
+    ] {
+        let error = parse(&format!("{LEAST}{text}"), flags).expect_err(&wanted);
+        assert_eq!(error, wanted, "{text} {flags:?}");
+    }
+}
+
+#[test]
+fn every_rule_can_be_broken() {
+    let llama = format!("model.from={}", fixture("training/llama"));
+    for (flags, wanted) in [
+        (&["model.kind=esm2", "model.preset=tiny"][..], "model.preset: the presets are sizes"),
+        (&["model.kv_heads=3"], "model.kv_heads 3 is no divisor of model.heads 4"),
+        (&["model.attention.mask=full"], "would see what it predicts"),
+        (&["model.kind=esm2", "model.attention.mask=causal"], "encoders see every position"),
+        (&["model.classes=2"], "only encoders and heads classify"),
+        (&["model.kind=head", "model.classes=null"], "a head needs the number of classes"),
+        (&["model.freeze_encoder=true"], "give model.classes"),
+        (&["data.format=embeddings"], "go with model.kind head"),
+        (&["model.kind=head"], "data.labels: a head needs"),
+        (&["model.lora={}", &llama], "adapters are for esm2 and dnabert_s"),
+        (&["model.preset=tiny", &llama], "model.preset gives sizes, and so does the model"),
+        (&["schedule.warmup=2.5"], "schedule.warmup 2.5 is neither a whole number of steps nor a share"),
+        (
+            &["run.steps=null", "run.epochs=2", "schedule.kind=constant", "schedule.warmup=0.1"],
+            "schedule.warmup 0.1 is a share of the steps of the schedule: give run.steps",
+        ),
+        (&["run.save_every=10m"], "run.save_every `10m` is neither a number of steps nor a time such as 10min"),
+        (&["run.save_every=0s"], "run.save_every `0s` is neither"),
+        (&["memory.remat=[gelu, gleu]"], "memory.remat: there is no op `gleu`; ops are"),
+        (&["memory.remat_layers=[0, 1]"], "memory.remat_layers goes with memory.remat full"),
+        (&["memory.remat=full", "memory.remat_layers=[0, 4]"], "the first and the last of 4 layers"),
+        (
+            &["memory.remat=full", "memory.remat_layers=[2, 1]"],
+            "memory.remat_layers [2, 1]: the first and the last",
+        ),
+        (&["model.lora={}", "model.kind=esm2"], "name them with model.from"),
+        (&["data.train=[]"], "name the files to train on"),
+        (&["data.masking.mask=0.95"], "more than 1 together"),
+        (&["data.separator=x"], "data.separator goes with data.document separated"),
+        (&["data.document=separated"], "data.separator goes with data.document separated"),
+        (&["optimizer.betas=[0.9, 1]"], "a moment that never forgets"),
+        (&["optimizer.nesterov=true"], "needs sgd"),
+        (&["run.steps=null", "run.epochs=2"], "schedule.kind cosine needs its end"),
+        (&["schedule.scaling=sqrt"], "schedule.reference_tokens goes with"),
+        (&["precision.initial_scale=8"], "are for precision.kind fp16"),
+        (&["batch.tokens=512"], "data.longest 1024"),
+        (&["memory.budget=much"], "memory.budget `much` is no size"),
+        (&["memory.remat_every=4"], "goes with memory.remat every_n"),
+        (&["run.steps=null", "schedule.kind=constant"], "a run needs an end"),
+        (&["run.evaluate_every=5", "data.validation_fraction=0"], "nothing to evaluate on"),
+        (&["run.patience=5"], "give run.evaluate_every"),
+    ] {
+        let error = parse(LEAST, flags).expect_err(wanted);
+        assert!(error.contains(wanted), "{flags:?}: {error}");
+    }
+}
+
+#[test]
+fn all_unknown_keys_are_named_with_their_counterparts() {
+    let text = "modle: {hidden: 7}\nmodel:\n  hiden: 64\n  num_experts: 4\nmemory:\n  pool_size_gb: 20\n  \
+                clear_cache_frequency: 100\ndeepspeed:\n  zero_stage: 2\ntorch_compile: {mode: max-autotune}\n\
+                run: {lr: 1e-3}\nqwertyuiop: 1\n";
+    assert_eq!(
+        parse(text, &["optimizer.weight-decay=1"]).expect_err("unknown"),
+        "run.yaml: 10 keys cannot be used\n\
+         run.yaml, line 1: `modle.hidden`: there is no such key; did you mean `model.hidden`?\n\
+         run.yaml, line 3: `model.hiden`: there is no such key; did you mean `model.hidden`?\n\
+         run.yaml, line 4: `model.num_experts`: here it is `model.experts.count`\n\
+         run.yaml, line 6: `memory.pool_size_gb`: here it is `memory.budget` (the line itself; there is one arena and \
+         no pool)\n\
+         run.yaml, line 7: `memory.clear_cache_frequency`: not needed: every byte has its address before the first \
+         step, so there is nothing to free or to pool\n\
+         run.yaml, line 9: `deepspeed.zero_stage`: cannot be honoured: several devices come with their own release\n\
+         run.yaml, line 10: `torch_compile.mode`: not needed: the whole step is planned and fused before it starts\n\
+         run.yaml, line 11: `run.lr`: there is no such key; did you mean `optimizer.lr`?\n\
+         run.yaml, line 12: `qwertyuiop`: there is no such key; plimsoll train --schema lists all\n\
+         --set: `optimizer.weight-decay`: here it is `optimizer.weight_decay`"
+    );
+}
+
+#[test]
+fn keys_of_others_lead_to_ours() {
+    let schema = schema();
+    let known: Vec<String> = leaves(&schema).into_iter().map(|leaf| leaf.path).collect();
+    let rows: Vec<&foreign::Row> = foreign::table().iter().flat_map(|trainer| &trainer.keys).collect();
+    assert!(rows.len() > 200, "foreign.toml is not read");
+    let mut seen: Vec<&str> = rows.iter().map(|row| row.key.as_str()).collect();
+    for row in rows {
+        match row.answer() {
+            Answer::Key(ours, _) => {
+                assert!(known.iter().any(|key| key == ours), "{}: there is no {ours}", row.key);
+                // Words for words are values of ours.
+                for word in row.words.iter().flat_map(|words| words.values()).chain(&row.true_is) {
+                    let flags = [format!("{ours}={word}")];
+                    let error =
+                        TrainConfig::parse(LEAST, "t", &flags).err().map(|e| e.to_string()).unwrap_or_default();
+                    assert!(!error.contains(&format!("`{ours}` is ")), "{}: {error}", row.key);
+                }
+            }
+            Answer::Needless(why) | Answer::No(why) => assert!(!why.is_empty(), "{}: no reason", row.key),
+        }
+        let path = row.key.replace('*', "anything");
+        assert_eq!(counterpart(&format!("x.{path}")), Some(row.answer()), "{}", row.key);
+    }
+    // Keys of the guide that had no answer, or another one than their own.
+    for (key, wanted) in [
+        ("model.deepspeed_activation_checkpointing", "here it is `memory.remat` (full"),
+        ("deepspeed.activation_checkpointing", "here it is `memory.remat` (full"),
+        ("model.num_layers", "here it is `model.layers`"),
+        ("training.mixed_precision", "here it is `precision.kind` (f32, bf16 or fp16)"),
+        ("training.optimizer", "here it is `optimizer.kind` (auto, adamw"),
+        ("memory.enable_cpu_offload", "cannot be honoured: offload of states"),
+        ("dynamic_batching.enabled", "cannot be honoured: the micro-batch is planned to fit"),
+        ("data.max_length", "here it is `data.longest`"),
+        ("gpu.float32_matmul_precision", "cannot be honoured: f32 products are computed in f32"),
+    ] {
+        let sentence = counterpart(key).expect(key).sentence();
+        assert!(sentence.starts_with(wanted), "{key}: {sentence}");
+    }
+    let count = seen.len();
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!(seen.len(), count, "a key stands twice");
+    assert_eq!(counterpart("train.Silent-Mode"), counterpart("silent_mode"));
+}
+
+/// Every leaf has words, and says what it changes.
+#[test]
+fn the_schema_describes_every_key() {
+    let schema = schema();
+    let all = leaves(&schema);
+    assert!(all.len() > 90, "{}", all.len());
+    for leaf in &all {
+        assert!(!leaf.about.is_empty(), "{}: no description", leaf.path);
+        assert!(["results", "end", "machine", "log"].contains(&leaf.changes.as_str()), "{leaf:?}");
+    }
+    // The schema and what is written agree on the keys.
+    let written = Node::of(&TrainConfig::default()).expect("a tree");
+    for (section, inner) in properties(&schema).expect("sections") {
+        let there = written.get(section).expect("a section");
+        for key in properties(inner).expect("keys").keys() {
+            assert!(there.get(key).is_some(), "{section}.{key}");
+        }
+    }
+    assert!(schema::faults(&written, &schema).is_empty());
+}
+
+/// docs/training-keys.md is made from the schema and the table.
+#[test]
+fn the_page_of_keys_is_this_table() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/training-keys.md");
+    if std::env::var_os("PLIMSOLL_BLESS").is_some() {
+        std::fs::write(&path, page()).expect("written");
+    }
+    let there = std::fs::read_to_string(&path).expect("docs/training-keys.md");
+    let (there, page) = (there.lines().collect::<Vec<_>>(), page());
+    let page: Vec<&str> = page.lines().collect();
+    let other = page.iter().zip(&there).find(|(a, b)| a != b);
+    assert_eq!(other, None, "PLIMSOLL_BLESS=1 writes it anew");
+    assert_eq!(page.len(), there.len(), "PLIMSOLL_BLESS=1 writes it anew");
+}
+
+/// What docs/training-keys.md says.
+fn page() -> String {
+    let mut text = String::from(
+        "# Keys of a training run\n\nThe file of `plimsoll train` is YAML; `--print-config` shows it with every key, and \
+         `--schema` prints its JSON schema for editors. An unknown key is an error that names its counterpart from the \
+         tables of other trainers below (`crates/train/src/config/foreign.toml`), and `plimsoll train --from-config FILE \
+         --print-config` translates a whole file of Ava (YAML), DeepSpeed (JSON), Hugging Face (TrainingArguments as JSON or \
+         YAML) or torchtitan (TOML): what each key became, and which cannot be honoured, is said on stderr; `--set` with \
+         keys of ours goes over it. This page is made from the schema and these tables: `PLIMSOLL_BLESS=1 cargo test -p plimsoll-train \
+         keys` writes it anew.\n\n## Ours\n`changes` says what a key can change: *results* (a checkpoint goes on only \
+         with the same value), *end* (when the run ends), *machine* (memory and speed, never a bit of the result) or \
+         *log* (what is written).\n\n| key | what it is | changes |\n|---|---|---|\n",
+    );
+    for leaf in leaves(&schema()) {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "| `{}` | {} | {} |", leaf.path, leaf.about.replace('|', "\\|"), leaf.changes);
+    }
+    for trainer in foreign::table() {
+        let _ = write!(text, "\n## {}\n| key | here |\n|---|---|\n", trainer.name);
+        for row in &trainer.keys {
+            let _ = writeln!(text, "| `{}` | {} |", row.key, row.answer().sentence());
+        }
+    }
+    text
+}

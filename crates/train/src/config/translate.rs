@@ -1,0 +1,585 @@
+//! A whole configuration of another trainer as one of ours. Invariant: of every key of the file it is said what it
+//! became, that it is not needed, or that it cannot be honoured; what is printed is a configuration that is read.
+
+use super::foreign::{Answer, Convert, Row, row};
+use super::schema::{faults, schema};
+use super::yaml::{Kind, Node, parse};
+use super::{LARGEST, TrainConfig, Wrong};
+use data::bounded;
+use data::printable::Place;
+use run::RunError;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// A trainer whose files are translated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The YAML of the Ava guide.
+    Ava,
+    /// DeepSpeed's JSON.
+    DeepSpeed,
+    /// Hugging Face's TrainingArguments, as JSON or YAML.
+    HuggingFace,
+    /// torchtitan's TOML.
+    Torchtitan,
+}
+
+impl Source {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Ava, Self::DeepSpeed, Self::HuggingFace, Self::Torchtitan];
+
+    /// Its word on the command line.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Ava => "ava",
+            Self::DeepSpeed => "deepspeed",
+            Self::HuggingFace => "huggingface",
+            Self::Torchtitan => "torchtitan",
+        }
+    }
+
+    /// Its name in the table of foreign keys.
+    fn trainer(self) -> &'static str {
+        match self {
+            Self::Ava => "Ava guide",
+            Self::DeepSpeed => "DeepSpeed",
+            Self::HuggingFace => "Hugging Face Trainer",
+            Self::Torchtitan => "torchtitan",
+        }
+    }
+
+    /// Keys at the top of a file, one of which is in every file of it and in no file of another.
+    fn signs(self) -> &'static [&'static str] {
+        match self {
+            Self::DeepSpeed => &[
+                "train_micro_batch_size_per_gpu",
+                "train_batch_size",
+                "zero_optimization",
+                "zero_allow_untested_optimizer",
+            ],
+            Self::HuggingFace => &[
+                "per_device_train_batch_size",
+                "num_train_epochs",
+                "lr_scheduler_type",
+                "gradient_checkpointing",
+                "save_strategy",
+                "eval_strategy",
+                "evaluation_strategy",
+                "output_dir",
+            ],
+            Self::Torchtitan => &["job", "lr_scheduler", "activation_checkpoint", "parallelism"],
+            Self::Ava => {
+                &["model", "training", "memory", "deepspeed", "data", "gpu_memory", "dynamic_batching"]
+            }
+        }
+    }
+}
+
+/// A configuration that was translated.
+#[derive(Debug)]
+pub struct Translated {
+    /// The trainer that it was of.
+    pub source: Source,
+    /// As ours.
+    pub config: TrainConfig,
+    /// What became of each key that is honoured or not needed, a sentence each.
+    pub became: Vec<String>,
+    /// What cannot be honoured, and what is left to state, a sentence each.
+    pub missing: Vec<String>,
+}
+
+/// Translates the file at `path`, with `a.b=c` of the flags, keys of ours, over it. `source` is recognised by the keys of
+/// the file where it is not given.
+///
+/// # Errors
+/// A file that is none of these, or one whose values contradict each other as ours.
+pub fn translate(path: &Path, source: Option<Source>, flags: &[String]) -> Result<Translated, RunError> {
+    let text = bounded::read_text(path, LARGEST).map_err(RunError::io(path))?;
+    translate_text(&text, &Place(path).to_string(), source, flags)
+}
+
+fn translate_text(
+    text: &str,
+    name: &str,
+    source: Option<Source>,
+    flags: &[String],
+) -> Result<Translated, RunError> {
+    let tree = tree(text).map_err(|why| RunError::Refused(format!("{name}: {why}")))?;
+    let Some(source) = source.or_else(|| recognise(&tree)) else {
+        let all = Source::ALL.map(Source::word).join(", ");
+        let text =
+            format!("{name}: its keys are of no trainer that is known; say which with --from-format: {all}");
+        return Err(RunError::Refused(text));
+    };
+    let mut leaves = vec![];
+    flatten(&tree, "", &mut leaves);
+    let mut leaves: Vec<(String, &Node, Option<&'static Row>)> = leaves
+        .into_iter()
+        .map(|(path, node)| (path.clone(), node, row(&path, Some(source.trainer()))))
+        .collect();
+    // What counts sequences needs their length, and what counts micro-steps needs those.
+    leaves.sort_by_key(|(_, _, row)| match row.and_then(|row| row.convert) {
+        Some(Convert::Sequences | Convert::OfLr | Convert::RematOption) => 1,
+        Some(Convert::Accumulation) => 2,
+        _ => 0,
+    });
+    let mut made = Made { tree: Node::of(&json!({}))?, became: vec![], missing: vec![] };
+    for (path, node, row) in leaves {
+        made.take(&path, node, row)?;
+    }
+    made.complete(source)?;
+    let config = TrainConfig::parse(&made.tree.to_yaml(), &format!("{name}, translated"), flags)?;
+    // What a flag states is not left to state.
+    let stated = |line: &String| {
+        !flags
+            .iter()
+            .any(|flag| flag.split_once('=').is_some_and(|(key, _)| line.starts_with(&format!("`{key}`: "))))
+    };
+    made.missing.retain(stated);
+    Ok(Translated { source, config, became: made.became, missing: made.missing })
+}
+
+/// A text as JSON, TOML or YAML.
+fn tree(text: &str) -> Result<Node, String> {
+    if text.trim_start().starts_with('{') {
+        let value: Value = serde_json::from_str(text).map_err(|e| format!("not JSON: {e}"))?;
+        return Node::of(&value).map_err(|e| e.to_string());
+    }
+    // No file of keys and values in YAML is one in TOML.
+    match toml::from_str::<Value>(text) {
+        Ok(value) => Node::of(&value).map_err(|e| e.to_string()),
+        Err(_) => parse(text),
+    }
+}
+
+fn recognise(tree: &Node) -> Option<Source> {
+    use Source::{Ava, DeepSpeed, HuggingFace, Torchtitan};
+    let has = |source: &Source| source.signs().iter().any(|key| tree.get(key).is_some());
+    // The guide's sections have names that others have too, so it comes last.
+    [Torchtitan, DeepSpeed, HuggingFace, Ava].into_iter().find(has)
+}
+
+/// All values with their paths.
+fn flatten<'a>(node: &'a Node, path: &str, found: &mut Vec<(String, &'a Node)>) {
+    match &node.kind {
+        Kind::Map(entries) => {
+            for (key, value) in entries {
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                flatten(value, &path, found);
+            }
+        }
+        _ => found.push((path.to_owned(), node)),
+    }
+}
+
+/// A configuration in the making.
+struct Made {
+    tree: Node,
+    became: Vec<String>,
+    missing: Vec<String>,
+}
+
+/// What a value becomes.
+enum Outcome {
+    /// These values of keys of ours.
+    Values(Vec<(String, Value)>),
+    /// Nothing, since it asks for nothing: why.
+    Idle(String),
+    /// Nothing: why it cannot be honoured.
+    No(String),
+}
+
+impl Made {
+    /// Takes over one key.
+    fn take(&mut self, path: &str, node: &Node, row: Option<&'static Row>) -> Result<(), RunError> {
+        let written = format!("`{path}` {}", node.inline());
+        let outcome = match row {
+            None => Outcome::No("no counterpart is known here".to_owned()),
+            Some(row) => self.outcome(row, node),
+        };
+        match outcome {
+            Outcome::Idle(why) => self.became.push(format!("{written}: not needed: {why}")),
+            Outcome::No(why) => self.missing.push(format!("{written}: cannot be honoured: {why}")),
+            Outcome::Values(values) => {
+                for (key, value) in values {
+                    let node = Node::of(&value)?;
+                    let mut alone = Node::of(&json!({}))?;
+                    alone.set(&key.split('.').collect::<Vec<_>>(), node.clone());
+                    match faults(&alone, &schema()).into_iter().next().map(|fault| fault.what) {
+                        None => {
+                            self.became.push(format!("{written}: `{key}` {}", node.inline()));
+                            self.tree.set(&key.split('.').collect::<Vec<_>>(), node);
+                        }
+                        Some(Wrong::Value { allowed, .. }) => {
+                            self.missing.push(format!("{written}: cannot be honoured: `{key}` is {allowed}"))
+                        }
+                        Some(Wrong::Unknown) => {
+                            return Err(RunError::Refused(format!("{written}: there is no key `{key}`")));
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn outcome(&self, row: &'static Row, node: &Node) -> Outcome {
+        let value = node.to_json();
+        let auto = value.as_str() == Some("auto");
+        let idle = |idle: &Value| match (idle.as_f64(), value.as_f64()) {
+            (Some(a), Some(b)) => a == b,
+            (_, _) => *idle == value,
+        };
+        match row.answer() {
+            Answer::Needless(why) => Outcome::Idle(why.to_owned()),
+            _ if value.is_null() || row.idle.iter().any(idle) => {
+                Outcome::Idle("this value asks for nothing".to_owned())
+            }
+            Answer::No(why) => Outcome::No(why.to_owned()),
+            Answer::Key(..) if auto && row.words.is_none() => {
+                Outcome::Idle("auto leaves it to another file, whose value counts".to_owned())
+            }
+            Answer::Key(ours, note) => match self.converted(row, ours, note, &value) {
+                Ok(outcome) => outcome,
+                Err(why) => Outcome::No(why),
+            },
+        }
+    }
+
+    fn converted(&self, row: &Row, ours: &str, note: &str, value: &Value) -> Result<Outcome, String> {
+        let one = |value: Value| Ok(Outcome::Values(vec![(ours.to_owned(), value)]));
+        if let Some(words) = &row.words {
+            let word = value.as_str().map(str::to_lowercase).unwrap_or_default();
+            return match words.get(&word) {
+                Some(word) => one(json!(word)),
+                None => Err(format!("`{ours}` has no value for it; known are {}", listed(words.keys()))),
+            };
+        }
+        if let Some(word) = &row.true_is {
+            return match value {
+                Value::Bool(true) => one(json!(word)),
+                _ => Err(format!("true would be `{ours}` {word}; set it by hand")),
+            };
+        }
+        let Some(convert) = row.convert else { return one(value.clone()) };
+        let number = || value.as_f64().ok_or_else(|| "it is not a number".to_owned());
+        let whole =
+            || value.as_u64().filter(|n| *n > 0).ok_or_else(|| "it is not a whole number from 1 on".to_owned());
+        match convert {
+            Convert::Gigabytes => one(json!(format!("{}GB", number()?))),
+            Convert::Share => {
+                let share = number()?;
+                one(json!(format!("{}%", if share <= 1.0 { share * 100.0 } else { share })))
+            }
+            Convert::Sequences => {
+                let longest = self.whole("data.longest").unwrap_or(TrainConfig::default().data.longest);
+                one(json!(whole()?.saturating_mul(longest)))
+            }
+            Convert::Accumulation => {
+                let steps = whole()?;
+                match (self.whole("batch.micro_tokens"), self.whole("batch.tokens")) {
+                    (Some(micro), _) => one(json!(micro.saturating_mul(steps))),
+                    (None, Some(tokens)) if tokens.is_multiple_of(steps) => {
+                        Ok(Outcome::Values(vec![("batch.micro_tokens".to_owned(), json!(tokens / steps))]))
+                    }
+                    (None, _) => Err("the file does not say how large a micro-batch is".to_owned()),
+                }
+            }
+            Convert::PowerOfTwo => one(json!(2f64.powf(number()?))),
+            Convert::Beta1 | Convert::Beta2 => {
+                // Where a file states one of them, the other is that of Kingma and Ba 2015, as in these trainers.
+                let mut betas = match self.tree.at(ours).map(Node::to_json) {
+                    Some(Value::Array(betas)) if betas.len() == 2 => betas,
+                    _ => vec![json!(0.9), json!(0.999)],
+                };
+                betas[usize::from(convert == Convert::Beta2)] = value.clone();
+                one(Value::Array(betas))
+            }
+            Convert::OfLr => match self.tree.at("optimizer.lr").map(Node::to_json).and_then(|lr| lr.as_f64()) {
+                Some(lr) => one(json!(number()? / lr)),
+                None => Err("the file does not state the learning rate that it is a share of".to_owned()),
+            },
+            Convert::ZeroIsNull => one(if number()? == 0.0 { Value::Null } else { value.clone() }),
+            Convert::Whole => match number()? {
+                n if n >= 1.0 && n.fract() == 0.0 => one(json!(n as u64)),
+                _ => Err(format!("`{ours}` is a whole number")),
+            },
+            Convert::Strategy => match value.as_str() {
+                Some("no") => one(Value::Null),
+                Some("steps") => Ok(Outcome::Idle("the key that counts the steps says how often".to_owned())),
+                _ => Err(format!("`{ours}` counts steps")),
+            },
+            Convert::One => one(json!([value])),
+            Convert::RematOption => {
+                let selective = self.tree.at(ours).map(Node::to_json) == Some(json!("selective"));
+                let every = value.as_u64().or_else(|| value.as_str()?.parse().ok());
+                match (selective, every, value.as_str()) {
+                    (false, ..) => Ok(Outcome::Idle("it is of the mode selective".to_owned())),
+                    (true, Some(n), _) => Ok(Outcome::Values(vec![
+                        (ours.to_owned(), json!("every_n")),
+                        ("memory.remat_every".to_owned(), json!(n)),
+                    ])),
+                    (true, None, Some("op")) => one(json!("selective")),
+                    (true, None, _) => Err("it is neither op nor a number of layers".to_owned()),
+                }
+            }
+            Convert::Needless => Ok(Outcome::Idle(note.to_owned())),
+            Convert::ByHand => {
+                Err(format!("set `{ours}` by hand{}{note}", if note.is_empty() { "" } else { ": " }))
+            }
+        }
+    }
+
+    fn whole(&self, key: &str) -> Option<u64> {
+        self.tree.at(key)?.to_json().as_u64()
+    }
+
+    fn has(&self, key: &str) -> bool {
+        self.tree.at(key).is_some_and(|node| node.kind != Kind::Null)
+    }
+
+    fn set(&mut self, key: &str, value: &Value) -> Result<(), RunError> {
+        self.tree.set(&key.split('.').collect::<Vec<_>>(), Node::of(value)?);
+        Ok(())
+    }
+
+    /// Removes a key.
+    fn remove(&mut self, section: &str, key: &str) {
+        let Kind::Map(sections) = &mut self.tree.kind else { return };
+        for (name, node) in sections {
+            if let (true, Kind::Map(keys)) = (name == section, &mut node.kind) {
+                keys.retain(|(name, _)| name != key);
+            }
+        }
+    }
+
+    /// States what a configuration of ours needs and the file does not say.
+    fn complete(&mut self, source: Source) -> Result<(), RunError> {
+        if self.has("batch.micro_tokens") && !self.has("batch.tokens") {
+            let micro = self.whole("batch.micro_tokens");
+            self.set("batch.tokens", &json!(micro))?;
+        }
+        let fp16 = self.tree.at("precision.kind").map(Node::to_json) == Some(json!("fp16"));
+        for key in ["initial_scale", "growth_interval"] {
+            if !fp16 && self.has(&format!("precision.{key}")) {
+                self.remove("precision", key);
+                self.became
+                    .push(format!("`precision.{key}`: not needed: only precision.kind fp16 has a loss scale"));
+            }
+        }
+        let model = ["hidden", "layers", "heads", "vocabulary", "from", "kind", "experts"];
+        if !model.iter().any(|key| self.has(&format!("model.{key}"))) {
+            let text = "`model.from`: the file does not say which model is trained: name it, or state model.kind and sizes";
+            self.missing.push(text.to_owned());
+        } else if !self.has("model.kind") && !self.has("model.from") {
+            let kind = if self.has("model.experts") { "moe_lm" } else { "dense_lm" };
+            self.set("model.kind", &json!(kind))?;
+            self.became.push(format!("`model.kind` {kind}, by the keys of its sizes"));
+        }
+        if !self.has("data.train") {
+            self.set("data.train", &json!(["train.txt"]))?;
+            let text = "`data.train`: the file names no files to train on; train.txt stands in their place";
+            self.missing.push(text.to_owned());
+        }
+        let ends = ["run.steps", "run.max_tokens", "schedule.steps"].iter().any(|key| self.has(key));
+        if !ends && !self.has("run.epochs") {
+            self.set("run.steps", &json!(1000))?;
+            let text = "`run.steps`: the file does not say how long to train; 1000 stands in its place";
+            self.missing.push(text.to_owned());
+        } else if !ends {
+            let kind = self.tree.at("schedule.kind").map(Node::to_json);
+            let kind = kind.as_ref().and_then(Value::as_str).unwrap_or("cosine").to_owned();
+            if !["constant", "cosine_restarts", "step"].contains(&kind.as_str()) {
+                self.set("schedule.kind", &json!("constant"))?;
+                self.missing.push(format!(
+                    "`schedule.steps`: a schedule of the kind {kind} ends at a step, and the file states epochs; constant \
+                     stands in its place: set schedule.kind={kind} and schedule.steps"
+                ));
+            }
+            let share = self.tree.at("schedule.warmup").map(Node::to_json);
+            if share.is_some_and(|share| share.as_u64().is_none()) {
+                self.remove("schedule", "warmup");
+                self.missing.push(
+                    "`schedule.warmup`: a share of the steps needs their number, and the file states epochs; there is no \
+                     warm-up"
+                        .to_owned(),
+                );
+            }
+        }
+        let text = format!(
+            "what the file does not state has the default of this program, which may differ from that of {}",
+            source.trainer()
+        );
+        self.became.push(text);
+        Ok(())
+    }
+}
+
+fn listed<'a>(words: impl Iterator<Item = &'a String>) -> String {
+    words.map(String::as_str).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{OptimizerKind, PrecisionKind, Remat, RematPolicy, ScheduleKind, Warmup};
+    use super::*;
+
+    fn translated(text: &str, flags: &[&str]) -> Translated {
+        let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        translate_text(text, "theirs", None, &flags).unwrap_or_else(|e| panic!("{text}: {e}"))
+    }
+
+    fn said(lines: &[String], wanted: &str) {
+        assert!(lines.iter().any(|line| line == wanted), "{wanted}: {lines:#?}");
+    }
+
+    #[test]
+    fn training_arguments() {
+        let t = translated(
+            r#"{"output_dir": "out", "learning_rate": 5e-05, "per_device_train_batch_size": 8,
+                "gradient_accumulation_steps": 4, "max_steps": 500, "num_train_epochs": 3.0, "warmup_ratio": 0.1,
+                "lr_scheduler_type": "linear", "optim": "adamw_torch", "adam_beta2": 0.98, "bf16": true, "fp16": false,
+                "gradient_checkpointing": true, "save_strategy": "steps", "save_steps": 100, "max_grad_norm": 0,
+                "fsdp": "full_shard", "tf32": true, "seed": 7, "label_smoothing_factor": 0.0, "unheard_of": 1}"#,
+            &["data.longest=512"],
+        );
+        let c = &t.config;
+        assert_eq!(t.source, Source::HuggingFace);
+        assert_eq!(
+            (c.run.output.as_deref(), c.optimizer.lr, c.run.steps, c.run.epochs),
+            (Some("out"), 5e-5, Some(500), Some(3))
+        );
+        assert_eq!((c.batch.micro_tokens.0, c.batch.tokens), (Some(8 * 1024), 32 * 1024));
+        assert_eq!((c.schedule.kind, c.schedule.warmup), (ScheduleKind::Linear, Warmup::Share(0.1)));
+        assert_eq!(
+            (c.optimizer.kind, c.optimizer.betas, c.optimizer.clip_norm),
+            (OptimizerKind::Adamw, [0.9, 0.98], None)
+        );
+        assert_eq!(
+            (c.precision.kind, &c.memory.remat),
+            (PrecisionKind::Bf16, &Remat::Policy(RematPolicy::Full))
+        );
+        said(&t.became, "`max_grad_norm` 0: `optimizer.clip_norm` null");
+        said(&t.became, "`learning_rate` 5e-5: `optimizer.lr` 5e-5");
+        said(&t.became, "`fp16` false: not needed: this value asks for nothing");
+        said(&t.missing, "`fsdp` full_shard: cannot be honoured: several devices come with their own release");
+        said(&t.missing, "`unheard_of` 1: cannot be honoured: no counterpart is known here");
+        assert!(t.missing.iter().any(|line| line.starts_with("`tf32` true: cannot be honoured: f32 products")));
+        assert!(t.missing.iter().any(|line| line.starts_with("`data.train`: ")));
+        // A flag states it.
+        let t = translated(r#"{"output_dir": "out", "max_steps": 9}"#, &["data.train=[a.txt]"]);
+        assert!(!t.missing.iter().any(|line| line.starts_with("`data.train`: ")), "{:?}", t.missing);
+        assert_eq!(t.config.data.train, ["a.txt"]);
+    }
+
+    #[test]
+    fn epochs_have_no_step_at_which_a_schedule_ends() {
+        let t =
+            translated(r#"{"num_train_epochs": 3, "lr_scheduler_type": "linear", "warmup_ratio": 0.1}"#, &[]);
+        assert_eq!(
+            (t.config.schedule.kind, t.config.schedule.warmup),
+            (ScheduleKind::Constant, Warmup::Steps(0))
+        );
+        assert!(t.missing.iter().any(|line| line.contains("set schedule.kind=linear and schedule.steps")));
+    }
+
+    #[test]
+    fn deepspeed() {
+        let t = translated(
+            r#"{"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "gradient_clipping": 1.0,
+                "zero_optimization": {"stage": 2, "overlap_comm": true, "offload_optimizer": {"device": "cpu"}},
+                "fp16": {"enabled": true, "initial_scale_power": 12, "loss_scale": 0, "hysteresis": 2},
+                "optimizer": {"type": "AdamW", "params": {"lr": 0.001, "betas": [0.9, 0.95], "weight_decay": "auto"}},
+                "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 10, "total_num_steps": 100}},
+                "steps_per_print": 5}"#,
+            &[],
+        );
+        let c = &t.config;
+        assert_eq!(
+            (t.source, c.precision.kind, c.precision.initial_scale),
+            (Source::DeepSpeed, PrecisionKind::Fp16, 4096.0)
+        );
+        assert_eq!((c.batch.micro_tokens.0, c.batch.tokens), (Some(4096), 8192));
+        assert_eq!((c.optimizer.lr, c.run.steps, c.run.log_every), (1e-3, Some(100), 5));
+        assert_eq!((c.schedule.kind, c.schedule.warmup), (ScheduleKind::Linear, Warmup::Steps(10)));
+        said(
+            &t.missing,
+            "`zero_optimization.stage` 2: cannot be honoured: several devices come with their own release",
+        );
+        assert!(
+            t.missing.iter().any(|line| line.starts_with("`zero_optimization.offload_optimizer.device` cpu: "))
+        );
+        let auto = "`optimizer.params.weight_decay` auto: not needed: auto leaves it to another file, whose value counts";
+        said(&t.became, auto);
+    }
+
+    #[test]
+    fn torchtitan() {
+        let t = translated(
+            "[job]\ndump_folder = \"./out\"\n[model]\nname = \"llama3\"\nflavor = \"8B\"\n[optimizer]\nname = \"AdamW\"\n\
+             lr = 3e-4\n[lr_scheduler]\nwarmup_steps = 200\n[training]\nlocal_batch_size = 1\nseq_len = 2048\n\
+             max_norm = 1.0\nsteps = 1000\ndataset = \"c4\"\n[parallelism]\ndata_parallel_shard_degree = -1\n\
+             tensor_parallel_degree = 2\n[activation_checkpoint]\nmode = \"selective\"\n\
+             selective_ac_option = \"2\"\n[checkpoint]\ninterval = 500\n",
+            &[],
+        );
+        let c = &t.config;
+        assert_eq!((t.source, c.model.kind.name(), c.run.steps), (Source::Torchtitan, "dense_lm", Some(1000)));
+        assert_eq!((c.data.longest, c.batch.micro_tokens.0, c.optimizer.lr), (2048, Some(2048), 3e-4));
+        assert_eq!((&c.memory.remat, c.memory.remat_every), (&Remat::Policy(RematPolicy::EveryN), 2));
+        assert_eq!(c.schedule.warmup, Warmup::Steps(200));
+        let two = "`parallelism.tensor_parallel_degree` 2: cannot be honoured: several devices come with their own release";
+        said(&t.missing, two);
+        assert!(t.missing.iter().any(|line| line.starts_with("`model.flavor` \"8B\": cannot be honoured: ")));
+        assert!(t.missing.iter().any(|line| line.starts_with("`training.dataset` c4: cannot be honoured: ")));
+    }
+
+    #[test]
+    fn the_guide() {
+        let t = translated(
+            "model:\n  hidden_size: 512\n  num_layers: 14\n  num_attention_heads: 8\n  num_experts: 8\n\
+             training:\n  optimizer: adamw\n  max_steps: 100\n  mixed_precision: bf16\n  max_length: 256\n\
+             memory:\n  pool_size_gb: 20\n  float32_matmul_precision: high\n  enable_cpu_offload: true\n\
+             deepspeed:\n  zero_stage: 2\n  activation_checkpointing: true\ndynamic_batching:\n  enabled: true\n",
+            &[],
+        );
+        let c = &t.config;
+        assert_eq!((t.source, c.model.kind.name(), c.model.layers), (Source::Ava, "moe_lm", 14));
+        assert_eq!(
+            (c.optimizer.kind, c.precision.kind, c.data.longest),
+            (OptimizerKind::Adamw, PrecisionKind::Bf16, 256)
+        );
+        assert_eq!((c.memory.budget.as_str(), &c.memory.remat), ("20GB", &Remat::Policy(RematPolicy::Full)));
+        for key in [
+            "deepspeed.zero_stage",
+            "dynamic_batching.enabled",
+            "memory.enable_cpu_offload",
+            "memory.float32_matmul_precision",
+        ] {
+            let start = format!("`{key}` ");
+            assert!(
+                t.missing.iter().any(|line| line.starts_with(&start) && line.contains("cannot be honoured")),
+                "{key}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_file_of_no_trainer_is_refused() {
+        for (text, wanted) in [
+            (
+                "{\"a\": 1}",
+                "theirs: its keys are of no trainer that is known; say which with --from-format: ava, deepspeed",
+            ),
+            ("{", "theirs: not JSON: "),
+            ("a: [", "theirs: line "),
+        ] {
+            let error = translate_text(text, "theirs", None, &[]).expect_err(wanted).to_string();
+            assert!(error.starts_with(wanted), "{error}");
+        }
+        let error =
+            translate_text("{\"max_steps\": 5, \"warmup_steps\": 9}", "theirs", Some(Source::HuggingFace), &[]);
+        let error = error.expect_err("a warm-up beyond the end").to_string();
+        assert!(error.starts_with("theirs, translated: schedule.warmup 9 leaves nothing"), "{error}");
+    }
+}

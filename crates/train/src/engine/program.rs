@@ -1,0 +1,210 @@
+//! From a configuration to plans: what is fixed, what is searched, and the bill where nothing fits. Invariant: a key
+//! that is written is planned as it is written; only `auto` is chosen.
+
+use super::remedies::with_remedies;
+use super::subject::Subject;
+use crate::config::{OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig};
+use graph::ops::{Adafactor, AdamW, Sgd};
+use graph::{Bounds, Bytes, Graph, Param};
+use plan::{Found, Optimizer, PlanError, Precision, RematChoice, Target, Training, TrainingSearch};
+use run::{Observer, RunError};
+use std::collections::BTreeSet;
+
+/// Sequences that a micro-batch can hold: one for each so many tokens.
+const TOKENS_PER_SEQUENCE: u64 = 8;
+
+/// Rows of logits at a time that are tried.
+const CHUNKS: [u32; 3] = [64, 256, 1024];
+
+/// As many sizes of a micro-batch are tried.
+const SIZES: usize = 6;
+
+/// What `memory.remat: selective` computes twice: ops that only stream.
+const CHEAP: [&str; 7] = ["layer_norm", "rms_norm", "gelu", "glu", "relu", "dropout", "dispatch"];
+
+/// The fastest plans for a configuration on a machine inside a line.
+pub(super) fn search(
+    config: &TrainConfig,
+    subject: &Subject,
+    target: &Target,
+    budget: Bytes,
+    observer: &dyn Observer,
+) -> Result<Found, RunError> {
+    let stopped = || observer.stop().is_some();
+    let other = |config: &TrainConfig| {
+        let subject = subject.like(&config.model);
+        let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
+        with_search(config, &subject, budget, &stopped, |search| search.find(target, &build))
+    };
+    let plan = || {
+        let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
+        let (sample, _) = build(sizes(config)[0], CHUNKS[0], 1)?;
+        has_ops(config, &sample)?;
+        with_search(config, subject, budget, &stopped, |search| search.run(target, &build))
+    };
+    match plan() {
+        Ok(found) => Ok(found),
+        Err(PlanError::Stopped) => Err(interrupted(observer)),
+        Err(PlanError::OverBudget(bill)) => {
+            let bill = with_remedies(*bill, config, &other);
+            if stopped() {
+                Err(interrupted(observer))
+            } else {
+                Err(PlanError::OverBudget(Box::new(bill)).into())
+            }
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether any plan of a configuration is inside a line.
+pub(super) fn fits(
+    config: &TrainConfig,
+    subject: &Subject,
+    target: &Target,
+    budget: Bytes,
+    observer: &dyn Observer,
+) -> Result<bool, RunError> {
+    let stopped = &|| observer.stop().is_some();
+    let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
+    match with_search(config, subject, budget, stopped, |search| search.fits(target, &build)) {
+        Err(PlanError::Stopped) => Err(interrupted(observer)),
+        found => Ok(found?),
+    }
+}
+
+/// The end of a search that a signal asked for.
+fn interrupted(observer: &dyn Observer) -> RunError {
+    let kept = "no plan was found yet, and nothing was written".to_owned();
+    RunError::Interrupted { signal: observer.stop().unwrap_or_default(), kept }
+}
+
+/// What a configuration leaves open.
+fn with_search<T>(
+    config: &TrainConfig,
+    subject: &Subject,
+    budget: Bytes,
+    stopped: &dyn Fn() -> bool,
+    ask: impl FnOnce(&TrainingSearch<'_>) -> Result<T, PlanError>,
+) -> Result<T, PlanError> {
+    let group = |param: &Param| subject.group(config, param);
+    let tokens = sizes(config);
+    let optimizers = optimizers(config);
+    let largest = tokens.iter().copied().max().unwrap_or(1);
+    let chunks = match config.memory.loss_chunk.0 {
+        Some(rows) => vec![rows.min(u64::from(u32::MAX)) as u32],
+        None => CHUNKS.into_iter().filter(|&c| c == CHUNKS[0] || u64::from(c) <= largest).collect(),
+    };
+    let search = TrainingSearch {
+        training: Training {
+            precision: precision(config.precision.kind),
+            remat: plan::Remat::None,
+            optimizer: optimizers[0],
+            group: &group,
+            accumulation: 1,
+            max_norm: config.optimizer.clip_norm.unwrap_or(0.0) as f32,
+        },
+        budget,
+        step_tokens: config.batch.tokens,
+        tokens,
+        chunks,
+        optimizers,
+        layers: subject.layers(),
+        remat: remat(config),
+        stopped,
+    };
+    ask(&search)
+}
+
+/// What a micro-batch of so many tokens holds. For a head, a token is a row.
+pub(super) fn bounds(config: &TrainConfig, tokens: u64) -> Bounds {
+    if config.model.kind == crate::config::ModelKind::Head {
+        return Bounds { tokens, sequences: tokens, longest: 1 };
+    }
+    let sequences = config.batch.sequences.0.unwrap_or(tokens / TOKENS_PER_SEQUENCE).clamp(1, tokens);
+    Bounds { tokens, sequences, longest: config.data.longest.min(tokens) }
+}
+
+/// What the largest micro-batch holds that may be chosen.
+pub(super) fn largest(config: &TrainConfig) -> Bounds {
+    bounds(config, sizes(config).into_iter().max().unwrap_or(1))
+}
+
+/// Tokens of a micro-batch to choose from: divisors of a step's, halved as long as the longest sequence fits.
+fn sizes(config: &TrainConfig) -> Vec<u64> {
+    if let Some(tokens) = config.batch.micro_tokens.0 {
+        return vec![tokens];
+    }
+    let head = config.model.kind == crate::config::ModelKind::Head;
+    let least = if head { 2 } else { config.data.longest };
+    let step = config.batch.tokens;
+    let halves = std::iter::successors(Some(step), |n| n.is_multiple_of(2).then_some(n / 2));
+    let sizes: Vec<u64> = halves.take_while(|&n| n >= least.min(step)).take(SIZES).collect();
+    sizes
+}
+
+fn optimizers(config: &TrainConfig) -> Vec<Optimizer> {
+    let o = &config.optimizer;
+    let weight_decay = o.weight_decay as f32;
+    let adam = AdamW { beta1: o.betas[0] as f32, beta2: o.betas[1] as f32, eps: o.eps as f32, weight_decay };
+    match o.kind {
+        OptimizerKind::Auto => vec![Optimizer::AdamW(adam), Optimizer::AdamW8bit(adam)],
+        OptimizerKind::Adamw => vec![Optimizer::AdamW(adam)],
+        OptimizerKind::Adamw8bit => vec![Optimizer::AdamW8bit(adam)],
+        // Added to squares of gradients: Shazeer and Stern's 1e-30.
+        OptimizerKind::Adafactor => {
+            vec![Optimizer::Adafactor(Adafactor { eps1: 1e-30, clip: o.update_clip as f32, weight_decay })]
+        }
+        OptimizerKind::Sgd => {
+            vec![Optimizer::Sgd(Sgd { momentum: o.momentum as f32, weight_decay, nesterov: o.nesterov })]
+        }
+    }
+}
+
+/// The key's value for an optimizer.
+pub(super) fn kind_of(optimizer: &Optimizer) -> OptimizerKind {
+    match optimizer {
+        Optimizer::AdamW(_) => OptimizerKind::Adamw,
+        Optimizer::AdamW8bit(_) => OptimizerKind::Adamw8bit,
+        Optimizer::Adafactor(_) => OptimizerKind::Adafactor,
+        Optimizer::Sgd(_) => OptimizerKind::Sgd,
+    }
+}
+
+fn precision(kind: PrecisionKind) -> Precision {
+    match kind {
+        PrecisionKind::F32 => Precision::F32,
+        PrecisionKind::Bf16 => Precision::Bf16,
+        PrecisionKind::Fp16 => Precision::Fp16,
+    }
+}
+
+fn remat(config: &TrainConfig) -> RematChoice {
+    let ops = |ops: &[&str]| plan::Remat::Selective(ops.iter().map(|op| (*op).to_owned()).collect());
+    let of = match &config.memory.remat {
+        Remat::Policy(RematPolicy::Auto) => return RematChoice::Auto,
+        Remat::Policy(RematPolicy::None) => plan::Remat::None,
+        Remat::Policy(RematPolicy::Full) => plan::Remat::Full,
+        Remat::Policy(RematPolicy::EveryN) => plan::Remat::EveryN(config.memory.remat_every as u32),
+        Remat::Policy(RematPolicy::Selective) => ops(&CHEAP),
+        Remat::Ops(names) => plan::Remat::Selective(names.clone()),
+    };
+    RematChoice::Given(match config.memory.remat_layers {
+        None => of,
+        Some([first, last]) => plan::Remat::Layers { first: first as u32, last: last as u32, of: Box::new(of) },
+    })
+}
+
+/// Refuses a list of ops to compute twice of which one is not in the model: it would change nothing.
+fn has_ops(config: &TrainConfig, graph: &Graph) -> Result<(), PlanError> {
+    let Remat::Ops(names) = &config.memory.remat else { return Ok(()) };
+    let there: BTreeSet<&str> = graph.nodes.iter().map(|node| node.op.name()).collect();
+    match names.iter().find(|name| !there.contains(name.as_str())) {
+        None => Ok(()),
+        Some(name) => {
+            let there = there.into_iter().collect::<Vec<_>>().join(", ");
+            let why = format!("the model has no op `{name}`; it has {there}");
+            Err(PlanError::BadPolicy { field: "memory.remat", why })
+        }
+    }
+}

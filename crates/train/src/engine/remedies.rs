@@ -1,0 +1,87 @@
+//! What would fit where a configuration does not: other values of its keys, each priced by a plan of its own. Invariant:
+//! what is offered was planned inside the line, and costs expected time per token against the plan of the bill.
+
+use crate::config::{Memory, ModelKind, OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig};
+use plan::{Bill, Found, PlanError};
+use serde_json::{Value, json};
+
+/// Keys and their values, as `--set` takes them.
+type Settings = Vec<(String, Value)>;
+
+/// The bill with its remedies: every one of them that is enough by itself; where none is, the first so many together.
+pub(super) fn with_remedies(
+    mut bill: Bill,
+    config: &TrainConfig,
+    plan: &dyn Fn(&TrainConfig) -> Result<Option<Found>, PlanError>,
+) -> Bill {
+    let single = settings(config);
+    let mut offer = |settings: &Settings| {
+        let other = config.with(settings.iter().map(|(key, value)| (key, value))).ok();
+        let Some(other) = other.filter(|other| other != config && other.is_sound()) else { return false };
+        let Ok(Some(found)) = plan(&other) else { return false };
+        let flags: Vec<String> =
+            settings.iter().map(|(key, value)| format!("--set {key}={}", word(value))).collect();
+        bill.offer(flags.join(" "), found.program.peak(), 1.0 / found.tokens_per_second);
+        true
+    };
+    let mut any = false;
+    for settings in &single {
+        any |= offer(settings);
+    }
+    for n in 2..=single.len() {
+        any = any || offer(&together(&single[..n]));
+    }
+    bill
+}
+
+/// What may be changed: first what moves no bit of the result, then number formats, then what is trained.
+fn settings(config: &TrainConfig) -> Vec<Settings> {
+    let mut all: Vec<Settings> = vec![];
+    let mut add = |wanted: bool, key: &str, value: Value| {
+        if wanted {
+            all.push(vec![(key.to_owned(), value)]);
+        }
+    };
+    let c = config;
+    add(c.batch.micro_tokens.0.is_some(), "batch.micro_tokens", json!("auto"));
+    add(c.memory.loss_chunk.0.is_some(), "memory.loss_chunk", json!("auto"));
+    let adam = c.optimizer.kind == OptimizerKind::Adamw;
+    add(adam, "optimizer.kind", json!(OptimizerKind::Adamw8bit));
+    let moments = adam || matches!(c.optimizer.kind, OptimizerKind::Auto | OptimizerKind::Adamw8bit);
+    add(moments, "optimizer.kind", json!(OptimizerKind::Adafactor));
+    add(c.precision.kind == PrecisionKind::F32, "precision.kind", json!(PrecisionKind::Bf16));
+    let encoder = matches!(c.model.kind, ModelKind::Esm2 | ModelKind::DnabertS);
+    add(encoder && c.model.lora.is_none() && !c.model.freeze_encoder, "model.lora.rank", json!(8));
+    add(encoder && c.model.classes.is_some() && c.model.lora.is_none(), "model.freeze_encoder", json!(true));
+    let sequences = c.model.kind != ModelKind::Head && c.data.longest >= 4;
+    add(sequences, "data.longest", json!(c.data.longest / 2));
+    add(c.optimizer.clip_norm.is_some(), "optimizer.clip_norm", Value::Null);
+    let auto = Remat::Policy(RematPolicy::Auto);
+    if c.memory.remat != auto {
+        let mut remat = vec![("memory.remat".to_owned(), json!(auto))];
+        let usual = Memory::default().remat_every;
+        if c.memory.remat_every != usual {
+            remat.push(("memory.remat_every".to_owned(), json!(usual)));
+        }
+        if c.memory.remat_layers.is_some() {
+            remat.push(("memory.remat_layers".to_owned(), Value::Null));
+        }
+        all.insert(0, remat);
+    }
+    all
+}
+
+/// All of them as one; of two values of a key the later one holds.
+fn together(parts: &[Settings]) -> Settings {
+    let mut all: Settings = vec![];
+    for (key, value) in parts.iter().flatten() {
+        all.retain(|(known, _)| known != key);
+        all.push((key.clone(), value.clone()));
+    }
+    all
+}
+
+/// A value as a flag has it.
+fn word(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}

@@ -1,0 +1,502 @@
+//! What is trained: its graphs, the groups of its parameters, and where they start. Invariant: the configuration and
+//! the vocabulary decide it; no data is read here.
+
+use crate::config::{self, Activation, Decay, MaskKind, Model, ModelKind, Norm, Position, TrainConfig};
+use crate::tokenizer;
+use crate::{Part, Stored};
+use data::weights::{HubEnv, Weights};
+use exec::ParamSource;
+use graph::ops::Mask;
+use graph::{Bounds, Graph, Param, Piece};
+use models::{
+    DecoderConfig, Encoder, Experts, HeadConfig, Init, Kept, Lora, Mlp, Positions, Task, Training, Tuning,
+    group, init, init_param, trains,
+};
+use plan::{Group, PlanError};
+use run::adapter::{self, Adapter};
+use run::hub::{CONFIG, Need, trainable};
+use run::model::read_config;
+use run::{EncoderModel, Observer, RunError};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The most layers of a decoder that are planned: the work of a plan grows with them, and no published model has a
+/// quarter of this.
+pub(super) const MOST_LAYERS: u64 = 1024;
+
+/// What is trained.
+#[derive(Clone)]
+pub(super) struct Subject {
+    kind: Kind,
+    loss: Training,
+    /// Weights to start from, and what they are called.
+    from: Option<Arc<From>>,
+    name: String,
+    /// The config.json that it starts from.
+    config: String,
+    /// The tokenizer's files.
+    tokenizer: Vec<(String, Vec<u8>)>,
+}
+
+/// A model in training.
+#[derive(Clone)]
+enum Kind {
+    Decoder(DecoderConfig),
+    Encoder { encoder: Encoder, task: Task, lora: Option<Lora> },
+    Head(HeadConfig),
+}
+
+/// Weights to start from.
+enum From {
+    Encoder(EncoderModel),
+    Decoder { folder: PathBuf, weights: Weights },
+    Head(Weights),
+}
+
+impl Subject {
+    /// The model of a configuration, for a vocabulary and, for a head, for parts of these widths.
+    pub fn open(
+        config: &TrainConfig,
+        vocabulary: u64,
+        widths: &[u64],
+        observer: &mut dyn Observer,
+    ) -> Result<Self, RunError> {
+        let model = &config.model;
+        // `TrainConfig::parse` settles this; a configuration that was changed since would be trained as another.
+        if let Some(why) = config.contradiction(observer)? {
+            return Err(RunError::Refused(why));
+        }
+        let loss = Training { chunk: 1, z_loss: config.loss.z as f32, dropout: model.dropout as f32 };
+        let (kind, from) = match model.kind {
+            ModelKind::MoeLm | ModelKind::DenseLm => decoder(config, vocabulary, observer)?,
+            ModelKind::Esm2 | ModelKind::DnabertS => encoder(model, observer)?,
+            ModelKind::Head => (Kind::Head(head(model, widths)?), file(model)?),
+        };
+        if let Kind::Decoder(c) = &kind
+            && c.layers > MOST_LAYERS
+        {
+            return Err(RunError::Refused(format!(
+                "model.layers is {}; at most {MOST_LAYERS} are planned, which bounds the time and memory that a plan takes",
+                c.layers
+            )));
+        }
+        let folder = match (&from, &model.from) {
+            (Some(From::Encoder(model)), _) => model.folder.clone(),
+            (Some(From::Decoder { folder, .. }), _) => Some(folder.clone()),
+            (Some(From::Head(_)), Some(from)) => Some(PathBuf::from(from)),
+            (_, _) => None,
+        };
+        let config_of = |folder: &PathBuf| read_config(&folder.join("config.json"));
+        let configured = match kind {
+            Kind::Encoder { .. } | Kind::Decoder(_) => true,
+            Kind::Head(_) => false,
+        };
+        Ok(Self {
+            tokenizer: tokenizer::files(config, folder.as_deref())?,
+            config: folder.as_ref().filter(|_| configured).map_or(Ok(String::new()), config_of)?,
+            name: model.from.clone().unwrap_or_default(),
+            from: from.map(Arc::new),
+            kind,
+            loss,
+        })
+    }
+
+    /// The same, with the adapters of another configuration: what a plan may change of a model.
+    pub fn like(&self, model: &Model) -> Self {
+        let kind = match self.kind.clone() {
+            Kind::Encoder { encoder, task, .. } => {
+                let lora = model.lora.as_ref().map(|l| adapters(l, &encoder));
+                Kind::Encoder { encoder, task, lora }
+            }
+            kind @ (Kind::Decoder(_) | Kind::Head(_)) => kind,
+        };
+        Self { kind, ..self.clone() }
+    }
+
+    /// Layers; 0 for a head.
+    pub fn layers(&self) -> u32 {
+        let layers = match &self.kind {
+            Kind::Decoder(c) => c.layers,
+            Kind::Encoder { encoder, .. } => encoder.layers(),
+            Kind::Head(_) => 0,
+        };
+        u32::try_from(layers).unwrap_or(u32::MAX)
+    }
+
+    /// What is trained, with another number of layers.
+    fn with_layers(&self, layers: u32) -> Kind {
+        let layers = u64::from(layers);
+        match self.kind.clone() {
+            Kind::Decoder(c) => Kind::Decoder(DecoderConfig { layers, ..c }),
+            Kind::Encoder { encoder, task, lora } => {
+                Kind::Encoder { encoder: encoder.with_layers(layers), task, lora }
+            }
+            kind @ Kind::Head(_) => kind,
+        }
+    }
+
+    /// The graph of a micro-batch, and that of an evaluation batch, of the model with so many layers.
+    pub fn graphs(&self, bounds: Bounds, chunk: u32, layers: u32) -> Result<(Graph, Graph), PlanError> {
+        let training = Training { chunk, ..self.loss };
+        let still = Training { dropout: 0.0, ..training };
+        let bad = |why: String| PlanError::BadPolicy { field: "model", why };
+        let verified = |source| PlanError::Verify { after: "build", source };
+        Ok(match &self.with_layers(layers) {
+            Kind::Decoder(c) => (
+                c.train_graph(bounds, &training).map_err(verified)?,
+                c.train_graph(bounds, &still).map_err(verified)?,
+            ),
+            Kind::Encoder { encoder, task, lora } => {
+                let graph = |t: &Training| {
+                    encoder.train_graph(bounds, *task, t, lora.as_ref()).map_err(|e| bad(e.to_string()))
+                };
+                (graph(&training)?, graph(&still)?)
+            }
+            Kind::Head(c) => (
+                c.train_graph(bounds, &training).map_err(verified)?,
+                c.evaluation_graph(bounds, &still).map_err(verified)?,
+            ),
+        })
+    }
+
+    /// How a parameter is trained.
+    pub fn group(&self, config: &TrainConfig, param: &Param) -> Group {
+        let tuning = match &self.kind {
+            Kind::Encoder { lora: Some(_), .. } => Tuning::Adapters,
+            Kind::Encoder { .. } if config.model.freeze_encoder => Tuning::Head,
+            Kind::Encoder { .. } | Kind::Decoder(_) | Kind::Head(_) => Tuning::Full,
+        };
+        let named = |patterns: &[String]| patterns.iter().any(|pattern| is_like(&param.name, pattern));
+        if !trains(tuning, param) {
+            return Group::Frozen;
+        }
+        let decays = match (group(param), config.optimizer.decay) {
+            (models::Group::Matrix, _) | (_, Decay::All) => true,
+            (models::Group::Embedding | models::Group::Vector | models::Group::Buffer, Decay::Matrices) => {
+                false
+            }
+        };
+        if decays && !named(&config.optimizer.no_decay) { Group::Decay } else { Group::NoDecay }
+    }
+
+    /// The values that parameters start from: those of a file, and where it has none drawn from `seed`.
+    pub fn source(&self, seed: u64) -> ParamSource {
+        let (kind, from) = (self.kind.clone(), self.from.clone());
+        Box::new(move |param, range, out| {
+            let file =
+                param.pieces.iter().map(|piece| Some((from.as_deref()?, kind.found(from.as_deref()?, piece)?)));
+            let Some(found) = file.collect::<Option<Vec<_>>>() else {
+                init_param(|piece| kind.init(piece), seed, param, range, out);
+                return Ok(());
+            };
+            let (mut start, mut out) = (0, out);
+            for (piece, (from, name)) in param.pieces.iter().zip(found) {
+                let row: u64 = piece.shape.iter().skip(1).product();
+                let end = start + (piece.rows.1 - piece.rows.0) * row;
+                let (a, b) = (range.start.max(start), range.end.min(end));
+                if a < b {
+                    let (part, rest) = std::mem::take(&mut out).split_at_mut((b - a) as usize);
+                    out = rest;
+                    let first = piece.rows.0 * row + a - start;
+                    from.weights().read_f32(&name, first..first + part.len() as u64, part)?;
+                }
+                start = end;
+            }
+            Ok(())
+        })
+    }
+
+    /// Elements of a whole tensor, of which a parameter may hold some rows only.
+    pub fn tensor(&self, seed: u64, piece: &Piece, first: u64, out: &mut [f32]) -> Result<(), RunError> {
+        match self.from.as_deref().and_then(|from| Some((from, self.kind.found(from, piece)?))) {
+            Some((from, name)) => Ok(from.weights().read_f32(&name, first..first + out.len() as u64, out)?),
+            None => {
+                init(&self.kind.init(piece), seed, &piece.tensor, first, out);
+                Ok(())
+            }
+        }
+    }
+
+    /// What files call a tensor; `None` where they do not have it: because it follows from the configuration, or
+    /// because it is that of the model that is adapted.
+    pub fn hub_name(&self, tensor: &str) -> Option<String> {
+        match &self.kind {
+            Kind::Decoder(c) => c.derived(tensor).is_none().then(|| tensor.to_owned()),
+            Kind::Encoder { encoder, lora, .. } => match lora {
+                None => Some(encoder.hub_name(tensor)),
+                Some(_) => {
+                    let own = tensor.contains(".lora_") || tensor.starts_with("classifier.");
+                    own.then(|| format!("{}{}", adapter::PREFIX, encoder.hub_name(tensor)))
+                }
+            },
+            Kind::Head(_) => Some(tensor.to_owned()),
+        }
+    }
+
+    /// Tensors of the file that no graph has.
+    pub fn kept(&self) -> Vec<Kept> {
+        match &self.kind {
+            Kind::Encoder { encoder, lora: None, .. } => encoder.kept(),
+            Kind::Encoder { lora: Some(_), .. } | Kind::Decoder(_) | Kind::Head(_) => vec![],
+        }
+    }
+
+    /// The name of a file of a checkpoint.
+    pub fn file(&self, part: Part) -> &'static str {
+        match (part, &self.kind) {
+            (Part::Model, Kind::Encoder { lora: Some(_), .. }) => adapter::WEIGHTS,
+            (Part::Model | Part::State, _) => part.file(),
+        }
+    }
+
+    /// The files that stand beside the tensors of that name.
+    pub fn beside(&self, tensors: &[Stored]) -> Vec<(String, Vec<u8>)> {
+        let (name, text) = match &self.kind {
+            Kind::Decoder(c) => (CONFIG, c.to_json(&self.config)),
+            Kind::Encoder { encoder, task, lora: None } => (CONFIG, encoder.to_json(*task, &self.config)),
+            Kind::Encoder { task, lora: Some(lora), .. } => {
+                (adapter::CONFIG, self.adapter(*task, lora, tensors))
+            }
+            Kind::Head(_) => return vec![],
+        };
+        std::iter::once((name.to_owned(), text.into_bytes())).chain(self.tokenizer.clone()).collect()
+    }
+
+    fn adapter(&self, task: Task, lora: &Lora, tensors: &[Stored]) -> String {
+        let module = |t: &Stored| {
+            let name = t.name.strip_prefix(adapter::PREFIX)?.strip_suffix(".lora_A.weight")?;
+            Some(name.to_owned())
+        };
+        let adapter = Adapter {
+            base: self.name.clone(),
+            rank: lora.rank,
+            alpha: f64::from(lora.alpha),
+            modules: tensors.iter().filter_map(module).collect(),
+            classifier: task != Task::MaskedLm,
+        };
+        adapter.to_json()
+    }
+}
+
+impl From {
+    fn weights(&self) -> &Weights {
+        match self {
+            Self::Encoder(model) => &model.weights,
+            Self::Decoder { weights, .. } | Self::Head(weights) => weights,
+        }
+    }
+}
+
+impl Kind {
+    fn init(&self, piece: &Piece) -> Init {
+        match self {
+            Self::Decoder(c) => c.init(piece),
+            Self::Encoder { encoder, .. } => encoder.init(piece),
+            Self::Head(c) => c.init(piece),
+        }
+    }
+
+    /// The name of a tensor in a file that has it.
+    fn found(&self, from: &From, piece: &Piece) -> Option<String> {
+        match from {
+            From::Encoder(model) => model.find(&piece.tensor),
+            From::Decoder { weights, .. } | From::Head(weights) => {
+                weights.get(&piece.tensor).is_some().then(|| piece.tensor.clone())
+            }
+        }
+    }
+}
+
+/// Whether `name` is like `pattern`, in which `*` is any text.
+fn is_like(name: &str, pattern: &str) -> bool {
+    match pattern.split_once('*') {
+        None => name == pattern,
+        Some((start, rest)) => name.strip_prefix(start).is_some_and(|tail| {
+            (0..=tail.len()).filter(|&i| tail.is_char_boundary(i)).any(|i| is_like(&tail[i..], rest))
+        }),
+    }
+}
+
+fn decoder(
+    config: &TrainConfig,
+    vocabulary: u64,
+    observer: &mut dyn Observer,
+) -> Result<(Kind, Option<From>), RunError> {
+    let m = &config.model;
+    let experts = (m.kind == ModelKind::MoeLm).then(|| Experts {
+        experts: m.experts.count,
+        top_k: m.experts.top_k,
+        shared: m.experts.shared,
+        renormalise: m.experts.renormalise,
+        capacity: (m.experts.capacity.unwrap_or(0.0) * 1000.0).round() as u32,
+        balance: config.loss.balance as f32,
+        z: config.loss.router_z as f32,
+    });
+    if let Some(from) = &m.from {
+        let place = trainable(from, Need::Model, &HubEnv::from_process(), observer)?;
+        let path = place.config();
+        let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
+        let text = read_config(&path)?;
+        let c = DecoderConfig::from_json(&text).map_err(|source| RunError::Config { path, source })?;
+        let weights = place.weights().ok_or_else(|| {
+            RunError::Refused(format!("model.from {from} is a configuration without weights; name its folder"))
+        })?;
+        let weights = Weights::open(weights)?;
+        has_all(&c, &weights)?;
+        // What is minimised is the run's to say, not the file's.
+        let experts = c
+            .experts
+            .clone()
+            .map(|own| experts.map_or(own.clone(), |e| Experts { balance: e.balance, z: e.z, ..own }));
+        let kind = Kind::Decoder(DecoderConfig { experts, ..c });
+        return Ok((kind, Some(From::Decoder { folder, weights })));
+    }
+    let mlp = match m.activation {
+        Activation::Gelu => Mlp::Gelu,
+        Activation::Swiglu => Mlp::SwiGlu,
+    };
+    let a = m.attention;
+    let mask = match a.mask {
+        MaskKind::Full => Mask::Full,
+        MaskKind::Causal => Mask::Causal,
+        MaskKind::Window => Mask::Window(a.window as u32),
+        MaskKind::BlockSparse => {
+            Mask::BlockSparse { block: a.block as u32, local: a.local as u32, global: a.global as u32 }
+        }
+    };
+    let decoder = DecoderConfig {
+        vocab_size: m.vocabulary.unwrap_or(vocabulary),
+        hidden_size: m.hidden,
+        layers: m.layers,
+        heads: m.heads,
+        kv_heads: m.kv_heads.unwrap_or(m.heads),
+        head_dim: m.hidden / m.heads,
+        intermediate_size: m.intermediate,
+        norm: if m.norm == Norm::RmsNorm { models::Norm::Rms } else { models::Norm::Layer },
+        eps: m.norm_eps as f32,
+        positions: match m.position {
+            Position::Rotary => Positions::Rotary(m.rope_theta as f32),
+            Position::Alibi => Positions::Alibi,
+        },
+        mask,
+        mlp,
+        bias: m.bias,
+        tied: m.tied_head,
+        experts,
+    };
+    if decoder.vocab_size < vocabulary {
+        let text = format!("model.vocabulary {}: the tokenizer has {vocabulary} tokens", decoder.vocab_size);
+        return Err(RunError::Refused(text));
+    }
+    Ok((Kind::Decoder(decoder), None))
+}
+
+/// Every tensor of a decoder is in its file, in its shape: one that is not there would start from random values.
+fn has_all(decoder: &DecoderConfig, weights: &Weights) -> Result<(), RunError> {
+    let bounds = Bounds { tokens: 4, sequences: 1, longest: 4 };
+    let graph = decoder.train_graph(bounds, &Training::default())?;
+    for piece in graph.params.iter().flat_map(|param| &param.pieces) {
+        if weights.get(&piece.tensor).is_some() || decoder.derived(&piece.tensor).is_none() {
+            weights.expect(&piece.tensor, &piece.shape)?;
+        }
+    }
+    Ok(())
+}
+
+fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(Kind, Option<From>), RunError> {
+    let task = m.classes.map_or(Task::MaskedLm, Task::Classes);
+    let Some(from) = &m.from else {
+        let text = format!("model.from: name the {} whose sizes or weights the run starts from", m.kind.name());
+        return Err(RunError::Refused(text));
+    };
+    let model = EncoderModel::open(from, &HubEnv::from_process(), observer)?;
+    let (encoder, from) = (model.encoder.clone(), From::Encoder(model));
+    let right = match &encoder {
+        Encoder::Esm2(_) => m.kind == ModelKind::Esm2,
+        Encoder::DnabertS(_) => m.kind == ModelKind::DnabertS,
+    };
+    if !right {
+        let text = format!(
+            "model.kind {}: model.from holds a model of the family {}",
+            m.kind.name(),
+            encoder.family()
+        );
+        return Err(RunError::Refused(text));
+    }
+    let lora = m.lora.as_ref().map(|l| adapters(l, &encoder));
+    if let (From::Encoder(model), Some(_), Task::MaskedLm) = (&from, &lora, task) {
+        adapts_whole(model)?;
+    }
+    Ok((Kind::Encoder { encoder, task, lora }, Some(from)))
+}
+
+/// Adapters leave all else as it is: a head that the model has not would stay as it was drawn, and nobody who has the
+/// model could draw it again.
+fn adapts_whole(model: &EncoderModel) -> Result<(), RunError> {
+    let bounds = Bounds { tokens: 4, sequences: 1, longest: 4 };
+    let graph = model.encoder.train_graph(bounds, Task::MaskedLm, &Training::default(), None);
+    let graph = graph.map_err(|e| RunError::Refused(e.to_string()))?;
+    let lacks = |piece: &&Piece| {
+        model.find(&piece.tensor).is_none() && models::derived(&model.encoder, &piece.tensor).is_none()
+    };
+    match graph.params.iter().flat_map(|param| &param.pieces).find(lacks) {
+        None => Ok(()),
+        Some(piece) => Err(RunError::Refused(format!(
+            "model.lora: {} has no `{}`, and adapters would leave it untrained; give a model with its language-model \
+             head, or model.classes",
+            model.name, piece.tensor
+        ))),
+    }
+}
+
+/// Adapters of the named projections; where none is named, of queries and values, as Hu et al. 2021 (section 7.1) have it.
+fn adapters(asked: &config::Lora, encoder: &Encoder) -> Lora {
+    let usual: &[&str] = match encoder {
+        Encoder::Esm2(_) => &["query", "value"],
+        // One matrix makes queries, keys and values.
+        Encoder::DnabertS(_) => &["Wqkv"],
+    };
+    let named = asked.targets.iter().map(|t| t.trim_matches('*').to_owned());
+    let targets = match asked.targets.is_empty() {
+        true => usual.iter().map(|&t| t.to_owned()).collect(),
+        false => named.collect(),
+    };
+    Lora { rank: asked.rank, alpha: asked.alpha as f32, targets }
+}
+
+fn head(m: &Model, widths: &[u64]) -> Result<HeadConfig, RunError> {
+    let [dna, protein] = *widths else {
+        let text = format!(
+            "a head reads two embeddings, of the nucleotides and of the protein; {} are given",
+            widths.len()
+        );
+        return Err(RunError::Refused(text));
+    };
+    Ok(HeadConfig { dna, protein, hidden: m.hidden, classes: m.classes.unwrap_or(2) })
+}
+
+fn file(m: &Model) -> Result<Option<From>, RunError> {
+    let Some(from) = &m.from else { return Ok(None) };
+    Ok(Some(From::Head(Weights::open(Path::new(from))?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_like;
+
+    #[test]
+    fn patterns() {
+        for (name, pattern, like) in [
+            ("a.b", "a.b", true),
+            ("a.b", "a", false),
+            ("a.b", "a*", true),
+            ("a.b", "*b", true),
+            ("a.b", "*", true),
+            ("layers.10.query", "layers.1.*", false),
+            ("layers.1.query.weight", "*.1.*weight", true),
+            ("ä", "*ä*", true),
+        ] {
+            assert_eq!(is_like(name, pattern), like, "{name} {pattern}");
+        }
+    }
+}

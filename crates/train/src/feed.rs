@@ -1,0 +1,407 @@
+//! The data of a run: the configuration as settings of `data`, and the streams that a model is fed from. Invariant: the
+//! place in the training data is that behind the batch which was taken last, whatever was evaluated since.
+
+use super::config::{BinType, Document, Format, ModelKind, TrainConfig};
+use super::trainable::Taken;
+use data::train::rows::{Part, RowBatch, RowPosition, RowSet, RowSettings, RowStream};
+use data::train::{
+    Batch, Bounds, Classes, Dataset, Held, IdWidth, LabelsFrom, MaskRates, Position, Settings, Shuffle, Split,
+    Stream, Task, TextDocuments, Tokens, Validation, Vocabulary,
+};
+use run::{RunError, machine};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// Where batches come from.
+pub enum Feed {
+    /// Documents, as tokens.
+    Tokens(Box<TokenFeed>),
+    /// Embeddings, for a head.
+    Rows(Box<RowFeed>),
+}
+
+/// Batches of tokens.
+pub struct TokenFeed {
+    dataset: Dataset,
+    /// Opened with the first batch, when the bounds are known.
+    train: Option<Stream>,
+    validation: Option<Stream>,
+    /// The one that was taken last.
+    pub batch: Batch,
+}
+
+/// Batches of embeddings.
+pub struct RowFeed {
+    set: RowSet,
+    train: Option<RowStream>,
+    validation: Option<RowStream>,
+    /// The one that was taken last.
+    pub batch: RowBatch,
+}
+
+impl Feed {
+    /// Reads the data once. `tokenizer` is the file that came with the model's weights, if one did.
+    pub fn open(config: &TrainConfig, bounds: Bounds, tokenizer: Option<&Path>) -> Result<Self, RunError> {
+        if config.model.kind == ModelKind::Head {
+            let set = RowSet::open(row_settings(config, bounds.tokens)?)?;
+            let (train, validation, batch) = (None, None, RowBatch::default());
+            return Ok(Self::Rows(Box::new(RowFeed { set, train, validation, batch })));
+        }
+        let dataset = Dataset::open(settings(config, bounds, tokenizer)?)?;
+        let batch = Batch::with_capacity(&bounds);
+        Ok(Self::Tokens(Box::new(TokenFeed { dataset, train: None, validation: None, batch })))
+    }
+
+    /// Gives micro-batches other bounds, before the first one is taken.
+    pub fn bound(&mut self, bounds: Bounds) -> Result<(), RunError> {
+        match self {
+            Self::Tokens(feed) => {
+                feed.dataset.bound(bounds)?;
+                feed.batch = Batch::with_capacity(&bounds);
+            }
+            Self::Rows(feed) => feed.set.bound(bounds.tokens)?,
+        }
+        Ok(())
+    }
+
+    /// The next micro-batch to train on; `None` where an epoch ends.
+    pub fn take(&mut self) -> Result<Option<Taken>, RunError> {
+        match self {
+            Self::Tokens(feed) => {
+                let stream = match &mut feed.train {
+                    Some(stream) => stream,
+                    none => none.insert(feed.dataset.stream(Split::Train, &feed.dataset.start())?),
+                };
+                let filled = stream.fill(&mut feed.batch)?;
+                Ok(filled.then(|| tokens_of(&feed.batch)))
+            }
+            Self::Rows(feed) => {
+                let stream = match &mut feed.train {
+                    Some(stream) => stream,
+                    none => none.insert(feed.set.stream(Split::Train, &feed.set.start())?),
+                };
+                let filled = stream.fill(&mut feed.batch)?;
+                Ok(filled.then(|| rows_of(&feed.batch)))
+            }
+        }
+    }
+
+    /// The next micro-batch to evaluate on; `None` at their end.
+    pub fn take_validation(&mut self) -> Result<Option<Taken>, RunError> {
+        match self {
+            Self::Tokens(feed) => {
+                let Some(stream) = &mut feed.validation else { return Ok(None) };
+                let filled = stream.fill(&mut feed.batch)?;
+                Ok(filled.then(|| tokens_of(&feed.batch)))
+            }
+            Self::Rows(feed) => {
+                let Some(stream) = &mut feed.validation else { return Ok(None) };
+                let filled = stream.fill(&mut feed.batch)?;
+                Ok(filled.then(|| rows_of(&feed.batch)))
+            }
+        }
+    }
+
+    /// Begins the evaluation data again.
+    pub fn rewind(&mut self) -> Result<(), RunError> {
+        match self {
+            Self::Tokens(feed) => {
+                feed.validation = Some(feed.dataset.stream(Split::Validation, &feed.dataset.start())?);
+            }
+            Self::Rows(feed) => feed.validation = Some(feed.set.stream(Split::Validation, &feed.set.start())?),
+        }
+        Ok(())
+    }
+
+    /// The place in the training data.
+    pub fn position(&self) -> Result<Value, RunError> {
+        let position = match self {
+            Self::Tokens(feed) => {
+                let place = feed.train.as_ref().map(|stream| stream.position().clone());
+                serde_json::to_value(place.unwrap_or_else(|| feed.dataset.start()))
+            }
+            Self::Rows(feed) => {
+                let place = feed.train.as_ref().map(|stream| stream.position().clone());
+                serde_json::to_value(place.unwrap_or_else(|| feed.set.start()))
+            }
+        };
+        position.map_err(|e| RunError::Refused(format!("the place in the data: {e}")))
+    }
+
+    /// Goes on from a place.
+    pub fn seek(&mut self, position: &Value) -> Result<(), RunError> {
+        let damaged = |e: serde_json::Error| RunError::Unusable(format!("the place in the data: {e}"));
+        match self {
+            Self::Tokens(feed) => {
+                let position: Position = serde_json::from_value(position.clone()).map_err(damaged)?;
+                feed.train = Some(feed.dataset.stream(Split::Train, &position)?);
+            }
+            Self::Rows(feed) => {
+                let position: RowPosition = serde_json::from_value(position.clone()).map_err(damaged)?;
+                feed.train = Some(feed.set.stream(Split::Train, &position)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// What it holds on the host at most, with a batch; where it `evaluates`, with a second stream.
+    pub fn host_bytes(&self, evaluates: bool) -> Vec<Held> {
+        let (mut held, batch) = match self {
+            Self::Tokens(feed) => {
+                (feed.dataset.host_bytes(), Batch::host_bytes(&feed.dataset.settings().bounds))
+            }
+            Self::Rows(feed) => (feed.set.host_bytes(), feed.set.batch_bytes()),
+        };
+        let stream = held.iter().map(|h| h.bytes).sum();
+        held.push(Held { what: "batch", bytes: batch });
+        held.extend(evaluates.then_some(Held { what: "data of evaluations", bytes: stream }));
+        held
+    }
+
+    /// Values of each part of a head's input; none for tokens.
+    pub fn widths(&self) -> &[usize] {
+        match self {
+            Self::Tokens(_) => &[],
+            Self::Rows(feed) => feed.set.widths(),
+        }
+    }
+}
+
+fn tokens_of(batch: &Batch) -> Taken {
+    Taken { tokens: batch.ids.len() as u64, targets: batch.target_tokens }
+}
+
+fn rows_of(batch: &RowBatch) -> Taken {
+    let rows = batch.targets.len() as u64;
+    Taken { tokens: rows, targets: rows }
+}
+
+/// Entries of the embedding table: those of the configuration, or of the tokenizer, which must not have more.
+pub fn vocabulary(config: &TrainConfig, tokenizer: Option<&Path>) -> Result<u64, RunError> {
+    let bounds = Bounds { tokens: 2, sequences: 1, longest: 2 };
+    let known = match config.model.vocabulary {
+        // A plan needs no file then.
+        Some(entries) if !config.data.train.iter().any(|path| Path::new(path).exists()) => return Ok(entries),
+        other => other,
+    };
+    let there = Vocabulary::open(&settings(config, bounds, tokenizer)?)?.size() as u64;
+    match known {
+        Some(entries) if entries < there => Err(RunError::Refused(format!(
+            "model.vocabulary {entries}: the tokenizer has {there} tokens; give at least as many"
+        ))),
+        Some(entries) => Ok(entries),
+        None => Ok(there),
+    }
+}
+
+/// Documents to tokens, as the configuration says.
+pub fn settings(config: &TrainConfig, bounds: Bounds, tokenizer: Option<&Path>) -> Result<Settings, RunError> {
+    let d = &config.data;
+    let format = format(config)?;
+    let paths = |names: &[String]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
+    let validation = match (d.validation.is_empty(), d.validation_fraction) {
+        (false, _) => Validation::Files(paths(&d.validation)),
+        (true, 0.0) => Validation::None,
+        (true, fraction) => Validation::Fraction { fraction, seed: d.split_seed },
+    };
+    Ok(Settings {
+        train: paths(&d.train),
+        validation,
+        tokens: tokens(config, &format, tokenizer)?,
+        format,
+        task: task(config),
+        bounds,
+        seed: config.run.seed,
+        shuffle: Shuffle { documents: d.shuffle_buffer as usize, bytes: d.shuffle_bytes as usize },
+        longest_document: d.longest_document as usize,
+        workers: d.workers.0.map_or_else(|| machine::cores().min(8), |n| n as usize),
+        prefetch: d.prefetch as usize,
+    })
+}
+
+fn task(config: &TrainConfig) -> Task {
+    let d = &config.data;
+    match (config.model.classes, config.model.kind) {
+        (Some(classes), _) => Task::Classify {
+            labels: match &d.labels {
+                Some(table) => LabelsFrom::Table(PathBuf::from(table)),
+                None => LabelsFrom::Field(d.label_field.clone()),
+            },
+            classes: Classes::Count(classes as u32),
+            truncate: d.truncate,
+        },
+        (None, ModelKind::Esm2 | ModelKind::DnabertS) => {
+            let m = d.masking;
+            Task::Masked(MaskRates { select: m.fraction, mask: m.mask, random: m.random })
+        }
+        (None, ModelKind::MoeLm | ModelKind::DenseLm | ModelKind::Head) => Task::Causal,
+    }
+}
+
+/// How files are read.
+pub fn format(config: &TrainConfig) -> Result<data::train::Format, RunError> {
+    use data::train::Format as Read;
+    let d = &config.data;
+    let kind = match d.format {
+        Format::Auto => by_name(&d.train)?,
+        named => named,
+    };
+    Ok(match kind {
+        Format::Txt => Read::Text(match (d.document, &d.separator) {
+            (Document::File, _) => TextDocuments::Files,
+            (Document::Paragraph, _) => TextDocuments::Paragraphs,
+            (Document::Line, _) => TextDocuments::Lines,
+            (Document::Separated, line) => TextDocuments::Separated(line.clone().unwrap_or_default()),
+        }),
+        Format::Jsonl => Read::JsonLines { field: d.field.clone() },
+        Format::Bin => Read::Ids {
+            width: match d.bin_type {
+                BinType::U16 => IdWidth::U16,
+                BinType::U32 => IdWidth::U32,
+            },
+            end: d.bin_end.map(|id| id as i32),
+        },
+        Format::Fasta => Read::Sequences,
+        Format::Auto | Format::Embeddings => {
+            let text = "data.format embeddings: only a head is trained on them";
+            return Err(RunError::Refused(text.to_owned()));
+        }
+    })
+}
+
+/// What the first file's name says; compression is seen by the reader.
+fn by_name(train: &[String]) -> Result<Format, RunError> {
+    let name = train.first().map_or("", String::as_str);
+    let plain = [".gz", ".bz2", ".zst", ".xz"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+    let suffix = Path::new(plain).extension().unwrap_or_default().to_string_lossy().to_lowercase();
+    match suffix.as_str() {
+        "txt" | "text" | "md" => Ok(Format::Txt),
+        "jsonl" | "ndjson" => Ok(Format::Jsonl),
+        "bin" => Ok(Format::Bin),
+        "fa" | "fasta" | "faa" | "fna" | "ffn" | "fq" | "fastq" => Ok(Format::Fasta),
+        _ => Err(RunError::Refused(format!(
+            "data.train: the name `{name}` does not say what it holds; give data.format txt, jsonl, bin or fasta"
+        ))),
+    }
+}
+
+/// How text becomes tokens; `own` is the tokenizer that came with the model.
+pub fn tokens(
+    config: &TrainConfig,
+    format: &data::train::Format,
+    own: Option<&Path>,
+) -> Result<Tokens, RunError> {
+    let d = &config.data;
+    if matches!(format, data::train::Format::Ids { .. }) {
+        let text = "data.format bin: the ids have no tokenizer; give model.vocabulary";
+        let vocab = config.model.vocabulary.ok_or_else(|| RunError::Refused(text.to_owned()))? as usize;
+        return Ok(Tokens::Ids { vocab });
+    }
+    let dna = config.model.kind == ModelKind::DnabertS;
+    let bytes = Tokens::Bytes { end: d.end_token.is_some() };
+    match (d.tokenizer.as_str(), config.model.kind) {
+        ("bytes", _) => Ok(bytes),
+        ("esm2", _) | ("auto", ModelKind::Esm2) => Ok(Tokens::Esm),
+        ("auto", ModelKind::DnabertS) => {
+            let text = "data.tokenizer: the model has no tokenizer.json beside its weights; name one";
+            own.map(|file| Tokens::Dna(file.to_owned())).ok_or_else(|| RunError::Refused(text.to_owned()))
+        }
+        ("auto", ModelKind::MoeLm | ModelKind::DenseLm | ModelKind::Head) => Ok(match own {
+            Some(file) => Tokens::BytePairs { file: file.to_owned(), end: d.end_token.clone() },
+            None => bytes,
+        }),
+        (file, _) if dna => Ok(Tokens::Dna(PathBuf::from(file))),
+        (file, _) => Ok(Tokens::BytePairs { file: PathBuf::from(file), end: d.end_token.clone() }),
+    }
+}
+
+/// Embeddings with classes, as the configuration says.
+pub fn row_settings(config: &TrainConfig, rows: usize) -> Result<RowSettings, RunError> {
+    let d = &config.data;
+    if !d.validation.is_empty() {
+        let text = "data.validation: of embeddings a share is validated on; give data.validation_fraction";
+        return Err(RunError::Refused(text.to_owned()));
+    }
+    let part = |names: &[String]| Part {
+        files: names.iter().map(PathBuf::from).collect(),
+        tensors: d.tensors.clone(),
+    };
+    Ok(RowSettings {
+        parts: vec![part(&d.train), part(&d.proteins)],
+        labels: d.labels.as_ref().map(PathBuf::from).unwrap_or_default(),
+        classes: Classes::Count(config.model.classes.unwrap_or(2) as u32),
+        validation: d.validation_fraction,
+        validation_seed: d.split_seed,
+        seed: config.run.seed,
+        rows,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(flags: &str) -> TrainConfig {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let flags: Vec<String> =
+            flags.split_whitespace().map(|flag| flag.replace("ROOT", &root.display().to_string())).collect();
+        TrainConfig::parse("run: {steps: 1}\nbatch: {tokens: 2048}\n", "test", &flags).expect("a configuration")
+    }
+
+    const BOUNDS: Bounds = Bounds { tokens: 512, sequences: 64, longest: 128 };
+
+    /// Batches of a feed, their counts, and whether it goes on from a place as if nothing had been.
+    fn check(flags: &str, bounds: Bounds, own: Option<&Path>) -> (u64, u64) {
+        let mut feed = Feed::open(&config(flags), bounds, own).unwrap_or_else(|e| panic!("{flags}: {e}"));
+        let first = feed.take().expect("data").expect("a batch");
+        let place = feed.position().expect("a place");
+        let second = feed.take().expect("data");
+        feed.rewind().expect("validation");
+        let mut validated = 0;
+        while let Some(taken) = feed.take_validation().expect("data") {
+            validated += taken.targets;
+        }
+        assert!(validated > 0, "{flags}");
+        feed.seek(&place).expect("the place");
+        assert_eq!(feed.take().expect("data"), second, "{flags}");
+        (first.tokens, first.targets)
+    }
+
+    #[test]
+    fn every_kind_of_data_is_fed() {
+        let proteins =
+            "model.kind=esm2 data.train=[ROOT/fixtures/goldens/esm2/proteins.faa] data.validation_fraction=0.4";
+        let (tokens, targets) = check(proteins, BOUNDS, None);
+        assert!(tokens > 0 && targets > 0 && targets < tokens);
+        let head = "model.kind=head data.train=[ROOT/examples/head/dna.npy] \
+                    data.proteins=[ROOT/examples/head/proteins.npy] data.labels=ROOT/examples/head/labels.tsv \
+                    data.validation_fraction=0.2";
+        let bounds = Bounds { tokens: 16, sequences: 16, longest: 1 };
+        assert_eq!(check(head, bounds, None), (16, 16));
+        let feed = Feed::open(&config(head), bounds, None).expect("rows");
+        assert_eq!(feed.widths(), [96, 40]);
+        assert!(feed.host_bytes(true).iter().any(|held| held.bytes > 0));
+        let text = "data.train=[ROOT/README.md] data.validation_fraction=0.3 data.longest=64";
+        let (tokens, targets) = check(text, BOUNDS, None);
+        assert_eq!((tokens, targets), (512, 512));
+    }
+
+    #[test]
+    fn vocabularies() {
+        let check = |flags: &str, wanted: Result<u64, &str>| {
+            let found = vocabulary(&config(flags), None).map_err(|e| e.to_string());
+            assert_eq!(found, wanted.map_err(str::to_owned), "{flags}");
+        };
+        check("data.train=[ROOT/README.md]", Ok(256));
+        check("data.train=[ROOT/README.md] data.end_token=end", Ok(257));
+        check("data.train=[ROOT/README.md] model.vocabulary=300", Ok(300));
+        let few = "model.vocabulary 200: the tokenizer has 256 tokens; give at least as many";
+        check("data.train=[ROOT/README.md] model.vocabulary=200", Err(few));
+        check("data.train=[nowhere.jsonl] data.tokenizer=none.json model.vocabulary=65536", Ok(65_536));
+        let text =
+            "data.train: the name `x` does not say what it holds; give data.format txt, jsonl, bin or fasta";
+        check("data.train=[x]", Err(text));
+        let ids = "data.format bin: the ids have no tokenizer; give model.vocabulary";
+        check("data.train=[x.bin]", Err(ids));
+    }
+}

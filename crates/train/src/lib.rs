@@ -1,0 +1,22 @@
+//! `plimsoll train`: from a configuration to a trained model. Invariant: a run that was broken and goes on has the bits
+//! of one that was not.
+#![forbid(unsafe_code)]
+
+pub mod checkpoint;
+pub mod config;
+mod engine;
+pub mod feed;
+mod metrics;
+pub mod priced;
+mod resume;
+pub mod schedule;
+mod state;
+mod tokenizer;
+mod trainable;
+mod trainer;
+
+pub use engine::{Largest, Size, largest, open, plan_of};
+pub use resume::Resume;
+pub use state::{Best, LossScale, State};
+pub use trainable::{Applied, Auxiliary, Evaluated, Found, Part, Stored, Taken, Trainable};
+pub use trainer::{Ended, Open, Report, Request, train_with};

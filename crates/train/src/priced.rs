@@ -1,0 +1,214 @@
+//! What a training run would take, as people and programs read it. Invariant: every number comes from the plans.
+
+use super::config::{PrecisionKind, TrainConfig};
+use super::{Largest, plan_of};
+use graph::{Bytes, Graph, Phase};
+use plan::{Found, Optimizer, Rejected, Target};
+use run::{Observer, RunError, price};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// The machine of a name or a target file; the CPU with as many threads as the run would have.
+pub fn target(config: &TrainConfig, word: &str) -> Result<Target, RunError> {
+    match word {
+        "cpu" => config.run.target(),
+        _ => price::target(word),
+    }
+}
+
+/// The fastest plans of a configuration on a machine inside the line of its key `memory.budget`.
+pub fn found(config: &TrainConfig, target: &Target, observer: &mut dyn Observer) -> Result<Found, RunError> {
+    plan_of(config, target, budget(config, target)?, observer)
+}
+
+/// The line of a configuration on a machine.
+pub fn budget(config: &TrainConfig, target: &Target) -> Result<Bytes, RunError> {
+    price::parse_budget(&config.memory.budget, target)
+}
+
+/// The plans as JSON: the program's, and what was chosen.
+pub fn to_json(config: &TrainConfig, found: &Found) -> Result<Value, RunError> {
+    let c = &found.candidate;
+    let mut plan = price::to_json(&found.program)?;
+    let of = |r: &Rejected| {
+        let mut one = chosen(&r.candidate);
+        one["recomputed_nodes"] = json!(r.recomputed);
+        one["peak_bytes"] = json!(r.peak.0);
+        one["tokens_per_second"] = json!(r.tokens_per_second);
+        one["fits"] = json!(r.fits);
+        one
+    };
+    plan["precision"] = json!(config.precision.kind);
+    plan["parameters"] = json!(parameters(&found.program.plans()[0].1.graph));
+    plan["chosen"] = chosen(c);
+    plan["recomputed"] = json!(recomputed(&found.program.plans()[0].1.graph));
+    plan["seconds_per_step"] = json!(found.seconds);
+    plan["tokens_per_second"] = json!(found.tokens_per_second);
+    plan["rejected"] = found.rejected.iter().map(of).collect();
+    Ok(plan)
+}
+
+/// The same of the largest, and what it is.
+pub fn largest_to_json(largest: &Largest) -> Result<Value, RunError> {
+    let mut plan = to_json(&largest.config, &largest.found)?;
+    plan["largest"] = json!({"of": largest.size.name(), "value": largest.value, "refused": largest.refused});
+    Ok(plan)
+}
+
+/// The plans as a person reads them.
+pub fn to_text(config: &TrainConfig, found: &Found) -> Result<String, RunError> {
+    let Found { program, candidate, .. } = found;
+    let target = program.target();
+    let graph = &program.plans()[0].1.graph;
+    let mut text = format!(
+        "{} of {} parameters on {} ({})\n",
+        config.model.kind.name(),
+        parameters(graph),
+        target.name,
+        target.about
+    );
+    let times = match candidate.accumulation {
+        1 => "one micro-batch".to_owned(),
+        n => format!("{n} micro-batches"),
+    };
+    text += &format!(
+        "a step is {times} of up to {} tokens of {} sequences, the longest {} tokens; precision {}\n",
+        candidate.tokens,
+        graph.bounds.sequences,
+        graph.bounds.longest,
+        precision(config.precision.kind)
+    );
+    text +=
+        &format!("optimizer {}; {} rows of logits at a time\n", name(&candidate.optimizer), candidate.chunk);
+    text += &match recomputed(graph).as_slice() {
+        [] => "nothing is recomputed\n".to_owned(),
+        lines => format!("recomputed: {}\n", lines.join("; ")),
+    };
+    let (peak, bound) = (program.peak(), program.lower_bound());
+    let waste = peak.saturating_sub(bound).0 as f64 / bound.0.max(1) as f64;
+    text += &format!("{}\npeak at {}\n", program.ledger(), program.peak_at().1);
+    text += &format!("lower bound {bound}; packing wastes {:.2} %\n", 100.0 * waste);
+    text += &format!("expected {:.3} s a step, {:.0} tokens/s\n", found.seconds, found.tokens_per_second);
+    text += &rejected(&found.rejected);
+    text += &format!("digest {}", program.digest()?);
+    Ok(text)
+}
+
+/// The same of the largest, with a line that says what it is.
+pub fn largest_to_text(largest: &Largest) -> Result<String, RunError> {
+    let model = &largest.config.model;
+    let what = match largest.size {
+        super::Size::Tokens => format!("a micro-batch of {} tokens", largest.value),
+        super::Size::Layers => format!("{} layers", largest.value),
+        super::Size::Hidden => {
+            format!("hidden {}, intermediate {}, {} heads", model.hidden, model.intermediate, model.heads)
+        }
+    };
+    let plan = to_text(&largest.config, &largest.found)?;
+    Ok(format!("the largest that fits: {what}; {} does not\n{plan}", largest.refused))
+}
+
+fn chosen(c: &plan::Candidate) -> Value {
+    json!({
+        "micro_tokens": c.tokens,
+        "accumulation": c.accumulation,
+        "loss_chunk": c.chunk,
+        "optimizer": name(&c.optimizer),
+    })
+}
+
+/// The optimizer by its word in a configuration.
+fn name(optimizer: &Optimizer) -> &'static str {
+    match optimizer {
+        Optimizer::AdamW(_) => "adamw",
+        Optimizer::AdamW8bit(_) => "adamw8bit",
+        Optimizer::Adafactor(_) => "adafactor",
+        Optimizer::Sgd(_) => "sgd",
+    }
+}
+
+fn precision(kind: PrecisionKind) -> &'static str {
+    match kind {
+        PrecisionKind::F32 => "f32",
+        PrecisionKind::Bf16 => "bf16",
+        PrecisionKind::Fp16 => "fp16",
+    }
+}
+
+/// The number of parameters of a graph.
+pub(super) fn parameters(graph: &Graph) -> u64 {
+    let elements = |shape: &[graph::Dim]| shape.iter().filter_map(|d| d.fixed()).product::<u64>();
+    graph.param_values().map(|(v, ..)| elements(&graph.spec(v).shape)).sum()
+}
+
+/// How often each op is.
+type Ops<'a> = BTreeMap<&'a str, usize>;
+
+/// What is computed twice, a line for neighbouring layers that are alike.
+fn recomputed(graph: &Graph) -> Vec<String> {
+    let mut layers: BTreeMap<Option<u32>, Ops<'_>> = BTreeMap::new();
+    for node in graph.nodes.iter().filter(|n| n.phase == Phase::Recompute) {
+        *layers.entry(node.layer).or_default().entry(node.op.name()).or_default() += 1;
+    }
+    let mut ranges: Vec<(Option<u32>, Option<u32>, Ops<'_>)> = vec![];
+    for (layer, ops) in layers {
+        match ranges.last_mut() {
+            Some((_, last, same)) if *same == ops && layer == last.map(|n| n + 1) => *last = layer,
+            Some(_) | None => ranges.push((layer, layer, ops)),
+        }
+    }
+    ranges.into_iter().map(|(first, last, ops)| format!("{} {}", place(first, last), counted(&ops))).collect()
+}
+
+fn place(first: Option<u32>, last: Option<u32>) -> String {
+    match (first, last) {
+        (Some(a), Some(b)) if a == b => format!("layer {a}"),
+        (Some(a), Some(b)) => format!("layers {a} to {b}"),
+        (None, _) | (_, None) => "outside of layers".to_owned(),
+    }
+}
+
+fn counted(ops: &Ops<'_>) -> String {
+    let each = |(op, n): (&&str, &usize)| if *n == 1 { (*op).to_owned() } else { format!("{n} {op}") };
+    ops.iter().map(each).collect::<Vec<_>>().join(", ")
+}
+
+/// As many of a kind are shown; the JSON has all.
+const SHOWN: usize = 6;
+
+/// A table of what was not taken: what fits, and what would be faster and does not.
+fn rejected(rejected: &[Rejected]) -> String {
+    if rejected.is_empty() {
+        return String::new();
+    }
+    let mut text = "not taken, the fastest first:\n".to_owned();
+    text += &row(["tokens", "rows", "optimizer", "recomputed", "bytes", "tokens/s"].map(str::to_owned), "");
+    for fits in [true, false] {
+        let all: Vec<&Rejected> = rejected.iter().filter(|r| r.fits == fits).collect();
+        let verdict = if fits { "fits" } else { "does not fit" };
+        all.iter().take(SHOWN).for_each(|r| text += &row(cells(r), verdict));
+        if all.len() > SHOWN {
+            text += &format!("  and {} more of which each {verdict}\n", all.len() - SHOWN);
+        }
+    }
+    text
+}
+
+fn cells(r: &Rejected) -> [String; 6] {
+    let c = &r.candidate;
+    [
+        format!("{} x {}", c.accumulation, c.tokens),
+        c.chunk.to_string(),
+        name(&c.optimizer).to_owned(),
+        format!("{} ops", r.recomputed),
+        r.peak.to_string(),
+        format!("{:.0}", r.tokens_per_second),
+    ]
+}
+
+fn row(cells: [String; 6], fits: &str) -> String {
+    let [tokens, rows, optimizer, recomputed, bytes, rate] = cells;
+    let line =
+        format!("  {tokens:<12} {rows:>6}  {optimizer:<10} {recomputed:>10}  {bytes:>20}  {rate:>10}  {fits}");
+    format!("{}\n", line.trim_end())
+}

@@ -1,0 +1,126 @@
+//! Which checkpoint a run goes on from. Invariant: none of another configuration, as far as keys can change a result;
+//! and a run that is there is never begun anew over.
+
+use super::checkpoint::{Checkpoint, Checkpoints, Named};
+use super::config::schema::{leaves, schema};
+use super::config::{TrainConfig, Warmup};
+use data::printable::Place;
+use run::{Level, Observer, RunError};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// Where a run begins.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Resume {
+    /// At the newest checkpoint of its folder that can be used; at the start where there is none.
+    #[default]
+    Auto,
+    /// At the start; the folder must hold no checkpoints.
+    Never,
+    /// At this checkpoint, or at the newest of this run's folder.
+    From(PathBuf),
+}
+
+/// The checkpoint to go on from.
+pub(super) fn choose(
+    resume: &Resume,
+    own: &Checkpoints,
+    config: &TrainConfig,
+    observer: &mut dyn Observer,
+) -> Result<Option<Checkpoint>, RunError> {
+    let found = match resume {
+        Resume::Auto => newest(&own.list()?, observer)?,
+        Resume::From(path) => {
+            let found = at(path, observer)?;
+            older_than_none(own, &found)?;
+            Some(found)
+        }
+        Resume::Never => match own.list()?.last() {
+            None => None,
+            Some(Named { path, .. }) => {
+                let path = Place(path);
+                return Err(RunError::Unusable(format!(
+                    "--resume never: {path} is there already; go on with --resume auto, or choose another folder \
+                     with -o"
+                )));
+            }
+        },
+    };
+    if let Some(checkpoint) = &found
+        && let Some(what) = difference(&checkpoint.record.config, config)?
+    {
+        let path = Place(&checkpoint.path);
+        return Err(RunError::Unusable(format!(
+            "{path} is of another configuration: {what}; choose another folder with -o"
+        )));
+    }
+    Ok(found)
+}
+
+/// The newest that can be used.
+fn newest(all: &[Named], observer: &mut dyn Observer) -> Result<Option<Checkpoint>, RunError> {
+    let mut last = None;
+    for Named { path, .. } in all.iter().rev() {
+        match Checkpoint::open(path) {
+            Ok(checkpoint) => return Ok(Some(checkpoint)),
+            Err(why) => {
+                let path = Place(path);
+                observer
+                    .say(Level::Warning, &format!("{path} cannot be used: {why}; looking for an older one"));
+                last = Some(format!("{path}: {why}"));
+            }
+        }
+    }
+    match last {
+        None => Ok(None),
+        Some(why) => Err(RunError::Unusable(format!(
+            "no checkpoint can be used ({why}); remove the folder to begin anew, or choose another with -o"
+        ))),
+    }
+}
+
+/// A checkpoint that was named, or the newest of a run that was.
+fn at(path: &Path, observer: &mut dyn Observer) -> Result<Checkpoint, RunError> {
+    let shown = Place(path);
+    if path.join("checkpoints").is_dir() {
+        let found = newest(&Checkpoints::open(path)?.list()?, observer)?;
+        return found
+            .ok_or_else(|| RunError::Unusable(format!("--resume {shown}: there is no checkpoint in it")));
+    }
+    Checkpoint::open(path).map_err(|why| RunError::Unusable(format!("--resume {shown}: {why}")))
+}
+
+/// A run that went back would meet its own later checkpoints.
+fn older_than_none(own: &Checkpoints, found: &Checkpoint) -> Result<(), RunError> {
+    let newer = own.list()?.into_iter().rfind(|named| named.step > found.record.state.step);
+    newer.map_or(Ok(()), |named| {
+        let (there, path) = (Place(&named.path), Place(&found.path));
+        Err(RunError::Unusable(format!(
+            "--resume {path}: {there} is newer; go on with --resume auto, remove it, or choose another folder with -o"
+        )))
+    })
+}
+
+/// The first key that can change a result and differs, in words.
+fn difference(old: &Value, config: &TrainConfig) -> Result<Option<String>, RunError> {
+    let broken = |e: serde_json::Error| RunError::Unusable(format!("the configuration of a checkpoint: {e}"));
+    let new = serde_json::to_value(config).map_err(broken)?;
+    let keys = leaves(&schema()).into_iter().filter(|leaf| leaf.changes == "results");
+    for leaf in keys {
+        let (was, is) = (at_path(old, &leaf.path), at_path(&new, &leaf.path));
+        if was != is {
+            return Ok(Some(format!("`{}` was {was}, is {is}", leaf.path)));
+        }
+    }
+    // How long a run is may change, unless the learning rate already bent towards its end.
+    let old: TrainConfig = serde_json::from_value(old.clone()).map_err(broken)?;
+    let (was, is) = (old.horizon(), config.horizon());
+    let text = |end: Option<u64>| end.map_or("never".to_owned(), |step| format!("at step {step}"));
+    let bends = config.schedule.kind.ends() || matches!(config.schedule.warmup, Warmup::Share(_));
+    Ok((bends && was != is)
+        .then(|| format!("the schedule ended {}, ends {}; schedule.steps says where", text(was), text(is))))
+}
+
+fn at_path<'a>(value: &'a Value, path: &str) -> &'a Value {
+    path.split('.').fold(value, |value, key| &value[key])
+}

@@ -1,0 +1,89 @@
+//! The tokenizer's files that stand in a checkpoint, so that whoever opens it reads text as training did. Invariant:
+//! they are the bytes of the files that the run was given; ESM-2's alphabet, which is compiled in, is written as the
+//! hub has it.
+
+use crate::config::{ModelKind, TrainConfig};
+use crate::feed;
+use data::bounded;
+use data::tokenize::{bpe, esm};
+use data::train::Tokens;
+use run::RunError;
+use run::hub::{TOKENIZER, tokenizer_files};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+/// What transformers reads first.
+const CONFIG: &str = "tokenizer_config.json";
+
+/// Special tokens of DNABERT-S.
+const ROLES: [(&str, &str); 5] = [
+    ("unk_token", "[UNK]"),
+    ("cls_token", "[CLS]"),
+    ("sep_token", "[SEP]"),
+    ("pad_token", "[PAD]"),
+    ("mask_token", "[MASK]"),
+];
+
+/// The files of a run whose weights come from `folder`. Bytes and ids need none.
+pub fn files(config: &TrainConfig, folder: Option<&Path>) -> Result<Vec<(String, Vec<u8>)>, RunError> {
+    if config.model.kind == ModelKind::Head {
+        return Ok(vec![]);
+    }
+    let own = folder.map(|folder| folder.join(TOKENIZER)).filter(|path| path.is_file());
+    match feed::tokens(config, &feed::format(config)?, own.as_deref())? {
+        Tokens::Bytes { .. } => Ok(vec![]),
+        Tokens::Ids { .. } => folder.map_or(Ok(vec![]), tokenizer_files),
+        Tokens::Esm => {
+            let mut files = folder.map_or(Ok(vec![]), tokenizer_files)?;
+            for (name, bytes) in alphabet() {
+                if !files.iter().any(|(there, _)| *there == name) {
+                    files.push((name, bytes));
+                }
+            }
+            Ok(files)
+        }
+        Tokens::Dna(path) | Tokens::BytePairs { file: path, .. } => {
+            let named = path.file_name().is_some_and(|name| name == TOKENIZER);
+            let found = match path.parent().filter(|_| named) {
+                Some(folder) => tokenizer_files(folder)?,
+                None => vec![(TOKENIZER.to_owned(), read(&path)?)],
+            };
+            Ok(classified(found, config.model.kind))
+        }
+    }
+}
+
+/// With what transformers needs to know: without it, a model's type stands for a tokenizer of its own.
+fn classified(mut files: Vec<(String, Vec<u8>)>, kind: ModelKind) -> Vec<(String, Vec<u8>)> {
+    if files.iter().any(|(name, _)| name == CONFIG) {
+        return files;
+    }
+    let mut class = json!({"tokenizer_class": "PreTrainedTokenizerFast"});
+    if kind == ModelKind::DnabertS {
+        for (role, name) in ROLES {
+            class[role] = json!(name);
+        }
+    }
+    files.push((CONFIG.to_owned(), format!("{class:#}\n").into_bytes()));
+    files
+}
+
+fn read(path: &PathBuf) -> Result<Vec<u8>, RunError> {
+    bounded::read(path, bpe::LARGEST).map_err(RunError::io(path))
+}
+
+/// ESM-2's.
+fn alphabet() -> Vec<(String, Vec<u8>)> {
+    let class = json!({
+        "tokenizer_class": "EsmTokenizer",
+        "cls_token": "<cls>",
+        "pad_token": "<pad>",
+        "eos_token": "<eos>",
+        "unk_token": "<unk>",
+        "mask_token": "<mask>",
+    });
+    vec![
+        (CONFIG.to_owned(), format!("{class:#}\n").into_bytes()),
+        ("vocab.txt".to_owned(), esm::vocabulary().into_bytes()),
+    ]
+}

@@ -1,0 +1,580 @@
+//! The loop: micro-steps, the update, evaluation, checkpoints, the end. Invariant: what happens in a step depends on the
+//! configuration, the state and the data alone; clocks and signals decide only when a checkpoint is written.
+
+use super::checkpoint::{Checkpoint, Checkpoints, Record};
+use super::config::schema::{leaves, schema};
+use super::config::{PrecisionKind, TrainConfig};
+use super::metrics::{EvaluationLine, Metrics, StepLine, number};
+use super::resume::{self, Resume};
+use super::schedule::{Rate, hyper};
+use super::state::{Best, SKIPS_IN_A_ROW, State};
+use super::trainable::{Applied, Auxiliary, Found, Taken, Trainable};
+use data::atomic::AtomicFile;
+use data::printable::Place;
+use graph::Bytes;
+use run::machine::{self, Tracker, parse_budget};
+use run::predict::folder;
+use run::{Level, Observer, RunError, Trained};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// What is asked.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The configuration, all keys.
+    pub config: TrainConfig,
+    /// The run's folder.
+    pub output: PathBuf,
+    /// Where it begins.
+    pub resume: Resume,
+}
+
+/// Makes the model of a configuration, with its data at their start.
+pub type Open<'a> = &'a mut dyn FnMut(&TrainConfig, &mut dyn Observer) -> Result<Box<dyn Trainable>, RunError>;
+
+/// Why a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// run.steps.
+    Steps,
+    /// run.epochs.
+    Epochs,
+    /// run.max_tokens.
+    Tokens,
+    /// run.patience.
+    Patience,
+}
+
+impl Ended {
+    /// The key that ended it.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::Steps => "run.steps",
+            Self::Epochs => "run.epochs",
+            Self::Tokens => "run.max_tokens",
+            Self::Patience => "run.patience",
+        }
+    }
+}
+
+/// How a run went.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Its folder.
+    pub output: PathBuf,
+    /// Its newest checkpoint.
+    pub checkpoint: PathBuf,
+    /// Where it is.
+    pub state: State,
+    /// Steps of this process.
+    pub steps: u64,
+    /// Cross-entropy of a target of the last step, in nats; `None` where there was nothing to do.
+    pub loss: Option<f64>,
+    /// Why it ended.
+    pub ended: Ended,
+    /// From the first step of this process to the last.
+    pub seconds: f64,
+    /// Tokens by these seconds.
+    pub tokens_per_second: f64,
+    /// run.json.
+    pub run_record: Value,
+}
+
+/// Trains, with the model that `open` makes.
+pub fn train_with(request: &Request, open: Open<'_>, observer: &mut dyn Observer) -> Result<Report, RunError> {
+    let tracker = Tracker::new();
+    let output = &request.output;
+    // Held to the end: two runs in one folder would take each other's files.
+    let lock = folder::take(output)?;
+    if !lock.is_held() {
+        let text = format!(
+            "{} is on a file system without locks: see to it that no other run writes there",
+            Place(output)
+        );
+        observer.say(Level::Warning, &text);
+    }
+    let checkpoints = Checkpoints::open(output)?;
+    let found = resume::choose(&request.resume, &checkpoints, &request.config, observer)?;
+    // From here on the folder is this run's, whatever becomes of it.
+    let asked = serde_json::to_value(&request.config).map_err(|e| RunError::Refused(e.to_string()))?;
+    let started = Status { output, asked: &asked };
+    started.write("running", None)?;
+    train_from(request, checkpoints, found, &asked, open, tracker, observer).inspect_err(|error| {
+        let status = if matches!(error, RunError::Interrupted { .. }) { "interrupted" } else { "failed" };
+        if let Err(why) = started.write(status, Some(error)) {
+            observer.say(Level::Warning, &format!("run.json still says that the run is running: {why}"));
+        }
+    })
+}
+
+/// run.json of a run that has not finished.
+struct Status<'a> {
+    output: &'a Path,
+    asked: &'a Value,
+}
+
+impl Status<'_> {
+    fn write(&self, status: &str, error: Option<&RunError>) -> Result<(), RunError> {
+        let mut record = json!({
+            "plimsoll": env!("CARGO_PKG_VERSION"),
+            "status": status,
+            "config": self.asked,
+        });
+        if let Some(error) = error {
+            record["error"] = json!(error.to_string());
+        }
+        write_text(&self.output.join("run.json"), &format!("{record:#}\n"))
+    }
+}
+
+/// Trains from a checkpoint, or from the start.
+fn train_from(
+    request: &Request,
+    checkpoints: Checkpoints,
+    found: Option<Checkpoint>,
+    asked: &Value,
+    open: Open<'_>,
+    mut tracker: Tracker,
+    observer: &mut dyn Observer,
+) -> Result<Report, RunError> {
+    let output = &request.output;
+    let kept = found.as_ref().map(|c| decisive(&c.record.choices)).unwrap_or_default();
+    // Of what is free before anything is taken of it.
+    let line = parse_budget(&request.config.memory.budget, machine::available().free)?;
+    // What was decided for the steps that are done holds for those that follow.
+    let mut model = open(&request.config.with(&kept)?, observer)?;
+    let choices: BTreeMap<String, Value> = kept.into_iter().chain(model.choices()).collect();
+    let config = request.config.with(&choices)?;
+    let state = match &found {
+        None => State::new(&config.precision, model.position()?),
+        Some(checkpoint) => {
+            checkpoint.restore(model.as_mut())?;
+            let (step, path) = (checkpoint.record.state.step, Place(&checkpoint.path));
+            observer.say(Level::Info, &format!("goes on after step {step} of {path}"));
+            checkpoint.record.state.clone()
+        }
+    };
+    write_text(&output.join("config.yaml"), &config.to_yaml()?)?;
+    tracker.track("opened");
+    let metrics = Metrics::open(output, state.step)?;
+    let newest = found.map(|checkpoint| (checkpoint.record.state.step, checkpoint.path));
+    let mut trainer = Trainer {
+        asked: asked.clone(),
+        rate: Rate::new(&config),
+        config,
+        choices,
+        model,
+        checkpoints,
+        metrics,
+        newest,
+        clock: Clock::start(state.step, state.tokens),
+        saved: Instant::now(),
+        state,
+        line,
+        loss: None,
+    };
+    for line in trainer.introduction(output) {
+        observer.say(Level::Info, &line);
+    }
+    let ended = trainer.run(observer)?;
+    tracker.track("trained");
+    trainer.report(output, ended, &tracker)
+}
+
+/// Choices on which results depend.
+fn decisive(choices: &BTreeMap<String, Value>) -> BTreeMap<String, Value> {
+    let keys = leaves(&schema()).into_iter().filter(|leaf| leaf.changes == "results");
+    keys.filter_map(|leaf| choices.get_key_value(&leaf.path)).map(|(k, v)| (k.clone(), v.clone())).collect()
+}
+
+fn write_text(path: &Path, text: &str) -> Result<(), RunError> {
+    let mut file = AtomicFile::create(path)?;
+    file.write_all(text.as_bytes()).map_err(|e| file.error(e))?;
+    Ok(file.commit()?)
+}
+
+/// The word of a configuration for a value of one of its enums.
+fn word(value: &impl serde::Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|value| Some(value.as_str()?.to_owned())).unwrap_or_default()
+}
+
+struct Trainer {
+    /// What was asked for: a run that goes on is compared with it.
+    asked: Value,
+    /// The same with what was decided.
+    config: TrainConfig,
+    choices: BTreeMap<String, Value>,
+    rate: Rate,
+    model: Box<dyn Trainable>,
+    checkpoints: Checkpoints,
+    metrics: Metrics,
+    state: State,
+    /// The newest checkpoint that is whole.
+    newest: Option<(u64, PathBuf)>,
+    /// When the newest checkpoint was written, or the run began.
+    saved: Instant,
+    clock: Clock,
+    line: Bytes,
+    /// Of the last step.
+    loss: Option<f64>,
+}
+
+/// The micro-steps of one update.
+#[derive(Default)]
+struct Group {
+    micro_steps: u64,
+    /// In which it began.
+    epoch: u64,
+    tokens: u64,
+    targets: u64,
+    loss: f64,
+    /// Auxiliary losses times the targets of their micro-steps.
+    auxiliary: Auxiliary,
+    dropped: u64,
+}
+
+impl Group {
+    fn add(&mut self, taken: Taken, found: Found) {
+        self.micro_steps += 1;
+        self.tokens += taken.tokens;
+        self.targets += taken.targets;
+        self.loss += found.loss;
+        self.dropped += found.dropped;
+        self.auxiliary.add(&found.auxiliary, taken.targets as f64);
+    }
+}
+
+/// Times of this process.
+struct Clock {
+    began: Instant,
+    first_step: u64,
+    first_tokens: u64,
+    logged: Instant,
+    logged_tokens: u64,
+}
+
+impl Clock {
+    fn start(step: u64, tokens: u64) -> Self {
+        let now = Instant::now();
+        Self { began: now, first_step: step, first_tokens: tokens, logged: now, logged_tokens: tokens }
+    }
+
+    fn rate(&self, tokens: u64) -> f64 {
+        (tokens - self.first_tokens) as f64 / self.began.elapsed().as_secs_f64().max(1e-9)
+    }
+
+    /// Tokens a second since the last time that this was asked.
+    fn lap(&mut self, tokens: u64) -> f64 {
+        let seconds = self.logged.elapsed().as_secs_f64().max(1e-9);
+        let rate = (tokens - self.logged_tokens) as f64 / seconds;
+        (self.logged, self.logged_tokens) = (Instant::now(), tokens);
+        rate
+    }
+}
+
+impl Trainer {
+    /// What is trained, on what, in how much memory, and where it is written.
+    fn introduction(&self, output: &Path) -> [String; 4] {
+        let TrainConfig { model, data, batch, memory, run, precision, .. } = &self.config;
+        let parameters = self.model.parameters().map_or_else(String::new, |n| format!(" of {n} parameters"));
+        let from = model.from.as_ref().map_or("random weights".to_owned(), |from| from.clone());
+        let end = [
+            run.steps.map(|n| format!("{n} steps")),
+            run.epochs.map(|n| format!("{n} epochs")),
+            run.max_tokens.map(|n| format!("{n} targets")),
+        ];
+        let end = end.into_iter().flatten().collect::<Vec<_>>().join(" or ");
+        let files = match data.train.as_slice() {
+            [only] => Place(Path::new(only)).to_string(),
+            [first, rest @ ..] => format!("{} and {} more", Place(Path::new(first)), rest.len()),
+            [] => "nothing".to_owned(),
+        };
+        let device = match run.threads.0 {
+            Some(n) => format!("the CPU, {n} threads"),
+            None => "the CPU".to_owned(),
+        };
+        let (peak, line) = (self.model.peak(), self.line);
+        let saves = match &run.save_every {
+            Some(every) => format!("every {every} and at the end"),
+            None => "at the end".to_owned(),
+        };
+        let micro = batch.micro_tokens.0.unwrap_or(batch.tokens);
+        [
+            format!(
+                "trains a {}{parameters} from {from}, in {}, with {}, for {end}",
+                model.kind.name(),
+                word(&precision.kind),
+                word(&self.model.optimizer()),
+            ),
+            format!(
+                "on {files}, {} tokens a step in micro-steps of {micro}; computed by {device}",
+                batch.tokens
+            ),
+            format!("plan: {peak} of the budget of {line} ({})", memory.budget),
+            format!(
+                "writes to {}: metrics.jsonl, config.yaml, run.json, and a checkpoint {saves}",
+                Place(output)
+            ),
+        ]
+    }
+
+    fn run(&mut self, observer: &mut dyn Observer) -> Result<Ended, RunError> {
+        loop {
+            if let Some(ended) = self.ended() {
+                let due = self.config.run.evaluate_every.is_some() && self.state.evaluated != self.state.step;
+                if due && self.state.step > 0 {
+                    self.evaluate(observer)?;
+                }
+                self.save()?;
+                return Ok(ended);
+            }
+            if !self.step(observer)? {
+                continue;
+            }
+            let run = &self.config.run;
+            let step = self.state.step;
+            let evaluates = run.evaluate_every.is_some_and(|n| step.is_multiple_of(n));
+            let saves = run.save_every.as_ref().is_some_and(|every| every.is_due(step, self.saved.elapsed()));
+            let is_best = evaluates && self.evaluate(observer)? && self.config.run.keep_best;
+            if saves || is_best {
+                self.save()?;
+            }
+            self.heed(observer)?;
+        }
+    }
+
+    fn ended(&self) -> Option<Ended> {
+        let (run, state) = (&self.config.run, &self.state);
+        let reached = |limit: Option<u64>, now: u64| limit.is_some_and(|limit| now >= limit);
+        let all = [
+            (Ended::Steps, reached(run.steps, state.step)),
+            (Ended::Epochs, reached(run.epochs, state.epoch)),
+            (Ended::Tokens, reached(run.max_tokens, state.targets)),
+            (Ended::Patience, reached(run.patience, state.stale)),
+        ];
+        all.into_iter().find(|(_, reached)| *reached).map(|(ended, _)| ended)
+    }
+
+    /// One update; false where the data ended instead.
+    fn step(&mut self, observer: &mut dyn Observer) -> Result<bool, RunError> {
+        let group = self.group()?;
+        if group.targets == 0 {
+            return Ok(false);
+        }
+        let step = self.state.step + 1;
+        if !group.loss.is_finite() && self.config.precision.kind != PrecisionKind::Fp16 {
+            return Err(RunError::Refused(format!(
+                "step {step}: the loss is no number any more; use a lower optimizer.lr or a longer schedule.warmup; \
+                 the last checkpoint is from before"
+            )));
+        }
+        let scale = self.state.scale;
+        let lr = self.rate.at(self.state.step, group.epoch);
+        let told = self.hyper(group.epoch);
+        let unscale = (1.0 / (f64::from(self.loss_scale()) * group.targets as f64)) as f32;
+        let applied = self.model.apply(&told, unscale)?;
+        self.state.after(applied.ok, &self.config.precision, step)?;
+        if !applied.ok {
+            match self.config.precision.kind {
+                PrecisionKind::Fp16 => {
+                    let scale = self.state.scale.factor;
+                    let text = format!("step {step} skipped: gradient not finite, scale now {scale}");
+                    observer.say(Level::Info, &text);
+                }
+                PrecisionKind::F32 | PrecisionKind::Bf16 => {
+                    let row = self.state.skipped_in_a_row;
+                    let text = format!(
+                        "step {step} skipped: gradient not finite, {row} in a row; the run ends at {SKIPS_IN_A_ROW}"
+                    );
+                    observer.say(Level::Warning, &text);
+                }
+            }
+        }
+        self.state.step = step;
+        self.state.tokens += group.tokens;
+        self.state.targets += group.targets;
+        self.loss = Some(group.loss / group.targets as f64);
+        if step.is_multiple_of(self.config.run.log_every) {
+            self.log(&group, applied, lr, scale.factor)?;
+        }
+        observer.trained(&Trained {
+            step,
+            steps: self.config.run.steps,
+            loss: self.loss.unwrap_or_default(),
+            tokens_per_second: self.clock.rate(self.state.tokens),
+            memory: machine::resident().0,
+            line: self.line,
+        });
+        Ok(true)
+    }
+
+    /// The factor of a micro-batch's summed cross-entropy. In fp16 it is the loss scale over the tokens of a step, so that
+    /// tensors of fp16 see gradients of a mean: as large in a micro-batch of a thousand tokens as in one of a million.
+    /// f32 and bf16 have the range for the sum, which is divided by its targets when the weights move.
+    fn loss_scale(&self) -> f32 {
+        match self.config.precision.kind {
+            PrecisionKind::Fp16 => (self.state.scale.factor / self.config.batch.tokens as f64) as f32,
+            PrecisionKind::F32 | PrecisionKind::Bf16 => self.state.scale.factor as f32,
+        }
+    }
+
+    /// What the optimizer is told in the next update, which begins in `epoch`.
+    fn hyper(&self, epoch: u64) -> Vec<f32> {
+        let lr = self.rate.at(self.state.step, epoch);
+        hyper(self.model.optimizer(), &self.config.optimizer, lr, self.state.updates + 1)
+    }
+
+    /// The micro-steps of the next update: fewer at the end of an epoch, none where the run ends with it.
+    fn group(&mut self) -> Result<Group, RunError> {
+        let batch = &self.config.batch;
+        let most = batch.tokens / batch.micro_tokens.0.unwrap_or(batch.tokens);
+        let (mut group, mut ends) = (Group::default(), 0);
+        while group.micro_steps < most {
+            let Some(taken) = self.model.take()? else {
+                self.state.epoch += 1;
+                ends += 1;
+                if ends > 1 {
+                    let text = "data.train: an epoch gave nothing to train on; is every document too short?";
+                    return Err(RunError::Refused(text.to_owned()));
+                }
+                match group.micro_steps > 0 || self.ended().is_some() {
+                    true => break,
+                    false => continue,
+                }
+            };
+            if group.micro_steps == 0 {
+                group.epoch = self.state.epoch;
+                let told = self.hyper(group.epoch);
+                self.model.prepare(&told);
+            }
+            let found = self.model.micro_step(group.micro_steps > 0, self.loss_scale())?;
+            group.add(taken, found);
+        }
+        Ok(group)
+    }
+
+    fn log(&mut self, group: &Group, applied: Applied, lr: f64, scale: f64) -> Result<(), RunError> {
+        let scales = self.config.precision.kind == PrecisionKind::Fp16;
+        let targets = group.targets as f64;
+        let mut auxiliary = Auxiliary::default();
+        auxiliary.add(&group.auxiliary, 1.0 / targets);
+        self.metrics.put(&StepLine {
+            step: self.state.step,
+            loss: number(group.loss / targets),
+            auxiliary,
+            lr: number(lr),
+            grad_norm: number(applied.norm),
+            tokens: self.state.tokens,
+            epoch: group.epoch,
+            micro_steps: group.micro_steps,
+            tokens_per_second: number(self.clock.lap(self.state.tokens)),
+            seconds: number(self.clock.began.elapsed().as_secs_f64()),
+            dropped: group.dropped,
+            loss_scale: number(scale).filter(|_| scales),
+            skipped: self.state.skipped,
+            memory_bytes: machine::resident().0.0,
+        })
+    }
+
+    /// The loss on what is not trained on, without auxiliary losses; whether it is the lowest so far.
+    fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<bool, RunError> {
+        let most = self.config.run.evaluate_tokens.unwrap_or(u64::MAX);
+        let (mut loss, mut targets) = (0.0, 0);
+        self.model.rewind()?;
+        while targets < most
+            && let Some(found) = self.model.evaluate()?
+        {
+            loss += found.loss;
+            targets += found.targets;
+        }
+        if targets == 0 {
+            let text = "run.evaluate_every: there is nothing to evaluate on; give more data.validation";
+            return Err(RunError::Refused(text.to_owned()));
+        }
+        let (step, loss) = (self.state.step, loss / targets as f64);
+        let best = loss.is_finite() && self.state.best.is_none_or(|best| loss < best.loss);
+        self.state.evaluated = step;
+        match best {
+            true => (self.state.best, self.state.stale) = (Some(Best { step, loss }), 0),
+            false => self.state.stale += 1,
+        }
+        let (validation_loss, validation_targets) = (number(loss), targets);
+        self.metrics.put(&EvaluationLine { step, validation_loss, validation_targets, best })?;
+        let mark = if best { ", the lowest so far" } else { "" };
+        observer
+            .say(Level::Info, &format!("step {step}: validation loss {loss:.4} over {targets} targets{mark}"));
+        Ok(best)
+    }
+
+    /// A checkpoint of now, if there is none; older ones go.
+    fn save(&mut self) -> Result<&Path, RunError> {
+        let step = self.state.step;
+        if self.newest.as_ref().is_none_or(|(there, _)| *there != step) {
+            self.state.position = self.model.position()?;
+            let record = Record {
+                plimsoll: env!("CARGO_PKG_VERSION").to_owned(),
+                state: self.state.clone(),
+                config: self.asked.clone(),
+                choices: self.choices.clone(),
+            };
+            let path = self.checkpoints.save(&record, self.model.as_mut())?;
+            self.newest = Some((step, path));
+            self.saved = Instant::now();
+            let best = self.state.best.filter(|_| self.config.run.keep_best).map(|best| best.step);
+            self.checkpoints.rotate(self.config.run.keep_last, best)?;
+        }
+        // Just written, or there before.
+        Ok(self.newest.as_ref().map_or(Path::new(""), |(_, path)| path))
+    }
+
+    /// Ends where a signal asks for it; what was trained is kept.
+    fn heed(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
+        let Some(signal) = observer.stop() else { return Ok(()) };
+        let step = self.state.step;
+        let path = Place(self.save()?).to_string();
+        let kept = format!("step {step} is kept in {path}; the same command goes on from there");
+        Err(RunError::Interrupted { signal, kept })
+    }
+
+    fn report(mut self, output: &Path, ended: Ended, tracker: &Tracker) -> Result<Report, RunError> {
+        let checkpoint = self.save()?.to_owned();
+        let seconds = self.clock.began.elapsed().as_secs_f64();
+        let tokens_per_second = self.clock.rate(self.state.tokens);
+        let stages: Vec<Value> = tracker
+            .stages()
+            .iter()
+            .map(|s| json!({"stage": s.name, "resident_bytes": s.resident.0, "peak_bytes": s.peak.0}))
+            .collect();
+        let run_record = json!({
+            "plimsoll": env!("CARGO_PKG_VERSION"),
+            "status": "finished",
+            "config": self.asked,
+            "choices": self.choices,
+            "ended": ended.key(),
+            "state": self.state,
+            "loss": self.loss,
+            "checkpoint": checkpoint.display().to_string(),
+            "seconds": seconds,
+            "tokens_per_second": tokens_per_second,
+            "budget_bytes": self.line.0,
+            "peak_bytes": self.model.peak().0,
+            "plan": self.model.plan()?,
+            "memory": stages,
+        });
+        write_text(&output.join("run.json"), &format!("{run_record:#}\n"))?;
+        Ok(Report {
+            output: output.to_owned(),
+            checkpoint,
+            steps: self.state.step - self.clock.first_step,
+            state: self.state,
+            loss: self.loss,
+            ended,
+            seconds,
+            tokens_per_second,
+            run_record,
+        })
+    }
+}

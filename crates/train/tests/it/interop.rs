@@ -1,0 +1,336 @@
+//! What others do with a checkpoint, and what Plimsoll does with it. Invariant: every checkpoint has the tensors and keys
+//! that transformers itself writes (`fixtures/training/hub.json`, made by `bench/fixtures/hub.py`).
+
+use crate::rig::{Folder, fixture, golden};
+use crate::training::{ESM, esm, root, train, try_train, values};
+use data::weights::Weights;
+use run::classify::{self, classify};
+use run::embed::{self, embed};
+use run::merge::{self, merge};
+use run::predict::predict;
+use run::{Precision, RunError, Settings, Silent};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const DECODER: &str = "
+model:
+  {hidden: 32, layers: 2, heads: 4, kv_heads: 2, intermediate: 48, norm: rms_norm, activation: swiglu, bias: false,
+   experts: {count: 4, top_k: 2}}
+data: {longest: 64, validation_fraction: 0, workers: 1}
+loss: {balance: 0.001, router_z: 0}
+schedule: {kind: constant, warmup: 0}
+batch: {tokens: 128}
+run: {steps: 1, threads: 2}
+";
+
+/// A table of the classes 0, 1 and 2 of the proteins that are trained on.
+fn labels(folder: &Folder) -> String {
+    let proteins = fs::read_to_string(fixture("goldens/pipeline/expected_500/protein.faa")).expect("proteins");
+    let names = proteins.lines().filter_map(|line| line.strip_prefix('>')?.split_whitespace().next());
+    let table: String = names.enumerate().map(|(i, name)| format!("{name}\t{}\n", i % 3)).collect();
+    let path = folder.write("labels.tsv", table);
+    format!("model.classes=3 data.truncate=true data.labels={} batch.micro_tokens=512", path.display())
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(path).expect("a file")).expect("JSON")
+}
+
+fn shapes(folder: &Path) -> BTreeMap<String, Vec<u64>> {
+    let weights = Weights::open(folder).expect("weights");
+    weights.tensors().map(|t| (t.name().to_owned(), t.shape().to_vec())).collect()
+}
+
+/// The checkpoint has the tensors of transformers' own, but for frequencies, which the hub's files have for each layer;
+/// and no key that transformers has not, or has with another value.
+fn check(checkpoint: &Path, architecture: &str) {
+    let wanted = &json(&fixture("training/hub.json"))[architecture];
+    let mut found = shapes(checkpoint);
+    let layers = found.len();
+    found.retain(|name, _| !name.ends_with("inv_freq"));
+    let frequencies = if architecture.starts_with("esm2") { 2 } else { 0 };
+    assert_eq!(layers - found.len(), frequencies, "{architecture}");
+    let tensors: BTreeMap<String, Vec<u64>> =
+        serde_json::from_value(wanted["tensors"].clone()).expect("shapes");
+    assert_eq!(found, tensors, "{architecture}");
+    let config = json(&checkpoint.join("config.json"));
+    for (key, value) in config.as_object().expect("keys") {
+        let theirs = match key.as_str() {
+            // Where it stood before transformers 5, which reads both.
+            "rope_theta" if wanted["config"]["rope_theta"].is_null() => {
+                &wanted["config"]["rope_parameters"][key]
+            }
+            // Of the vocabulary; names of classes; what only we read.
+            "bos_token_id" | "eos_token_id" | "pad_token_id" | "id2label" | "label2id"
+            | "classifier_pooling" => value,
+            _ => &wanted["config"][key],
+        };
+        assert_eq!(value, theirs, "{architecture}: {key}");
+    }
+}
+
+#[test]
+fn checkpoints_are_as_transformers_writes_them() {
+    let folder = Folder::new("interop-names");
+    let text = format!("data.train=[{}]", root("README.md").display());
+    for (architecture, flags) in [
+        ("llama", "model.kind=dense_lm"),
+        ("llama_tied", "model.kind=dense_lm model.tied_head=true"),
+        ("mistral", "model.kind=dense_lm model.attention.mask=window model.attention.window=16"),
+        ("mixtral", "model.kind=moe_lm"),
+    ] {
+        let report = train(&folder.path(architecture), DECODER, &format!("{text} {flags}"));
+        check(&report.checkpoint, architecture);
+    }
+    check(&train(&folder.path("esm2"), ESM, &esm("run.steps=1")).checkpoint, "esm2");
+    let flags = esm(&format!("run.steps=1 {}", labels(&folder)));
+    check(&train(&folder.path("classes"), ESM, &flags).checkpoint, "esm2_classifier");
+}
+
+#[test]
+fn tokenizers_go_with_checkpoints() {
+    let folder = Folder::new("interop-tokenizers");
+    let read = |path: PathBuf| fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let report = train(&folder.path("esm2"), ESM, &esm("run.steps=1"));
+    assert_eq!(read(report.checkpoint.join("vocab.txt")), read(fixture("goldens/esm2/vocab.txt")));
+    assert_eq!(json(&report.checkpoint.join("tokenizer_config.json"))["tokenizer_class"], "EsmTokenizer");
+    // One that has no files of its own has the same.
+    fs::remove_file(report.checkpoint.join("vocab.txt")).expect("there");
+    let again = format!("run.steps=1 model.from={}", report.checkpoint.display());
+    let report = train(&folder.path("again"), ESM, &esm(&again));
+    assert_eq!(read(report.checkpoint.join("vocab.txt")), read(fixture("goldens/esm2/vocab.txt")));
+    let report = dna(&folder);
+    assert_eq!(read(report.join("tokenizer.json")), read(fixture("goldens/dnabert_s/tokenizer.json")));
+    assert_eq!(json(&report.join("tokenizer_config.json"))["cls_token"], "[CLS]");
+    // What its source says of it is kept.
+    let config = json(&report.join("config.json"));
+    assert_eq!(config["auto_map"]["AutoModelForMaskedLM"], "bert_layers.BertForMaskedLM");
+    assert_eq!(config["architectures"][0], "BertForMaskedLM");
+    let text = format!("model.kind=moe_lm data.train=[{}]", root("README.md").display());
+    let report = train(&folder.path("bytes"), DECODER, &text);
+    assert!(!report.checkpoint.join("tokenizer.json").exists());
+}
+
+/// A DNABERT-S of one step.
+fn dna(folder: &Folder) -> PathBuf {
+    let flags = format!(
+        "model.kind=dnabert_s model.from={} data.train=[{}] run.steps=1",
+        fixture("goldens/dnabert_s").display(),
+        fixture("goldens/pipeline/reads.fa").display()
+    );
+    train(&folder.path("dna"), ESM, &flags).checkpoint
+}
+
+/// In f32, as what is computed here is.
+fn wide() -> Settings {
+    Settings { precision: Some(Precision::F32), ..Settings::default() }
+}
+
+/// The embeddings of a file of sequences.
+fn embedded(folder: &Folder, model: &Path, input: &str) -> Result<Vec<f32>, RunError> {
+    let output = folder.path("out.safetensors");
+    embed(
+        &embed::Options {
+            model: model.display().to_string(),
+            inputs: vec![fixture(input)],
+            output: embed::Destination::File(output.clone()),
+            force: true,
+            pool: embed::Pool::Mean,
+            layers: None,
+            sort_by_length: true,
+            max_length: None,
+            truncate: false,
+            prefetch: 2,
+            settings: wide(),
+        },
+        &mut Silent,
+    )?;
+    Ok(values(&output).swap_remove(0).1)
+}
+
+const PROTEINS: &str = "goldens/esm2/proteins.faa";
+
+#[test]
+fn what_was_trained_embeds() {
+    let folder = Folder::new("interop-embed");
+    let report = train(&folder.path("esm2"), ESM, &esm("run.steps=1 optimizer.lr=1e-2"));
+    for (trained, source, input) in [
+        (report.checkpoint, "goldens/esm2", PROTEINS),
+        (dna(&folder), "goldens/dnabert_s", "goldens/dnabert_s/reads.fa"),
+    ] {
+        let before = embedded(&folder, &fixture(source), input).expect("embedded");
+        let after = embedded(&folder, &trained, input).expect("embedded");
+        assert_eq!(before.len(), after.len());
+        assert!(before != after && after.iter().all(|x| x.is_finite()), "{source}");
+    }
+}
+
+fn classified(folder: &Folder, model: &Path, settings: Settings) -> Result<String, RunError> {
+    let output = folder.path("classes.tsv");
+    let options = classify::Options {
+        model: model.display().to_string(),
+        inputs: vec![fixture(PROTEINS)],
+        output: output.clone(),
+        force: true,
+        sort_by_length: true,
+        max_length: None,
+        truncate: false,
+        prefetch: 2,
+        settings,
+    };
+    let report = classify(&options, &mut Silent)?;
+    assert_eq!((report.width, report.files), (3, vec![output.clone()]));
+    Ok(fs::read_to_string(output).expect("a table"))
+}
+
+/// The scores of a table are the softmax of the classifier over `rows`, which `embed` made.
+fn check_scores(table: &str, rows: &[f32], checkpoint: &Path) {
+    let tensors: BTreeMap<String, Vec<f32>> = values(checkpoint).into_iter().collect();
+    let (w, b) = (&tensors["classifier.weight"], &tensors["classifier.bias"]);
+    let mut lines = table.lines();
+    assert_eq!(lines.next(), Some("id\tlabel\tscore.0\tscore.1\tscore.2"));
+    let width = w.len() / 3;
+    assert_eq!(table.lines().count() - 1, rows.len() / width);
+    for (line, row) in lines.zip(rows.chunks_exact(width)) {
+        let dot =
+            |c: usize| w[c * width..][..width].iter().zip(row).map(|(w, x)| f64::from(w * x)).sum::<f64>();
+        let exp: Vec<f64> = (0..3).map(|c| (dot(c) + f64::from(b[c])).exp()).collect();
+        let fields: Vec<&str> = line.split('\t').collect();
+        let scores: Vec<f64> = fields[2..].iter().map(|field| field.parse().expect("a number")).collect();
+        for (score, e) in scores.iter().zip(&exp) {
+            assert!((score - e / exp.iter().sum::<f64>()).abs() < 1e-5, "{line}: {exp:?}");
+        }
+        let label: usize = fields[1].parse().expect("a class");
+        assert!(scores.iter().all(|score| *score <= scores[label]), "{line}");
+    }
+}
+
+#[test]
+fn a_classifier_classifies() {
+    let folder = Folder::new("interop-classify");
+    let flags = esm(&format!("optimizer.lr=1e-2 {}", labels(&folder)));
+    let checkpoint = train(&folder.path("run"), ESM, &flags).checkpoint;
+    let table = classified(&folder, &checkpoint, wide()).expect("a table");
+    let rows = embedded(&folder, &checkpoint, PROTEINS).expect("embedded");
+    check_scores(&table, &rows, &checkpoint);
+    let narrow = Settings { precision: Some(Precision::Bf16), ..wide() };
+    let narrow = classified(&folder, &checkpoint, narrow).expect("a table");
+    assert_ne!(narrow, table);
+    let scores = |table: &str| -> Vec<f32> {
+        table
+            .lines()
+            .skip(1)
+            .flat_map(|line| line.split('\t').skip(2))
+            .map(|s| s.parse().expect("a score"))
+            .collect()
+    };
+    let near = scores(&table).iter().zip(scores(&narrow)).all(|(wide, narrow)| (wide - narrow).abs() < 2e-2);
+    assert!(near, "{narrow}");
+    // Names of classes are the configuration's; another classifier's stay.
+    let config = fs::read_to_string(checkpoint.join("config.json")).expect("text");
+    fs::write(checkpoint.join("config.json"), config.replace("\"1\": \"1\"", "\"1\": \"virus\""))
+        .expect("written");
+    let named = classified(&folder, &checkpoint, wide()).expect("a table");
+    assert!(named.starts_with("id\tlabel\tscore.0\tscore.virus\tscore.2\n"), "{named}");
+    let small = Settings { budget: Some(graph::Bytes(50_000)), ..wide() };
+    let error = classified(&folder, &checkpoint, small).expect_err("no room");
+    assert_eq!(error.exit_code(), 4, "{error}");
+    let error = classified(&folder, &fixture("goldens/esm2"), wide()).expect_err("no classifier");
+    assert!(error.to_string().contains("it is no classifier of sequences"), "{error}");
+}
+
+fn merged(adapter: &Path, base: Option<&Path>, output: &Path) -> Result<merge::Report, RunError> {
+    let base = base.map(|path| path.display().to_string());
+    let options = merge::Options { adapter: adapter.to_owned(), base, output: output.to_owned() };
+    merge(&options, &mut Silent)
+}
+
+#[test]
+fn adapters_merge_into_a_model() {
+    let folder = Folder::new("interop-merge");
+    let flags = "optimizer.lr=1e-2 model.lora.rank=2 model.lora.alpha=6";
+    let adapter = train(&folder.path("run"), ESM, &esm(flags)).checkpoint;
+    let error = embedded(&folder, &adapter, PROTEINS).expect_err("no model").to_string();
+    assert!(error.contains("is an adapter of") && error.contains("plimsoll merge"), "{error}");
+    let output = folder.path("merged");
+    let report = merged(&adapter, None, &output).expect("merged");
+    assert_eq!((report.adapted, report.tensors as usize), (4, shapes(&fixture("goldens/esm2")).len()));
+    let by_name = |path: &Path| values(path).into_iter().collect::<BTreeMap<String, Vec<f32>>>();
+    let (before, after) = (by_name(&fixture("goldens/esm2")), by_name(&output));
+    let low = by_name(&adapter.join("adapter_model.safetensors"));
+    for (name, was) in &before {
+        let module = format!("base_model.model.{}", name.trim_end_matches(".weight"));
+        let Some(a) = low.get(&format!("{module}.lora_A.weight")) else {
+            assert!(after[name] == *was, "{name} has no adapter");
+            continue;
+        };
+        let (b, k) = (&low[&format!("{module}.lora_B.weight")], a.len() / 2);
+        assert!(after[name] != *was, "{name}");
+        for (i, w) in was.iter().enumerate() {
+            let wanted = w + 3.0 * (0..2).map(|r| b[i / k * 2 + r] * a[r * k + i % k]).sum::<f32>();
+            assert!((after[name][i] - wanted).abs() < 1e-6, "{name}: {} for {wanted}", after[name][i]);
+        }
+    }
+    assert!(output.join("vocab.txt").exists());
+    let plain = embedded(&folder, &fixture("goldens/esm2"), PROTEINS).expect("embedded");
+    assert!(embedded(&folder, &output, PROTEINS).expect("embedded") != plain);
+    let refused = |adapter: &Path, base: Option<&Path>, output: &Path, why: &str| {
+        let error = merged(adapter, base, output).expect_err(why).to_string();
+        assert!(error.contains(why), "{error}");
+    };
+    let other = folder.path("other");
+    refused(&adapter, None, &output, "is there already");
+    refused(&adapter, Some(&fixture("goldens/dnabert_s")), &other, "has no place in");
+    refused(&fixture("goldens/esm2"), None, &other, "adapter_config.json");
+    assert!(!other.exists());
+}
+
+#[test]
+fn an_adapted_classifier_classifies_once_it_is_merged() {
+    let folder = Folder::new("interop-merge-classes");
+    let flags = esm(&format!("optimizer.lr=1e-2 model.lora.rank=2 {}", labels(&folder)));
+    let adapter = train(&folder.path("run"), ESM, &flags).checkpoint;
+    let config = json(&adapter.join("adapter_config.json"));
+    assert_eq!(config["modules_to_save"][0], "classifier");
+    let output = folder.path("merged");
+    merged(&adapter, None, &output).expect("merged");
+    assert!(shapes(&output).keys().all(|name| !name.starts_with("lm_head.")));
+    let table = classified(&folder, &output, wide()).expect("a table");
+    check_scores(&table, &embedded(&folder, &output, PROTEINS).expect("embedded"), &output);
+}
+
+#[test]
+fn adapters_of_a_model_without_its_head_are_refused() {
+    let folder = Folder::new("interop-headless");
+    let flags = format!(
+        "model.kind=dnabert_s model.from={} data.train=[{}] model.lora.rank=2",
+        fixture("goldens/dnabert_s").display(),
+        fixture("goldens/pipeline/reads.fa").display()
+    );
+    let error =
+        try_train(&folder.path("run"), ESM, &flags, &mut crate::train::Ear::default()).expect_err("refused");
+    let why = "has no `cls.predictions.transform.dense.weight`, and adapters would leave it untrained";
+    assert!(error.to_string().contains(why), "{error}");
+}
+
+#[test]
+fn a_head_that_was_trained_predicts() {
+    let folder = Folder::new("interop-head");
+    let text = fs::read_to_string(root("examples/head.yaml")).expect("the example");
+    let text = text.replace("examples/head/", &format!("{}/", root("examples/head").display()));
+    let head = train(&folder.path("run"), &text, "run.epochs=1 run.patience=null").checkpoint;
+    let scores = |head: PathBuf, output: &str| {
+        let output = folder.path(output);
+        let mut options = golden(&fixture("goldens/pipeline/reads.fa"), &output);
+        options.models.head = Some(head);
+        let report = predict(&options, &mut Silent).unwrap_or_else(|e| panic!("{e}"));
+        assert!(report.trained);
+        fs::read_to_string(output.join("windows.tsv")).expect("a table")
+    };
+    // The folder and its file are the same head, and it is not the golden one.
+    let found = scores(head.clone(), "folder");
+    assert_eq!(found, scores(head.join("model.safetensors"), "file"));
+    assert!(found != scores(fixture("goldens/head.pth"), "golden"));
+}

@@ -1,0 +1,20 @@
+//! The integration tests of `train`. Invariant: hermetic; every test works in a folder of its own.
+#![forbid(unsafe_code)]
+
+extern crate run as plimsoll_run;
+
+mod interop;
+#[allow(dead_code, reason = "shared with the tests of `run`, which use all of it")]
+#[path = "../../../run/tests/it/rig.rs"]
+mod rig;
+mod train;
+mod train_keys;
+mod train_planned;
+mod train_quiet;
+mod training;
+
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+use std::alloc::System;
+
+#[global_allocator]
+pub(crate) static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;

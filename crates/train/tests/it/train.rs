@@ -1,0 +1,593 @@
+//! The loop around a toy: a model of a few numbers whose every bit depends on its seed, its data and its state.
+//! Invariant: what the loop promises holds for anything that keeps the trait.
+
+use crate::rig::Folder;
+use data::weights::DType;
+use graph::Bytes;
+use plimsoll_train::checkpoint::Checkpoints;
+use plimsoll_train::config::{OptimizerKind, TrainConfig};
+use plimsoll_train::{
+    Applied, Auxiliary, Ended, Evaluated, Found, Part, Report, Request, Resume, Stored, Taken, Trainable,
+    train_with,
+};
+use run::{Level, Observer, Progress, RunError, Trained};
+use serde_json::{Value, json};
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+use std::time::Duration;
+
+/// Weights that run after targets which follow from their place in the data, with a momentum.
+struct Toy {
+    weights: [f32; 5],
+    momentum: [f32; 5],
+    gradient: [f32; 5],
+    seed: u64,
+    place: u64,
+    evaluated: u64,
+    log: Vec<(bool, f32)>,
+    /// Batches of an epoch; the last one is smaller.
+    epoch: u64,
+    /// The gradient of this batch is no number, as long as the scale of the mean is above 4.
+    overflow: Option<u64>,
+    /// The gradients of these batches are no numbers at any scale.
+    infinite: std::ops::Range<u64>,
+    slow: Duration,
+}
+
+impl Toy {
+    fn new(config: &TrainConfig) -> Self {
+        let (weights, momentum, gradient) = ([1.0, -2.0, 3.0, 0.5, 0.0], [0.0; 5], [0.0; 5]);
+        let (seed, log, slow) = (config.run.seed, vec![], Duration::ZERO);
+        Self {
+            weights,
+            momentum,
+            gradient,
+            seed,
+            place: 0,
+            evaluated: 0,
+            log,
+            epoch: 7,
+            overflow: None,
+            infinite: 0..0,
+            slow,
+        }
+    }
+
+    fn target(&self, i: usize) -> f32 {
+        let x = (self.place ^ self.seed.wrapping_mul(77)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (8 * i + 8);
+        (x % 1000) as f32 / 1000.0
+    }
+
+    fn values(&mut self, part: Part, tensor: usize) -> &mut [f32] {
+        match (part, tensor) {
+            (Part::Model, 0) => &mut self.weights[..2],
+            (Part::Model, _) => &mut self.weights[2..],
+            (Part::State, _) => &mut self.momentum,
+        }
+    }
+}
+
+impl Trainable for Toy {
+    fn prepare(&mut self, _: &[f32]) {}
+
+    fn take(&mut self) -> Result<Option<Taken>, RunError> {
+        std::thread::sleep(self.slow);
+        self.place += 1;
+        let taken = match self.place % (self.epoch + 1) {
+            0 => None,
+            n if n == self.epoch => Some(Taken { tokens: 3, targets: 2 }),
+            _ => Some(Taken { tokens: 8, targets: 4 }),
+        };
+        Ok(taken)
+    }
+
+    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<Found, RunError> {
+        self.log.push((keep, loss_scale));
+        let mut loss = 0.0;
+        for i in 0..5 {
+            let error = self.weights[i] - self.target(i);
+            let overflow = self.overflow == Some(self.place) && loss_scale > 4.0 / STEP;
+            let overflow = overflow || self.infinite.contains(&self.place);
+            let gradient = if overflow { f32::INFINITY } else { error * loss_scale };
+            self.gradient[i] = if keep { self.gradient[i] + gradient } else { gradient };
+            loss += f64::from(error * error);
+        }
+        Ok(Found { loss, auxiliary: Auxiliary { balance: Some(0.25), ..Auxiliary::default() }, dropped: 1 })
+    }
+
+    fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, RunError> {
+        let norm = self.gradient.iter().map(|g| f64::from(g * unscale).powi(2)).sum::<f64>().sqrt();
+        if norm.is_finite() {
+            for i in 0..5 {
+                self.momentum[i] = 0.9 * self.momentum[i] + self.gradient[i] * unscale;
+                self.weights[i] -= hyper[0] * self.momentum[i];
+            }
+        }
+        Ok(Applied { norm, ok: norm.is_finite() })
+    }
+
+    fn evaluate(&mut self) -> Result<Option<Evaluated>, RunError> {
+        self.evaluated += 1;
+        let loss = self.weights.iter().map(|w| f64::from(*w).powi(2)).sum();
+        Ok((self.evaluated <= 3).then_some(Evaluated { loss, targets: 10 }))
+    }
+
+    fn rewind(&mut self) -> Result<(), RunError> {
+        self.evaluated = 0;
+        Ok(())
+    }
+
+    fn position(&self) -> Result<Value, RunError> {
+        Ok(json!(self.place))
+    }
+
+    fn seek(&mut self, position: &Value) -> Result<(), RunError> {
+        self.place = position.as_u64().expect("a place");
+        Ok(())
+    }
+
+    fn optimizer(&self) -> OptimizerKind {
+        OptimizerKind::Sgd
+    }
+
+    fn choices(&self) -> Vec<(String, Value)> {
+        vec![("memory.loss_chunk".to_owned(), json!(64))]
+    }
+
+    fn plan(&self) -> Result<Value, RunError> {
+        Ok(json!({}))
+    }
+
+    fn peak(&self) -> Bytes {
+        Bytes(60)
+    }
+
+    fn tensors(&self, part: Part) -> Vec<Stored> {
+        let stored = |name: &str, n: u64| Stored { name: name.to_owned(), dtype: DType::F32, shape: vec![n] };
+        match part {
+            Part::Model => vec![stored("a", 2), stored("b", 3)],
+            Part::State => vec![stored("momentum", 5)],
+        }
+    }
+
+    fn read(
+        &mut self,
+        part: Part,
+        tensor: usize,
+        range: Range<u64>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), RunError> {
+        out.clear();
+        let values = &self.values(part, tensor)[range.start as usize..range.end as usize];
+        out.extend(values.iter().flat_map(|x| x.to_le_bytes()));
+        Ok(())
+    }
+
+    fn write(&mut self, part: Part, tensor: usize, start: u64, bytes: &[u8]) -> Result<(), RunError> {
+        let values = &mut self.values(part, tensor)[start as usize..];
+        for (value, bytes) in values.iter_mut().zip(bytes.chunks(4)) {
+            *value = f32::from_le_bytes(bytes.try_into().expect("four"));
+        }
+        Ok(())
+    }
+
+    fn beside(&self) -> Result<Vec<(String, Vec<u8>)>, RunError> {
+        Ok(vec![("config.json".to_owned(), b"{}".to_vec())])
+    }
+}
+
+/// Hears everything, and asks for the end after a step.
+#[derive(Default)]
+pub struct Ear {
+    stop_after: Option<u64>,
+    step: u64,
+    heard: Vec<(Level, String)>,
+}
+
+impl Ear {
+    pub fn until(step: u64) -> Self {
+        Self { stop_after: Some(step), ..Self::default() }
+    }
+}
+
+impl Observer for Ear {
+    fn say(&mut self, level: Level, text: &str) {
+        self.heard.push((level, text.to_owned()));
+    }
+
+    fn progress(&mut self, _: &Progress) {}
+
+    fn trained(&mut self, trained: &Trained) {
+        self.step = trained.step;
+    }
+
+    fn stop(&self) -> Option<u8> {
+        self.stop_after.filter(|&n| self.step >= n).map(|_| 15)
+    }
+}
+
+/// Tokens of a step.
+const STEP: f32 = 24.0;
+
+const BASE: &str = "data: {train: [x], longest: 2}\nbatch: {tokens: 24, micro_tokens: 8}\n\
+                    optimizer: {kind: sgd, lr: 0.01}\nschedule: {kind: constant, warmup: 5}\n";
+
+fn config(flags: &str) -> TrainConfig {
+    let flags: Vec<String> = flags.split_whitespace().map(str::to_owned).collect();
+    TrainConfig::parse(BASE, "test", &flags).unwrap_or_else(|e| panic!("{flags:?}: {e}"))
+}
+
+fn go(folder: &Path, flags: &str, ear: &mut Ear, change: impl Fn(&mut Toy)) -> Result<Report, RunError> {
+    let request = Request { config: config(flags), output: folder.to_owned(), resume: Resume::Auto };
+    let mut open = |config: &TrainConfig, _: &mut dyn Observer| {
+        let mut toy = Toy::new(config);
+        change(&mut toy);
+        Ok(Box::new(toy) as Box<dyn Trainable>)
+    };
+    train_with(&request, &mut open, ear)
+}
+
+fn train(folder: &Path, flags: &str) -> Result<Report, RunError> {
+    go(folder, flags, &mut Ear::default(), |_| {})
+}
+
+/// What a run of a configuration writes, without clocks.
+pub fn seen(folder: &Folder, config: &TrainConfig) -> String {
+    let request = Request { config: config.clone(), output: folder.0.clone(), resume: Resume::Auto };
+    let mut open =
+        |config: &TrainConfig, _: &mut dyn Observer| Ok(Box::new(Toy::new(config)) as Box<dyn Trainable>);
+    let report = train_with(&request, &mut open, &mut Ear::default()).expect("trained");
+    format!("{:?} {:?} {}", lines(folder), bits(&report), report.run_record["budget_bytes"])
+}
+
+/// The tensors of the newest checkpoint, with its state.
+pub fn bits(report: &Report) -> (Vec<u8>, Vec<u8>, Value) {
+    let read = |name: &str| fs::read(report.checkpoint.join(name)).expect("read");
+    let state = serde_json::to_value(&report.state).expect("JSON");
+    (read("model.safetensors"), read("state.safetensors"), state)
+}
+
+/// A file without clocks.
+pub fn lines(folder: &Folder) -> Vec<Value> {
+    let text = fs::read_to_string(folder.path("metrics.jsonl")).expect("metrics");
+    let timeless = |line: &str| {
+        let mut line: Value = serde_json::from_str(line).expect("a line of JSON");
+        for key in ["seconds", "tokens_per_second", "memory_bytes"] {
+            line.as_object_mut().expect("an object").remove(key);
+        }
+        line
+    };
+    text.lines().map(timeless).collect()
+}
+
+pub fn names(folder: &Folder) -> Vec<String> {
+    let list = Checkpoints::open(&folder.0).expect("open").list().expect("list");
+    list.iter().map(|named| named.path.file_name().expect("a name").to_string_lossy().into_owned()).collect()
+}
+
+#[test]
+fn broken_runs_have_the_bits_of_whole_ones() {
+    let flags = "run.steps=40 run.evaluate_every=8";
+    let whole = Folder::new("train-whole");
+    let wanted = train(&whole.0, flags).expect("40 steps");
+    assert_eq!((wanted.steps, wanted.ended, wanted.state.step), (40, Ended::Steps, 40));
+    assert!(wanted.state.epoch > 10 && wanted.loss.is_some_and(|loss| loss < 1.0), "{wanted:?}");
+
+    let broken = Folder::new("train-broken");
+    for stop in [20, 23] {
+        let mut ear = Ear::until(stop);
+        let error = go(&broken.0, flags, &mut ear, |_| {}).expect_err("stopped");
+        assert_eq!(error.exit_code(), 143);
+        let text = error.to_string();
+        assert!(text.starts_with(&format!("interrupted; step {stop} is kept in ")), "{text}");
+    }
+    // As a kill leaves them: lines of steps that will be done again, the last one torn.
+    let path = broken.path("metrics.jsonl");
+    let torn = fs::read_to_string(&path).expect("metrics") + "{\"step\":24,\"loss\":1.0}\n{\"step\":25,\"lo";
+    fs::write(&path, torn).expect("written");
+    let found = train(&broken.0, flags).expect("the rest");
+    assert_eq!(found.steps, 17);
+    assert_eq!(bits(&found), bits(&wanted));
+    assert_eq!(lines(&broken), lines(&whole));
+    assert_eq!(lines(&whole).len(), 45);
+
+    // Complete: nothing is done again, and a longer run goes on.
+    let again = train(&broken.0, flags).expect("complete");
+    assert_eq!((again.steps, again.loss), (0, None));
+    assert_eq!(bits(&again), bits(&wanted));
+    assert_eq!(train(&broken.0, "run.steps=41 run.evaluate_every=8").expect("one more").steps, 1);
+}
+
+/// The child of the test below, in a process of its own, which is killed.
+#[test]
+fn child() {
+    let Some(folder) = std::env::var_os("PLIMSOLL_TRAIN_CHILD") else {
+        println!("skips: it is run by the test that kills it");
+        return;
+    };
+    let slow = |toy: &mut Toy| toy.slow = Duration::from_micros(200);
+    go(Path::new(&folder), "run.steps=100000 run.save_every=1", &mut Ear::default(), slow).expect("trained");
+}
+
+/// The newest step by its name, without touching what is being written.
+fn reached(folder: &Folder) -> u64 {
+    let entries = fs::read_dir(folder.path("checkpoints")).into_iter().flatten().flatten();
+    let step = |entry: fs::DirEntry| entry.file_name().to_str()?.strip_prefix("step-")?.parse().ok();
+    entries.filter_map(step).max().unwrap_or(0)
+}
+
+#[test]
+fn a_kill_at_any_moment_leaves_a_usable_checkpoint() {
+    let folder = Folder::new("train-killed");
+    for round in 0..50u64 {
+        let before = reached(&folder);
+        let mut child = std::process::Command::new(std::env::current_exe().expect("this test"))
+            .args(["train::child", "--exact", "-q"])
+            .env("PLIMSOLL_TRAIN_CHILD", &folder.0)
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .expect("a child");
+        while reached(&folder) == before {
+            assert!(child.try_wait().expect("a child").is_none(), "round {round}: the child ended");
+            std::thread::sleep(Duration::from_micros(500));
+        }
+        // Anywhere in the next few steps, most of whose time is writing.
+        std::thread::sleep(Duration::from_micros(round * 7919 % 20_000));
+        child.kill().expect("killed");
+        child.wait().expect("gone");
+    }
+    let reached = reached(&folder);
+    assert!(reached >= 50, "{reached}");
+    let flags = format!("run.save_every=1 run.steps={}", reached + 3);
+    let mut ear = Ear::default();
+    let found = go(&folder.0, &flags, &mut ear, |_| {}).expect("goes on");
+    assert!(ear.heard.iter().all(|(level, _)| *level != Level::Warning), "{:?}", ear.heard);
+    assert_eq!(found.steps, 3);
+    let whole = Folder::new("train-unkilled");
+    assert_eq!(bits(&found), bits(&train(&whole.0, &format!("run.steps={}", reached + 3)).expect("whole")));
+}
+
+#[test]
+fn damage_is_found_and_an_older_checkpoint_taken() {
+    let folder = Folder::new("train-damaged");
+    let wanted = bits(&train(&folder.0, "run.steps=9 run.save_every=3 run.keep_last=3").expect("trained"));
+    assert_eq!(names(&folder), ["step-00000003", "step-00000006", "step-00000009"]);
+    let damage = |step: u64, file: &str| {
+        let path = folder.path(&format!("checkpoints/step-{step:08}/{file}"));
+        let mut bytes = fs::read(&path).expect("read");
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        fs::write(&path, bytes).expect("written");
+    };
+    damage(9, "state.safetensors");
+    let mut ear = Ear::default();
+    let report =
+        go(&folder.0, "run.steps=9 run.save_every=3 run.keep_last=3", &mut ear, |_| {}).expect("again");
+    assert_eq!((report.steps, bits(&report)), (3, wanted));
+    let warned = ear.heard.iter().any(|(level, text)| {
+        *level == Level::Warning && text.contains("step-00000009 cannot be used: state.safetensors is damaged")
+    });
+    assert!(warned, "{:?}", ear.heard);
+
+    fs::remove_file(folder.path("checkpoints/step-00000009/model.safetensors")).expect("removed");
+    damage(6, "config.json");
+    damage(3, "trainer.json");
+    let error = train(&folder.0, "run.steps=9").expect_err("none is left");
+    assert_eq!(error.exit_code(), 3);
+    assert!(error.to_string().starts_with("no checkpoint can be used ("), "{error}");
+}
+
+#[test]
+fn a_checkpoint_of_another_configuration_is_refused() {
+    let folder = Folder::new("train-other");
+    train(&folder.0, "run.steps=4").expect("trained");
+    for (flags, wanted) in [
+        ("run.steps=4 run.seed=1", "`run.seed` was 0, is 1"),
+        ("run.steps=4 optimizer.lr=0.5", "`optimizer.lr` was 0.01, is 0.5"),
+        ("run.steps=4 memory.loss_chunk=7", "`memory.loss_chunk` was \"auto\", is 7"),
+    ] {
+        let error = train(&folder.0, flags).expect_err(wanted);
+        assert_eq!(error.exit_code(), 3);
+        assert!(error.to_string().contains(wanted), "{error}");
+    }
+    // Keys that change no result may differ.
+    let free =
+        "run.steps=5 run.log_every=2 run.keep_last=1 data.workers=3 memory.remat=none memory.budget=1GiB";
+    assert_eq!(train(&folder.0, free).expect("goes on").steps, 1);
+    let never = Request { config: config("run.steps=5"), output: folder.0.clone(), resume: Resume::Never };
+    let mut open =
+        |config: &TrainConfig, _: &mut dyn Observer| Ok(Box::new(Toy::new(config)) as Box<dyn Trainable>);
+    let error = train_with(&never, &mut open, &mut Ear::default()).expect_err("there is one");
+    assert!(error.to_string().starts_with("--resume never: "), "{error}");
+
+    // A learning rate that falls depends on where it ends.
+    let falling = Folder::new("train-falling");
+    train(&falling.0, "run.steps=8 schedule.kind=cosine").expect("trained");
+    let error = train(&falling.0, "run.steps=9 schedule.kind=cosine").expect_err("another end");
+    assert!(error.to_string().contains("the schedule ended at step 8, ends at step 9"), "{error}");
+    let same_end = "run.steps=9 schedule.kind=cosine schedule.steps=8";
+    let error = train(&falling.0, same_end).expect_err("a key of results");
+    assert!(error.to_string().contains("`schedule.steps` was null, is 8"), "{error}");
+}
+
+#[test]
+fn a_run_can_begin_at_a_checkpoint_of_another_folder() {
+    let (first, second) = (Folder::new("train-first"), Folder::new("train-second"));
+    let whole = bits(&train(&first.0, "run.steps=6 run.save_every=2 run.keep_last=9").expect("trained"));
+    let from = |resume: &Path, output: &Path| {
+        let resume = Resume::From(resume.to_owned());
+        let request = Request { config: config("run.steps=6"), output: output.to_owned(), resume };
+        let mut open =
+            |config: &TrainConfig, _: &mut dyn Observer| Ok(Box::new(Toy::new(config)) as Box<dyn Trainable>);
+        train_with(&request, &mut open, &mut Ear::default())
+    };
+    let report = from(&first.path("checkpoints/step-00000002"), &second.0).expect("goes on");
+    assert_eq!((report.steps, bits(&report)), (4, whole));
+    assert_eq!(from(&first.0, &Folder::new("train-third").0).expect("the newest").steps, 0);
+    let error = from(&first.path("checkpoints/step-00000002"), &first.0).expect_err("a newer one is there");
+    assert!(error.to_string().contains("step-00000006 is newer"), "{error}");
+    assert_eq!(from(&second.path("nothing"), &first.0).expect_err("nothing").exit_code(), 3);
+}
+
+#[test]
+fn groups_end_with_their_epoch_and_weigh_their_targets() {
+    let folder = Folder::new("train-groups");
+    let report = train(&folder.0, "run.epochs=2").expect("trained");
+    assert_eq!((report.ended, report.state.step, report.state.epoch), (Ended::Epochs, 6, 2));
+    // Seven micro-batches in groups of three: 3, 3, 1, of which the last has 2 targets of 3 tokens.
+    assert_eq!((report.state.targets, report.state.tokens), (2 * 26, 2 * 51));
+    let found: Vec<_> = lines(&folder).iter().map(|l| (l["micro_steps"].clone(), l["epoch"].clone())).collect();
+    let wanted = [(3, 0), (3, 0), (1, 0), (3, 1), (3, 1), (1, 1)];
+    assert_eq!(found, wanted.map(|(a, b)| (json!(a), json!(b))));
+    assert!(lines(&folder).iter().all(|line| line["balance_loss"] == json!(0.25)));
+    let more = train(&Folder::new("train-tokens").0, "run.max_tokens=20").expect("trained");
+    assert_eq!((more.ended, more.state.targets), (Ended::Tokens, 24));
+}
+
+#[test]
+fn overflows_are_skipped_counted_and_overcome() {
+    let folder = Folder::new("train-fp16");
+    let flags = "run.steps=8 precision.kind=fp16 precision.initial_scale=16 precision.growth_interval=3";
+    // The second micro-batch of the third step of the second epoch.
+    let mut ear = Ear::default();
+    let report = go(&folder.0, flags, &mut ear, |toy| toy.overflow = Some(10)).expect("trained");
+    assert_eq!((report.state.skipped, report.state.updates, report.state.step), (1, 7, 8));
+    assert_eq!(report.run_record["state"]["skipped"], 1);
+    let said: Vec<&str> =
+        ear.heard.iter().map(|(_, text)| &**text).filter(|text| text.contains("skipped")).collect();
+    assert_eq!(said, ["step 4 skipped: gradient not finite, scale now 16"]);
+    let skipped: Vec<Value> = lines(&folder).iter().map(|line| line["skipped"].clone()).collect();
+    assert_eq!(skipped, [0, 0, 0, 1, 1, 1, 1, 1].map(|n| json!(n)));
+    let scales: Vec<Value> = lines(&folder).iter().map(|line| line["loss_scale"].clone()).collect();
+    assert_eq!(scales, [16.0, 16.0, 16.0, 32.0, 16.0, 16.0, 16.0, 32.0].map(|x| json!(x)));
+    assert_eq!(lines(&folder)[3]["grad_norm"], Value::Null);
+
+    let plain = Folder::new("train-inf");
+    let whole = "run.steps=8 precision.kind=fp16 precision.initial_scale=1";
+    assert!(go(&plain.0, whole, &mut Ear::default(), |toy| toy.overflow = Some(10)).is_ok());
+    let nan = Folder::new("train-nan");
+    let error = go(&nan.0, "run.steps=8 run.save_every=1", &mut Ear::default(), |toy| {
+        toy.weights[0] = f32::NAN;
+    })
+    .expect_err("no number");
+    assert!(error.to_string().starts_with("step 1: the loss is no number any more"), "{error}");
+}
+
+#[test]
+fn steps_whose_gradients_are_not_finite_are_skipped_and_end_the_run() {
+    for precision in ["f32", "bf16"] {
+        let flags = format!("run.steps=8 precision.kind={precision}");
+        let folder = Folder::new("train-skips");
+        let mut ear = Ear::default();
+        // The first micro-batches of steps 2 and 3.
+        let report = go(&folder.0, &flags, &mut ear, |toy| toy.infinite = 4..8).expect("trained");
+        assert_eq!((report.state.skipped, report.state.updates, report.state.step), (2, 6, 8));
+        assert_eq!(report.state.skipped_in_a_row, 0);
+        let skipped: Vec<Value> = lines(&folder).iter().map(|line| line["skipped"].clone()).collect();
+        assert_eq!(skipped, [0, 1, 2, 2, 2, 2, 2, 2].map(|n| json!(n)));
+        let said = "step 3 skipped: gradient not finite, 2 in a row; the run ends at 10";
+        assert!(ear.heard.iter().any(|(_, text)| text == said), "{:?}", ear.heard);
+        let whole = Folder::new("train-skips-all");
+        let flags = format!("run.steps=80 precision.kind={precision}");
+        let error = go(&whole.0, &flags, &mut ear, |toy| toy.infinite = 4..1000).expect_err("an end");
+        assert!(error.to_string().starts_with("step 11: a gradient was not finite in 10 steps"), "{error}");
+    }
+}
+
+#[test]
+fn the_best_and_the_newest_are_kept() {
+    let folder = Folder::new("train-best");
+    // The toy leaves zero, so that its first evaluations are its best.
+    let flags = "run.steps=100 run.evaluate_every=2 run.patience=3 run.save_every=1 optimizer.lr=0.3 \
+                 schedule.warmup=0 run.keep_last=1";
+    let report = go(&folder.0, flags, &mut Ear::default(), |toy| toy.weights = [0.0; 5]).expect("trained");
+    let best = report.state.best.expect("an evaluation");
+    assert_eq!((report.ended, report.state.stale), (Ended::Patience, 3));
+    assert!(report.state.step >= best.step + 6);
+    assert_eq!(names(&folder), [format!("step-{:08}", best.step), format!("step-{:08}", report.state.step)]);
+    let marks: Vec<Value> = lines(&folder).iter().filter_map(|l| l.get("best").cloned()).collect();
+    assert_eq!(marks.iter().filter(|mark| **mark == json!(false)).count(), 3, "{marks:?}");
+}
+
+/// What a run goes on from is what it wrote, to the bit.
+#[test]
+fn numbers_are_read_back_as_they_were_written() {
+    for number in [26463.619787315518, 0.1 + 0.2, 5e-324, f64::MAX, 1.0 / 3.0] {
+        let text = serde_json::to_string(&number).expect("a number");
+        let read: f64 = serde_json::from_str(&text).expect("a number");
+        assert_eq!(read.to_bits(), number.to_bits(), "{text}");
+    }
+}
+
+#[test]
+fn the_folder_says_what_was_run() {
+    let folder = Folder::new("train-folder");
+    let report = train(&folder.0, "run.steps=3").expect("trained");
+    let text = fs::read_to_string(folder.path("config.yaml")).expect("config.yaml");
+    let read = TrainConfig::parse(&text, "config.yaml", &[]).expect("a configuration");
+    assert_eq!(read.memory.loss_chunk.0, Some(64), "the choice is in it");
+    let record: Value =
+        serde_json::from_slice(&fs::read(folder.path("run.json")).expect("run.json")).expect("JSON");
+    assert_eq!(record, report.run_record);
+    assert_eq!((&record["ended"], &record["choices"]["memory.loss_chunk"]), (&json!("run.steps"), &json!(64)));
+    let model = data::weights::Weights::open(&report.checkpoint).expect("as others read it");
+    assert_eq!(model.tensors().count(), 2);
+}
+
+fn record(folder: &Folder) -> Value {
+    serde_json::from_str(&fs::read_to_string(folder.path("run.json")).expect("run.json")).expect("JSON")
+}
+
+/// run.json is there from the first step on, and says how the run goes.
+#[test]
+fn the_record_says_how_a_run_goes() {
+    let folder = Folder::new("train-status");
+    let seen = std::rc::Rc::new(std::cell::RefCell::new(vec![]));
+    let look = |toy: &mut Toy| {
+        let status = record(&folder)["status"].clone();
+        seen.borrow_mut().push(status);
+        toy.weights[0] = f32::NAN;
+    };
+    let error = go(&folder.0, "run.steps=8", &mut Ear::default(), look).expect_err("no number");
+    assert_eq!(*seen.borrow(), ["running"]);
+    assert_eq!(
+        (&record(&folder)["status"], &record(&folder)["error"]),
+        (&json!("failed"), &json!(error.to_string()))
+    );
+    let folder = Folder::new("train-status-stopped");
+    let mut ear = Ear { stop_after: Some(2), ..Ear::default() };
+    go(&folder.0, "run.steps=8", &mut ear, |_| {}).expect_err("stopped");
+    assert_eq!(record(&folder)["status"], "interrupted");
+    train(&folder.0, "run.steps=8").expect("trained");
+    assert_eq!(record(&folder)["status"], "finished");
+}
+
+/// A time after which a step is saved; without one only the end is.
+#[test]
+fn checkpoints_by_time() {
+    let at = |every: &str| {
+        let folder = Folder::new("train-by-time");
+        train(&folder.0, &format!("run.steps=6 run.keep_last=9 run.save_every={every}")).expect("trained");
+        names(&folder).into_iter().filter(|name| name.contains("step-")).count()
+    };
+    assert_eq!((at("0.000000001s"), at("10min"), at("1h"), at("null"), at("3")), (6, 1, 1, 1, 2));
+}
+
+/// What is trained, on what, in how much memory and where to is said before the first step.
+#[test]
+fn a_run_introduces_itself() {
+    let folder = Folder::new("train-introduced");
+    let mut ear = Ear::default();
+    go(&folder.0, "run.steps=2 data.workers=1", &mut ear, |_| {}).expect("trained");
+    let said = ear.heard.into_iter().map(|(_, text)| text).collect::<Vec<_>>().join("\n");
+    for wanted in [
+        "trains a moe_lm from random weights, in f32, with sgd, for 2 steps",
+        "on x, 24 tokens a step in micro-steps of 8; computed by the CPU",
+        "of the budget of ",
+        "a checkpoint every 10min and at the end",
+    ] {
+        assert!(said.contains(wanted), "{wanted}: {said}");
+    }
+    assert!(said.contains(&format!("writes to {}", folder.0.display())), "{said}");
+}

@@ -1,0 +1,236 @@
+//! What is planned is what is held: for configurations of every kind, drawn at random. Invariant: the draw depends on its
+//! number alone, so that a failure can be repeated; every configuration that is drawn is one that can be trained.
+
+use crate::ALLOCATOR;
+use crate::rig::{Folder, alone, fixture};
+use crate::train::lines;
+use exec::{Executor, Survivor};
+use graph::StateKind;
+use plan::{Program, check};
+use plimsoll_train::config::TrainConfig;
+use plimsoll_train::{Request, Resume, open, priced, train_with};
+use run::{Settings, Silent};
+use stats_alloc::Region;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Configurations.
+const DRAWS: u64 = 300;
+
+/// Of so many, one takes a step.
+const STEPS: u64 = 5;
+
+/// What an executor keeps of an instruction: its op, its operands' addresses and shapes.
+const PER_INSTRUCTION: u64 = 4096;
+
+/// Threads with their queues, scratch of the tile configuration.
+const DEVICE: u64 = 128 << 10;
+
+/// Numbers that follow from a seed: SplitMix64 (Steele, Lea and Flood 2014).
+struct Draw(u64);
+
+impl Draw {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn of<'a>(&mut self, words: &[&'a str]) -> &'a str {
+        words[(self.next() % words.len() as u64) as usize]
+    }
+
+    fn number(&mut self, from: u64, to: u64) -> u64 {
+        from + self.next() % (to - from + 1)
+    }
+}
+
+const BASE: &str = "run: {steps: 1}\nschedule: {kind: constant}\nmemory: {budget: 1GB}\n";
+
+/// A configuration as flags.
+fn flags(draw: &mut Draw) -> String {
+    let kind = draw.of(&["moe_lm", "moe_lm", "dense_lm", "esm2", "dnabert_s", "head"]);
+    let model = match kind {
+        "moe_lm" | "dense_lm" => decoder(draw, kind),
+        "head" => head(draw),
+        encoder => encoder_of(draw, encoder),
+    };
+    let optimizer = draw.of(&["adamw", "adamw8bit", "adafactor", "sgd", "auto"]);
+    let momentum = draw.of(&["0", "0.9"]);
+    let clip = draw.of(&["1", "null"]);
+    // A head is given f32, of which others would save nothing.
+    let precision = if kind == "head" { "f32" } else { draw.of(&["f32", "f32", "bf16", "fp16"]) };
+    let remat = draw.of(&["none", "full", "selective", "auto", "every_n memory.remat_every=2"]);
+    let decay = draw.of(&["matrices", "all"]);
+    let micro = if kind == "head" { draw.number(2, 9) } else { draw.number(64, 160) };
+    let tokens = micro * draw.number(1, 3);
+    let micro = if draw.of(&["given", "auto"]) == "given" { micro.to_string() } else { "auto".to_owned() };
+    let (chunk, threads) = (draw.of(&["auto", "7", "64"]), draw.number(1, 3));
+    format!(
+        "model.kind={kind} {model} optimizer.kind={optimizer} optimizer.momentum={momentum} \
+         optimizer.clip_norm={clip} optimizer.decay={decay} precision.kind={precision} memory.remat={remat} \
+         memory.loss_chunk={chunk} batch.tokens={tokens} batch.micro_tokens={micro} run.threads={threads}"
+    )
+}
+
+fn decoder(draw: &mut Draw, kind: &str) -> String {
+    let heads = draw.of(&["2", "4"]);
+    let hidden = 4 * 2 * draw.number(1, 8);
+    let (layers, intermediate) = (draw.number(1, 4), draw.number(5, 70));
+    let kv_heads = draw.of(&["null", "1", "2"]);
+    let norm = draw.of(&["layer_norm", "rms_norm"]);
+    let (activation, bias) = (draw.of(&["gelu", "swiglu"]), draw.of(&["true", "false"]));
+    let (position, tied) = (draw.of(&["rotary", "alibi"]), draw.of(&["true", "false"]));
+    let mask = draw.of(&[
+        "causal",
+        "window model.attention.window=9",
+        "block_sparse model.attention.block=8 model.attention.local=2",
+    ]);
+    let dropout = draw.of(&["0", "0.1"]);
+    let longest = draw.number(5, 64);
+    let experts = if kind == "dense_lm" { String::new() } else { experts(draw) };
+    format!(
+        "data.train=[FIXTURES/../README.md] data.longest={longest} data.document=line model.heads={heads} \
+         model.hidden={hidden} model.layers={layers} model.intermediate={intermediate} \
+         model.kv_heads={kv_heads} model.norm={norm} model.activation={activation} model.bias={bias} \
+         model.position={position} model.tied_head={tied} model.attention.mask={mask} model.dropout={dropout} \
+         {experts}"
+    )
+}
+
+fn experts(draw: &mut Draw) -> String {
+    let count = draw.number(2, 6);
+    let (top_k, shared) = (draw.number(1, 2), draw.number(0, 1));
+    let (capacity, z) = (draw.of(&["null", "1.25"]), draw.of(&["0", "1e-3"]));
+    let (renormalise, balance) = (draw.of(&["true", "false"]), draw.of(&["0", "0.01"]));
+    format!(
+        "model.experts.count={count} model.experts.top_k={top_k} model.experts.shared={shared} \
+         model.experts.capacity={capacity} model.experts.renormalise={renormalise} loss.balance={balance} \
+         loss.router_z={z}"
+    )
+}
+
+fn encoder_of(draw: &mut Draw, kind: &str) -> String {
+    let (data, longest) = match kind {
+        "esm2" => ("goldens/pipeline/expected_500/protein.faa", draw.number(20, 64)),
+        _ => ("goldens/pipeline/reads.fa", draw.number(20, 64)),
+    };
+    // Adapters of a language model need one that has its head: of the goldens that is ESM-2.
+    let adapters = if kind == "esm2" { "model.lora.rank=2" } else { "" };
+    let what = draw.of(&[
+        "",
+        "model.classes=3 data.truncate=true data.labels=LABELS",
+        "model.classes=2 model.freeze_encoder=true data.truncate=true data.labels=LABELS",
+        adapters,
+        "model.lora.rank=3 model.classes=2 data.truncate=true data.labels=LABELS",
+    ]);
+    let dropout = draw.of(&["0", "0.2"]);
+    let labels = if kind == "esm2" { "proteins.tsv" } else { "reads.tsv" };
+    format!(
+        "model.from=FIXTURES/goldens/{kind} data.train=[FIXTURES/{data}] data.format=fasta data.longest={longest} \
+         model.dropout={dropout} {}",
+        what.replace("LABELS", &format!("FOLDER/{labels}"))
+    )
+}
+
+fn head(draw: &mut Draw) -> String {
+    let (hidden, dropout) = (draw.number(1, 40), draw.of(&["0", "0.5"]));
+    format!(
+        "data.train=[FIXTURES/../examples/head/dna.npy] data.proteins=[FIXTURES/../examples/head/proteins.npy] \
+         data.labels=FIXTURES/../examples/head/labels.tsv data.validation_fraction=0.2 model.hidden={hidden} model.dropout={dropout}"
+    )
+}
+
+/// A class for each sequence of the goldens.
+fn labels(folder: &Folder) {
+    for (name, from) in [("proteins", "expected_500/protein.faa"), ("reads", "reads.fa")] {
+        let text = crate::rig::read(fixture("goldens/pipeline").join(from));
+        let names = text.lines().filter_map(|line| line.strip_prefix('>')?.split_whitespace().next());
+        let rows: String = names.enumerate().map(|(i, name)| format!("{name}\t{}\n", i % 2)).collect();
+        folder.write(&format!("{name}.tsv"), rows);
+    }
+}
+
+/// Bytes that are held now.
+fn held(region: &Region<'_, std::alloc::System>) -> u64 {
+    let change = region.change();
+    (change.bytes_allocated as u64).saturating_sub(change.bytes_deallocated as u64)
+}
+
+/// The executor of a program holds its arena, and beside it what follows from the number of its instructions; what
+/// survives a step is what the ledger says, to the byte.
+fn holds(program: Program, threads: usize, what: &str) {
+    let (arena, ledger) = (program.arena_bytes().0, program.ledger());
+    assert_eq!(ledger.total(), program.peak(), "{what}");
+    for (name, plan) in program.plans() {
+        check(&plan.graph, &plan.schedule, &plan.memory).unwrap_or_else(|e| panic!("{what}: {name}: {e}"));
+    }
+    let instructions: u64 = program.plans().iter().map(|(_, p)| p.schedule.instrs.len() as u64).sum();
+    let region = Region::new(ALLOCATOR);
+    let executor = Settings { threads, ..Settings::default() }.start_one(program).expect("started");
+    let beside = held(&region).checked_sub(arena).unwrap_or_else(|| panic!("{what}: less than the arena"));
+    assert!(
+        beside <= DEVICE + PER_INSTRUCTION * instructions,
+        "{what}: {beside} B beside the arena of {arena} B"
+    );
+    let lines = ledger.entries.iter().map(|e| (e.label.as_str(), e.bytes.0));
+    let wanted: BTreeMap<&str, u64> = lines.filter(|(label, n)| survives(label) && *n > 0).collect();
+    assert_eq!(survivors(&executor), wanted, "{what}");
+}
+
+/// Whether a line of the ledger is of what survives a step.
+fn survives(label: &str) -> bool {
+    let kinds = [StateKind::Gradient, StateKind::Optimizer, StateKind::Master, StateKind::Buffer];
+    label == "params" || kinds.iter().any(|kind| kind.label() == label)
+}
+
+/// By line of the ledger: bytes that survive a step, each address once.
+fn survivors(executor: &Executor) -> BTreeMap<&'static str, u64> {
+    let mut sums = BTreeMap::new();
+    let mut seen = BTreeSet::new();
+    for resident in executor.residents() {
+        let label = match &resident.what {
+            Survivor::Param(_) => "params",
+            Survivor::State(state) => state.kind.label(),
+        };
+        assert!(seen.insert(resident.at), "two tensors at {}", resident.at);
+        let elements: u64 = resident.spec.shape.iter().filter_map(|d| d.fixed()).product();
+        *sums.entry(label).or_default() += elements * resident.spec.dtype.size();
+    }
+    sums
+}
+
+#[test]
+fn planned_is_held_for_three_hundred_configurations() {
+    if !alone("train_planned::planned_is_held_for_three_hundred_configurations") {
+        return;
+    }
+    let folder = Folder::new("train-planned");
+    labels(&folder);
+    let (fixtures, path) = (fixture("").display().to_string(), folder.0.display().to_string());
+    let mut peaks = BTreeSet::new();
+    for k in 0..DRAWS {
+        let text = flags(&mut Draw(k)).replace("FIXTURES/", &fixtures).replace("FOLDER", &path);
+        let what = format!("draw {k}: {text}");
+        let flags: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+        let config = TrainConfig::parse(BASE, "test", &flags).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let target = priced::target(&config, "cpu").expect("a target");
+        let found = priced::found(&config, &target, &mut Silent).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let (peak, digest) = (found.program.peak(), found.program.digest().expect("hashed"));
+        peaks.insert(peak);
+        holds(found.program, target.units as usize, &what);
+        if k % STEPS == 0 {
+            let output = Folder::new("train-planned-run");
+            let request = Request { config, output: output.0.clone(), resume: Resume::Never };
+            let report = train_with(&request, &mut |config, observer| open(config, observer), &mut Silent)
+                .unwrap_or_else(|e| panic!("{what}: {e}"));
+            let record = &report.run_record;
+            let data = record["plan"]["host"].as_object().expect("lines").values();
+            let data: u64 = data.map(|bytes| bytes.as_u64().expect("bytes")).sum();
+            assert_eq!(record["peak_bytes"], peak.0 + data, "{what}");
+            assert_eq!(record["plan"]["digest"], digest, "{what}");
+            assert!(lines(&output)[0]["loss"].as_f64().is_some_and(f64::is_finite), "{what}");
+        }
+    }
+    assert!(peaks.len() > 250, "{} of {DRAWS} are like another", DRAWS - peaks.len() as u64);
+}

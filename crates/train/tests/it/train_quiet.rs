@@ -1,0 +1,128 @@
+//! What a training step allocates: nothing, and around it what is named here. Invariant: counted over all threads of a
+//! process in which nothing else runs.
+
+use crate::ALLOCATOR;
+use crate::rig::{Folder, alone, fixture};
+use plimsoll_train::config::TrainConfig;
+use plimsoll_train::schedule::hyper;
+use plimsoll_train::{Request, Resume, Trainable, open, train_with};
+use run::Silent;
+use stats_alloc::Region;
+use std::time::Duration;
+
+/// Steps of two micro-batches of a model of each kind.
+const BASE: &str = "
+data: {longest: 64, workers: 1}
+schedule: {kind: constant}
+memory: {budget: 1GB}
+batch: {tokens: 256, micro_tokens: 128}
+run: {steps: 1, threads: 2}
+";
+
+const SUBJECTS: [(&str, &str); 5] = [
+    (
+        "a mixture of experts that drops rows",
+        "data.train=[FIXTURES/../README.md] model.hidden=32 model.layers=2 model.intermediate=32 \
+         model.experts.count=4 model.experts.capacity=1.25 model.dropout=0.1 loss.router_z=1e-3",
+    ),
+    (
+        "the same in bf16 at once",
+        "data.train=[FIXTURES/../README.md] model.hidden=32 model.layers=2 model.intermediate=32 \
+         model.experts.count=4 precision.kind=bf16 batch.micro_tokens=256 optimizer.clip_norm=null \
+         optimizer.kind=adamw8bit",
+    ),
+    (
+        "a dense model in fp16, all recomputed",
+        "data.train=[FIXTURES/../README.md] model.kind=dense_lm model.hidden=32 model.layers=2 \
+         precision.kind=fp16 memory.remat=full optimizer.kind=adafactor",
+    ),
+    (
+        "adapters of an encoder",
+        "model.kind=esm2 model.from=FIXTURES/goldens/esm2 data.format=fasta model.lora.rank=2 \
+         data.train=[FIXTURES/goldens/pipeline/expected_500/protein.faa]",
+    ),
+    (
+        "a head",
+        "model.kind=head data.train=[FIXTURES/../examples/head/dna.npy] batch.tokens=16 batch.micro_tokens=8 \
+         data.proteins=[FIXTURES/../examples/head/proteins.npy] optimizer.kind=sgd \
+         data.labels=FIXTURES/../examples/head/labels.tsv data.validation_fraction=0.2",
+    ),
+];
+
+fn config(flags: &str) -> TrainConfig {
+    let flags = flags.replace("FIXTURES/", &fixture("").display().to_string());
+    let flags: Vec<String> = flags.split_whitespace().map(str::to_owned).collect();
+    TrainConfig::parse(BASE, "test", &flags).unwrap_or_else(|e| panic!("{flags:?}: {e}"))
+}
+
+/// Takes a micro-batch of the training data, and waits until the threads that make the next ones rest: they allocate.
+fn take(model: &mut dyn Trainable) {
+    while model.take().expect("data").is_none() {}
+    let mut rests = false;
+    while !rests {
+        let region = Region::new(ALLOCATOR);
+        std::thread::sleep(Duration::from_millis(2));
+        rests = region.change().allocations == 0;
+    }
+}
+
+/// Steps until one in which the counter stands still: the harness may allocate beside it.
+const PATIENCE: u64 = 10;
+
+#[test]
+fn a_training_step_allocates_nothing() {
+    if !alone("train_quiet::a_training_step_allocates_nothing") {
+        return;
+    }
+    for (what, flags) in SUBJECTS {
+        let config = config(flags);
+        let mut model = open(&config, &mut Silent).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let micro = config.batch.micro_tokens.0.expect("given");
+        let told = hyper(model.optimizer(), &config.optimizer, 1e-3, 3);
+        let (mut least, mut steps) = (usize::MAX, 0);
+        while least > 0 && steps < PATIENCE {
+            let mut allocations = 0;
+            for k in 0..config.batch.tokens / micro {
+                take(model.as_mut());
+                let region = Region::new(ALLOCATOR);
+                model.prepare(&told);
+                model.micro_step(k > 0, 1.0).unwrap_or_else(|e| panic!("{what}: {e}"));
+                allocations += region.change().allocations;
+            }
+            let region = Region::new(ALLOCATOR);
+            model.apply(&told, 1.0 / 256.0).unwrap_or_else(|e| panic!("{what}: {e}"));
+            allocations += region.change().allocations;
+            steps += 1;
+            if steps > 1 {
+                least = least.min(allocations);
+            }
+        }
+        assert_eq!(least, 0, "{what}: allocations in a step");
+    }
+}
+
+/// What the loop allocates for a step beside it: what the optimizer is told, the memory of the process as the kernel
+/// prints it for the progress line and the metrics, the line of metrics itself, and the documents on their way to the
+/// next micro-batches.
+const LOOP: usize = 32;
+
+#[test]
+fn the_loop_around_a_step_allocates_its_line() {
+    if !alone("train_quiet::the_loop_around_a_step_allocates_its_line") {
+        return;
+    }
+    let (what, flags) = SUBJECTS[0];
+    let allocations = |steps: usize| {
+        let folder = Folder::new("train-quiet");
+        let config = config(&format!("{flags} run.steps={steps}"));
+        let request = Request { config, output: folder.0.clone(), resume: Resume::Never };
+        let region = Region::new(ALLOCATOR);
+        train_with(&request, &mut |config, observer| open(config, observer), &mut Silent)
+            .unwrap_or_else(|e| panic!("{what}: {e}"));
+        region.change().allocations
+    };
+    let (few, many) = (allocations(4), allocations(24));
+    let each = many.saturating_sub(few) / 20;
+    println!("{each} allocations of the loop for a step");
+    assert!(each <= LOOP, "{each} allocations of the loop for a step");
+}

@@ -1,0 +1,506 @@
+//! Training of real models from end to end. Invariant: what the plans may choose (recomputation, threads, where a run
+//! was broken, whether a micro-step is a whole step) never shows in a bit of the weights.
+
+use crate::rig::{Folder, fixture};
+use crate::train::{Ear, bits, lines};
+use data::weights::{StoredAs, TensorData, Weights, write_safetensors};
+use plimsoll_train::config::TrainConfig;
+use plimsoll_train::{Ended, Report, Request, Resume, open, priced, train_with};
+use run::{Level, Observer, Progress, RunError, Silent};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A mixture of experts that takes steps of some milliseconds.
+const TINY: &str = "
+model:
+  {kind: moe_lm, hidden: 32, layers: 2, heads: 2, intermediate: 32, experts: {count: 4, top_k: 2}}
+data: {document: paragraph, tokenizer: bytes, longest: 64, validation_fraction: 0.1, workers: 1}
+optimizer: {kind: adamw, lr: 3e-3}
+schedule: {kind: constant, warmup: 4}
+memory: {loss_chunk: 64}
+batch: {tokens: 256, micro_tokens: 128}
+run: {steps: 12, threads: 2}
+";
+
+/// The start of the sample text, in a folder of its own.
+fn corpus(name: &str) -> (Folder, String) {
+    let folder = Folder::new(name);
+    let text = fs::read(root("examples/corpus.txt")).expect("the sample text");
+    let path = folder.write("corpus.txt", &text[..40_000]);
+    (folder, format!("data.train=[{}]", path.display()))
+}
+
+pub fn root(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name)
+}
+
+pub fn try_train(output: &Path, text: &str, flags: &str, ear: &mut Ear) -> Result<Report, RunError> {
+    let flags: Vec<String> = flags.split_whitespace().map(str::to_owned).collect();
+    let config = TrainConfig::parse(text, "test", &flags).unwrap_or_else(|e| panic!("{flags:?}: {e}"));
+    let request = Request { config, output: output.to_owned(), resume: Resume::Auto };
+    train_with(&request, &mut |config, observer| open(config, observer), ear)
+}
+
+pub fn train(output: &Path, text: &str, flags: &str) -> Report {
+    try_train(output, text, flags, &mut Ear::default()).unwrap_or_else(|e| panic!("{flags}: {e}"))
+}
+
+/// The files of the newest checkpoint, without the state of the loop.
+fn tensors(report: &Report) -> (Vec<u8>, Vec<u8>) {
+    let (model, state, _) = bits(report);
+    (model, state)
+}
+
+/// All values of the tensors of a file, by name.
+pub fn values(folder: &Path) -> Vec<(String, Vec<f32>)> {
+    let weights = Weights::open(folder).expect("weights");
+    let read = |(name, elements): (String, u64)| {
+        let mut values = vec![0.0; elements as usize];
+        weights.read_f32(&name, 0..elements, &mut values).expect("a tensor");
+        (name, values)
+    };
+    let mut all: Vec<_> = weights
+        .tensors()
+        .filter(|tensor| tensor.dtype().is_float())
+        .map(|tensor| (tensor.name().to_owned(), tensor.shape().iter().product()))
+        .map(read)
+        .collect();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    all
+}
+
+fn losses(folder: &Folder) -> Vec<f64> {
+    lines(folder).iter().filter_map(|line| line["loss"].as_f64()).collect()
+}
+
+fn mean(losses: &[f64]) -> f64 {
+    losses.iter().sum::<f64>() / losses.len() as f64
+}
+
+#[test]
+fn a_broken_run_has_the_bits_of_a_whole_one() {
+    let (_text, data) = corpus("training-resume");
+    for kind in ["adamw", "adamw8bit"] {
+        let flags = format!("{data} optimizer.kind={kind} model.dropout=0.1 run.evaluate_every=4");
+        let (whole, broken) = (Folder::new("training-whole"), Folder::new("training-broken"));
+        let wanted = train(&whole.0, TINY, &flags);
+        assert_eq!((wanted.steps, wanted.ended), (12, Ended::Steps));
+        let mut ear = Ear::until(6);
+        let error = try_train(&broken.0, TINY, &flags, &mut ear).expect_err("stopped");
+        assert_eq!(error.exit_code(), 143, "{error}");
+        let found = train(&broken.0, TINY, &flags);
+        assert_eq!(found.steps, 6);
+        assert!(bits(&found) == bits(&wanted), "{kind}: the checkpoints differ");
+        assert_eq!(lines(&broken), lines(&whole), "{kind}");
+        assert!(lines(&whole).iter().any(|line| line["micro_steps"] == json!(2)));
+    }
+}
+
+/// Auxiliary losses change what is minimized, not what `loss` and `validation_loss` report.
+#[test]
+fn losses_are_cross_entropy_alone() {
+    let (_text, data) = corpus("training-auxiliary");
+    let still = "run.steps=1 schedule.warmup=0 optimizer.lr=1e-30 run.evaluate_every=1";
+    let run = |name: &str, flags: &str| {
+        let folder = Folder::new(name);
+        train(&folder.0, TINY, &format!("{data} {still} {flags}"));
+        let lines = lines(&folder);
+        let of = |key: &str| lines.iter().find_map(|line| line.get(key)?.as_f64());
+        ["loss", "validation_loss", "z_loss", "balance_loss", "router_z_loss"].map(of)
+    };
+    let [loss, validation, ..] = run("training-no-z", "loss.balance=0");
+    let weights = "loss.z=0.1 loss.balance=0.5 loss.router_z=0.25";
+    let found = run("training-z", weights);
+    assert_eq!([loss, validation], found[..2], "cross-entropy alone");
+    // Of a model at its start: logits near 0 over 259 classes, four experts used about alike.
+    let (z, balance, router_z) = (0.1 * 259f64.ln().powi(2), 0.5, 0.25 * 4f64.ln().powi(2));
+    for (found, wanted) in found[2..].iter().zip([z, balance, router_z]) {
+        let found = found.expect("a column");
+        assert!((found / wanted - 1.0).abs() < 0.1, "{found} is not about {wanted}");
+    }
+    let none = run("training-none", "loss.balance=0");
+    assert_eq!(none[2..], [None; 3], "no column for a loss that is not there");
+    let alone = run("training-z-alone", "loss.z=0.1 loss.balance=0");
+    assert_eq!([alone[3], alone[4]], [None; 2]);
+}
+
+/// The loss scale is that of a mean: overflows do not grow with the tokens of a micro-batch.
+#[test]
+fn as_many_steps_of_fp16_overflow_at_any_size_of_a_micro_batch() {
+    let (_text, data) = corpus("training-fp16");
+    let skipped = |tokens: u64| {
+        let folder = Folder::new("training-fp16-run");
+        let flags = format!(
+            "{data} precision.kind=fp16 model.layers=1 model.hidden=16 model.heads=1 model.intermediate=16 \
+             run.steps=4 schedule.warmup=1 data.longest=32 batch.tokens={tokens} batch.micro_tokens={tokens}"
+        );
+        train(&folder.0, TINY, &flags).state.skipped
+    };
+    let few = skipped(64);
+    assert_eq!(few, skipped(4096), "of 4 steps");
+    assert!(few <= 1, "{few} of 4 steps were skipped");
+}
+
+/// A search answers a signal between its plans, and a size that no plan is made for is refused before its graph is built.
+#[test]
+fn planning_ends_when_it_is_asked_to_and_is_bounded() {
+    struct Ended;
+    impl Observer for Ended {
+        fn say(&mut self, _: Level, _: &str) {}
+        fn progress(&mut self, _: &Progress) {}
+        fn stop(&self) -> Option<u8> {
+            Some(15)
+        }
+    }
+    let config = |flags: &str| {
+        let flags: Vec<String> = flags.split_whitespace().map(str::to_owned).collect();
+        TrainConfig::parse(TINY, "test", &flags).unwrap_or_else(|e| panic!("{flags:?}: {e}"))
+    };
+    let target = plan::Target::named("cpu").expect("read");
+    let ask = |config: &TrainConfig, observer: &mut dyn Observer| {
+        plimsoll_train::plan_of(config, &target, graph::Bytes(8 << 30), observer)
+    };
+    let vocabulary = "data.train=[nowhere.txt] model.vocabulary=512";
+    ask(&config(vocabulary), &mut Silent).expect("planned");
+    let error = ask(&config(vocabulary), &mut Ended).expect_err("interrupted");
+    assert_eq!(error.exit_code(), 143, "{error}");
+    let start = std::time::Instant::now();
+    let deep = config(&format!("{vocabulary} model.layers=100000"));
+    let error = ask(&deep, &mut Silent).expect_err("too many").to_string();
+    assert!(error.contains("model.layers is 100000; at most 1024 are planned"), "{error}");
+    assert!(start.elapsed().as_secs() < 2, "{:?}", start.elapsed());
+}
+
+#[test]
+fn what_is_recomputed_and_by_how_many_threads_shows_in_no_bit() {
+    let (_text, data) = corpus("training-remat");
+    let run = |flags: &str| {
+        let folder = Folder::new("training-remat-run");
+        let report = train(&folder.0, TINY, &format!("{data} run.steps=4 model.dropout=0.1 {flags}"));
+        (tensors(&report), report.run_record["peak_bytes"].as_u64().expect("bytes"))
+    };
+    let (wanted, most) = run("memory.remat=none");
+    let (full, least) = run("memory.remat=full");
+    assert!(full == wanted, "full");
+    assert!(least < most, "{least} {most}");
+    let tight = format!("memory.remat=auto memory.budget=\"{}\"", u64::midpoint(least, most));
+    for flags in [
+        "memory.remat=every_n memory.remat_every=2",
+        "memory.remat=selective",
+        &tight,
+        "memory.remat=none run.threads=1",
+        "memory.remat=full run.threads=3",
+    ] {
+        let (found, peak) = run(flags);
+        assert!(found == wanted, "{flags}");
+        assert!(flags != tight || peak < most, "{flags}: {peak} of {most}");
+    }
+}
+
+#[test]
+fn four_small_batches_are_one_large_one() {
+    let folder = Folder::new("training-sum");
+    // Each line is a sequence of 32 tokens, so that no micro-batch cuts one in two.
+    let text: String = fs::read_to_string(root("examples/corpus.txt")).expect("the sample text");
+    let letters: Vec<char> = text.chars().filter(|c| c.is_ascii_alphanumeric() || *c == ' ').collect();
+    let rows: String = letters.chunks(33).take(64).map(|line| line.iter().collect::<String>() + "\n").collect();
+    let path = folder.write("rows.txt", rows.replace("\n ", "\nx").replace(" \n", "x\n"));
+    let flags = format!(
+        "data.train=[{}] data.document=line data.longest=32 data.shuffle_buffer=0 data.validation_fraction=0 \
+         loss.balance=0 run.steps=1 schedule.warmup=0 optimizer.kind=sgd optimizer.momentum=0 optimizer.lr=0.1",
+        path.display()
+    );
+    let run = |name: &str, micro: u64| {
+        let output = Folder::new(name);
+        let report = train(&output.0, TINY, &format!("{flags} batch.micro_tokens={micro}"));
+        assert_eq!(lines(&output)[0]["micro_steps"], json!(256 / micro));
+        (values(&report.checkpoint), losses(&output)[0], report.state.targets)
+    };
+    let (one, four) = (run("training-sum-1", 256), run("training-sum-4", 64));
+    assert_eq!((one.2, four.2), (256, 256));
+    assert!((one.1 - four.1).abs() < 1e-6, "{} {}", one.1, four.1);
+    for ((name, a), (_, b)) in one.0.iter().zip(&four.0) {
+        let most = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(most < 1e-6, "{name}: {most:e}");
+    }
+}
+
+#[test]
+fn shorter_numbers_learn_as_well() {
+    let (_text, data) = corpus("training-precision");
+    let run = |flags: &str| {
+        let folder = Folder::new("training-precision-run");
+        train(&folder.0, TINY, &format!("{data} run.steps=40 {flags}"));
+        let losses = losses(&folder);
+        (losses[0], mean(&losses[30..]))
+    };
+    let (first, wanted) = run("precision.kind=f32");
+    assert!(wanted < 0.75 * first, "{first} to {wanted}: nothing was learnt");
+    for flags in
+        ["precision.kind=bf16", "precision.kind=fp16 precision.initial_scale=1024", "optimizer.kind=adamw8bit"]
+    {
+        let (_, found) = run(flags);
+        println!("{flags}: {found} for {wanted}");
+        assert!((found / wanted - 1.0).abs() < 0.01, "{flags}: {found} for {wanted}");
+    }
+}
+
+#[test]
+fn an_overflow_is_skipped_and_overcome() {
+    let (_text, data) = corpus("training-overflow");
+    let run = |steps: u64| {
+        let folder = Folder::new("training-overflow-run");
+        let flags = format!("{data} precision.kind=fp16 precision.initial_scale=16777216 run.steps={steps}");
+        let report = train(&folder.0, TINY, &flags);
+        (tensors(&report), report.state.skipped, report.state.updates, losses(&folder))
+    };
+    let (one, two, more) = (run(1), run(2), run(30));
+    assert_eq!((one.1, one.2, two.1, two.2), (1, 0, 2, 0));
+    assert!(one.0 == two.0, "a step that was skipped moved something");
+    assert!(more.1 >= 2 && more.2 >= 10 && more.1 + more.2 == 30, "{} skipped, {} done", more.1, more.2);
+    assert!(more.3[29] < more.3[0], "{:?}", more.3);
+}
+
+#[test]
+fn a_step_at_once_has_the_bits_of_two_plans() {
+    let (_text, data) = corpus("training-fused");
+    let run = |flags: &str| {
+        let folder = Folder::new("training-fused-run");
+        let flags = format!("{data} batch.micro_tokens=256 run.steps=6 {flags}");
+        let report = train(&folder.0, TINY, &flags);
+        let peak = report.run_record["peak_bytes"].as_u64().expect("bytes");
+        (tensors(&report), lines(&folder)[0]["grad_norm"].is_null(), peak)
+    };
+    let (fused, two) = (run("optimizer.clip_norm=null"), run("optimizer.clip_norm=1e30"));
+    assert_eq!((fused.1, two.1), (true, false), "only a plan of its own knows the norm");
+    assert!(fused.0 == two.0, "the weights differ");
+    assert!(fused.2 < two.2, "gradients that never live together take less: {} {}", fused.2, two.2);
+}
+
+#[test]
+fn a_checkpoint_opens_again() {
+    let (_text, data) = corpus("training-again");
+    let validation = |folder: &Folder| {
+        let all: Vec<Value> = lines(folder).iter().filter_map(|l| l.get("validation_loss").cloned()).collect();
+        all.last().and_then(Value::as_f64).expect("an evaluation")
+    };
+    let (first, second) = (Folder::new("training-first"), Folder::new("training-second"));
+    let report = train(&first.0, TINY, &format!("{data} run.evaluate_every=12"));
+    // So small a rate moves nothing.
+    let still = "optimizer.lr=1e-30 run.steps=1 run.evaluate_every=1";
+    let from = format!("{data} model.from={} {still}", report.checkpoint.display());
+    let again = train(&second.0, TINY, &from);
+    assert_eq!(validation(&second), validation(&first));
+    assert!(bits(&again).0 == bits(&report).0, "the weights moved");
+}
+
+/// A configuration that says nothing about the model but where its weights are.
+#[test]
+fn a_decoder_comes_from_its_checkpoint() {
+    let (_text, data) = corpus("training-from");
+    let (first, second) = (Folder::new("training-from-first"), Folder::new("training-from-second"));
+    let report = train(&first.0, TINY, &data);
+    let bare = TINY.replace(&TINY[..TINY.find("data:").expect("a section")], "\n");
+    let from = format!("{data} optimizer.lr=1e-30 run.steps=1 model.from={}", report.checkpoint.display());
+    let again = train(&second.0, &bare, &from);
+    assert!(bits(&again).0 == bits(&report).0, "the weights moved");
+    let text = std::fs::read_to_string(second.path("config.yaml")).expect("config.yaml");
+    let ran = TrainConfig::parse(&text, "config.yaml", &[]).expect("a configuration").model;
+    assert_eq!((ran.hidden, ran.layers, ran.heads, ran.intermediate, ran.experts.count), (32, 2, 2, 32, 4));
+}
+
+/// A step over the golden ESM-2, on proteins of the goldens.
+pub const ESM: &str = "
+model: {kind: esm2}
+data: {format: fasta, longest: 128, workers: 1}
+schedule: {kind: constant, warmup: 0}
+batch: {tokens: 512, micro_tokens: 256}
+run: {steps: 3, threads: 2}
+";
+
+pub fn esm(flags: &str) -> String {
+    let model = fixture("goldens/esm2").display().to_string();
+    let proteins = fixture("goldens/pipeline/expected_500/protein.faa").display().to_string();
+    format!("model.from={model} data.train=[{proteins}] {flags}")
+}
+
+/// Names of tensors whose values are not those of the golden ESM-2, which has no head for contacts.
+fn moved(report: &Report) -> Vec<String> {
+    let before = values(&fixture("goldens/esm2"));
+    let same = |name: &str, now: &[f32]| {
+        before.iter().any(|(other, then)| {
+            other == name && then.iter().map(|x| x.to_bits()).eq(now.iter().map(|x| x.to_bits()))
+        })
+    };
+    let now = values(&report.checkpoint);
+    assert!(now.len() > 10);
+    let contacts = |name: &str| name.starts_with("esm.contact_head.");
+    now.into_iter().filter(|(name, now)| !contacts(name) && !same(name, now)).map(|(name, _)| name).collect()
+}
+
+#[test]
+fn encoders_train_as_they_were_trained() {
+    let folder = Folder::new("training-esm");
+    let report = train(&folder.0, ESM, &esm(""));
+    assert!(report.steps == 3 && losses(&folder).iter().all(|loss| *loss > 0.0), "{:?}", losses(&folder));
+    let moved = moved(&report);
+    assert!(moved.iter().any(|name| name.contains("layer.0.attention.self.query.weight")), "{moved:?}");
+    // What was written is a model that opens.
+    let again = Folder::new("training-esm-again");
+    let flags = esm(&format!("model.from={} run.steps=1", report.checkpoint.display()));
+    train(&again.0, ESM, &flags);
+
+    let dna = Folder::new("training-dna");
+    let flags = format!(
+        "model.kind=dnabert_s model.from={} data.train=[{}]",
+        fixture("goldens/dnabert_s").display(),
+        fixture("goldens/pipeline/reads.fa").display()
+    );
+    let report = train(&dna.0, ESM, &flags);
+    assert!(report.steps == 3 && losses(&dna).iter().all(|loss| *loss > 0.0), "{:?}", losses(&dna));
+}
+
+#[test]
+fn rows_that_no_model_reads_stay_what_they_were() {
+    let folder = Folder::new("training-rows");
+    let from = fixture("goldens/dnabert_s");
+    let reads = fixture("goldens/pipeline/reads.fa");
+    let row = |folder: &Path| {
+        let find = |(name, _): &(String, Vec<f32>)| name.ends_with("token_type_embeddings.weight");
+        let (_, both) = values(folder).into_iter().find(find).expect("types of tokens");
+        both[both.len() / 2..].to_vec()
+    };
+    for kind in ["f32", "bf16", "fp16"] {
+        let output = folder.path(kind);
+        let flags = format!(
+            "model.kind=dnabert_s model.from={} data.train=[{}] precision.kind={kind} run.steps=1",
+            from.display(),
+            reads.display()
+        );
+        let report = train(&output, ESM, &flags);
+        let (wanted, found) = (row(&from), row(&report.checkpoint));
+        assert!(wanted.iter().any(|x| *x != 0.0));
+        for (a, b) in wanted.iter().zip(&found) {
+            let most = if kind == "f32" { 0.0 } else { a.abs() / 256.0 + 1e-7 };
+            assert!((a - b).abs() <= most, "{kind}: {b} for {a}");
+        }
+    }
+}
+
+#[test]
+fn adapters_train_alone() {
+    let folder = Folder::new("training-lora");
+    let report = train(&folder.0, ESM, &esm("model.lora.rank=2"));
+    let written = values(&report.checkpoint.join("adapter_model.safetensors"));
+    // Both matrices of the queries' and the values' adapters, in two layers.
+    assert!(written.len() == 8 && written.iter().all(|(name, _)| name.contains(".lora_")), "{written:?}");
+    let up = written.into_iter().find(|(name, _)| name.contains(".lora_B"));
+    assert!(up.is_some_and(|(_, up)| up.iter().any(|x| *x != 0.0)), "an adapter begins at zero and moves");
+}
+
+#[test]
+fn a_classifier_leaves_a_frozen_encoder_as_it_is() {
+    let folder = Folder::new("training-frozen");
+    let proteins = fs::read_to_string(fixture("goldens/pipeline/expected_500/protein.faa")).expect("proteins");
+    let names = proteins.lines().filter_map(|line| line.strip_prefix('>')?.split_whitespace().next());
+    let labels: String = names.enumerate().map(|(i, name)| format!("{name}\t{}\n", i % 2)).collect();
+    let labels = folder.write("labels.tsv", labels);
+    let flags = format!(
+        "model.classes=2 model.freeze_encoder=true data.truncate=true data.labels={} batch.micro_tokens=512",
+        labels.display()
+    );
+    let output = Folder::new("training-classifier");
+    let report = train(&output.0, ESM, &esm(&flags));
+    let moved = moved(&report);
+    assert!(!moved.is_empty() && moved.iter().all(|name| name.starts_with("classifier.")), "{moved:?}");
+}
+
+#[test]
+fn the_head_of_the_example_learns() {
+    let folder = Folder::new("training-head");
+    let text = fs::read_to_string(root("examples/head.yaml")).expect("the example");
+    let text = text.replace("examples/head/", &format!("{}/", root("examples/head").display()));
+    let report = train(&folder.0, &text, "run.patience=null");
+    let losses = losses(&folder);
+    let (first, last) = (mean(&losses[..4]), mean(&losses[losses.len() - 4..]));
+    assert!(report.ended == Ended::Epochs && last < 0.8 * first, "{first} to {last}");
+}
+
+/// A tensor that the file of an initial model lacks would start from random values.
+#[test]
+fn an_initial_decoder_has_every_tensor() {
+    let folder = Folder::new("training-lacks");
+    let llama = fixture("training/llama");
+    let whole = Weights::open(&llama).expect("the fixture");
+    let missing = whole.tensors().last().expect("a tensor").name().to_owned();
+    let kept: Vec<(String, Vec<u64>, Vec<f32>)> = (whole.tensors().filter(|tensor| tensor.name() != missing))
+        .map(|tensor| {
+            let mut values = vec![0.0; tensor.elements() as usize];
+            whole.read_f32(tensor.name(), 0..tensor.elements(), &mut values).expect("read");
+            (tensor.name().to_owned(), tensor.shape().to_vec(), values)
+        })
+        .collect();
+    let tensors: Vec<TensorData<'_>> =
+        kept.iter().map(|(name, shape, data)| TensorData { name, shape, data }).collect();
+    let path = folder.path("model.safetensors");
+    write_safetensors(&path, &tensors, &Default::default(), StoredAs::F32).expect("written");
+    fs::copy(llama.join("config.json"), folder.path("config.json")).expect("copied");
+    let flags = [format!("model.from={}", folder.0.display())];
+    let text = "data: {train: [x.bin], longest: 8}\nbatch: {tokens: 64}\nrun: {steps: 1}\n";
+    let config = TrainConfig::parse(text, "test", &flags).expect("a configuration");
+    let target = priced::target(&config, "cpu").expect("a target");
+    let error = priced::found(&config, &target, &mut Silent).expect_err("a tensor is missing").to_string();
+    assert!(error.contains(&missing), "{error}");
+}
+
+/// A SentencePiece model of a language model: pieces with scores behind a mark of blanks.
+fn pieces() -> Value {
+    let special = |id: u32, name: &str| {
+        json!({"id": id, "content": name, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true})
+    };
+    let mut vocab = vec![("<unk>".to_owned(), 0.0), ("</s>".to_owned(), 0.0), ("\u{2581}".to_owned(), -3.0)];
+    vocab.extend(('a'..='z').chain('0'..='9').map(|c| (c.to_string(), -5.0)));
+    vocab.extend([("th".to_owned(), -3.0), ("\u{2581}the".to_owned(), -2.0), ("he".to_owned(), -3.5)]);
+    json!({"version": "1.0", "added_tokens": [special(0, "<unk>"), special(1, "</s>")],
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]},
+        "pre_tokenizer": {"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always"},
+        "model": {"type": "Unigram", "unk_id": 0, "vocab": vocab}})
+}
+
+/// Text is tokenized by a Unigram model, which stands in the checkpoint; another file is other data.
+#[test]
+fn a_language_model_reads_sentence_pieces() {
+    let (_text, data) = corpus("training-pieces");
+    let folder = Folder::new("training-pieces-run");
+    folder.write("tokenizer.json", pieces().to_string());
+    let tokenizer = folder.path("tokenizer.json");
+    let read = data::train::BytePairs::from_file(&tokenizer).expect("a tokenizer");
+    let mut tokens = vec![];
+    // By hand: of _the the one piece is likeliest (-2), of th+a the two (-8) for three letters (-15), NFKC makes a
+    // letter of a wide one, and a dot is unknown.
+    let unknown = read.encode("The tha\u{ff42}.".as_bytes(), &mut tokens).expect("tokens");
+    assert_eq!((tokens, unknown), (vec![40, 2, 39, 3, 4, 0], 1));
+    assert_eq!((read.size(), read.unknown()), (42, Some(0)));
+    let flags = format!("{data} data.tokenizer={} data.end_token=</s>", tokenizer.display());
+    let report = train(&folder.path("run"), TINY, &flags);
+    assert!(report.loss.is_some_and(f64::is_finite));
+    let kept = std::fs::read(report.checkpoint.join("tokenizer.json")).expect("in the checkpoint");
+    assert_eq!(kept, pieces().to_string().into_bytes());
+    let config = std::fs::read_to_string(report.checkpoint.join("config.json")).expect("config.json");
+    assert!(config.contains("\"vocab_size\": 42"), "{config}");
+    // From the checkpoint, with its tokenizer.
+    let from = format!("{data} model.from={} data.end_token=</s> run.steps=1", report.checkpoint.display());
+    train(&folder.path("again"), &TINY.replace("tokenizer: bytes, ", ""), &from);
+    // The same run with other pieces does not go on.
+    let mut other = pieces();
+    other["model"]["vocab"][4][1] = json!(-4.0);
+    folder.write("tokenizer.json", other.to_string());
+    let config: Vec<String> = format!("{flags} run.steps=13").split_whitespace().map(str::to_owned).collect();
+    let config = TrainConfig::parse(TINY, "test", &config).expect("a configuration");
+    let request = Request { config, output: folder.path("run"), resume: Resume::Auto };
+    let error = train_with(&request, &mut |config, observer| open(config, observer), &mut Ear::default())
+        .expect_err("other data");
+    assert!(error.to_string().contains("the position is one in other data"), "{error}");
+}
