@@ -1,12 +1,12 @@
 //! The summary at the end of a command. Invariant: every number comes from the report; none is computed here
 //! but shares and units.
 
-use run::predict::Shard;
+use run::embed;
 use run::{Place, machine};
-use run::{embed, predict};
+use virus::Shard;
 
 /// The summary of a prediction.
-pub fn predicted(report: &predict::Report) -> String {
+pub fn predicted(report: &virus::Report) -> String {
     if let Some(Shard { number, of }) = report.shard {
         let rows = speed(report.seconds, report.tokens_per_second);
         let place = Place(&report.output_dir);

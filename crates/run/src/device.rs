@@ -39,7 +39,7 @@ impl Device {
     }
 
     /// How GPUs are used, for the run record: names of flags with their values; nothing on the CPU.
-    pub(crate) fn options(&self) -> Value {
+    pub fn options(&self) -> Value {
         match self {
             Self::Cpu => Value::Null,
             // All are used alike.

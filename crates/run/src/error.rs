@@ -1,7 +1,7 @@
 //! Why a story ended badly, and with which exit code. Invariant: every message names the file, the sequence
 //! or the flag that it is about.
 
-use crate::predict::output::OutputError;
+use crate::output_error::OutputError;
 use data::limits::{self, Limit};
 use data::printable::Place;
 use data::weights::WeightsError;

@@ -9,11 +9,13 @@ use plan::{Bill, Build, Ledger, Line, PlanError, Program, Search, Stream, Weight
 use std::sync::Arc;
 
 /// A program, and how one of other bounds is made.
-pub(crate) struct Planned<'a> {
-    pub(crate) program: Program,
+pub struct Planned<'a> {
+    /// The program.
+    pub program: Program,
     /// Tokens that every step must hold.
-    pub(crate) longest: u64,
-    pub(crate) build: Build<'a>,
+    pub longest: u64,
+    /// How one of other bounds is made.
+    pub build: Build<'a>,
 }
 
 /// As many tensors as a bill names.
@@ -33,7 +35,7 @@ impl Settings {
 
     /// The same, where a smaller step than planned may do: if another process takes memory in between, and nobody asked
     /// for a number of tokens. Executors that are `running` are switched to the program.
-    pub(crate) fn start_smaller(
+    pub fn start_smaller(
         &self,
         planned: Planned<'_>,
         mut running: Vec<Executor>,
@@ -75,7 +77,7 @@ impl Settings {
 
     /// What the devices hold against what is planned, as a line for each that can tell. Of an arena that they `held` before,
     /// some may be there still.
-    pub(crate) fn compare(&self, program: &Program, held: Bytes, when: &str, observer: &mut dyn Observer) {
+    pub fn compare(&self, program: &Program, held: Bytes, when: &str, observer: &mut dyn Observer) {
         for machine in self.machines() {
             // What cannot be told is not compared.
             let Ok(Some(taken)) = machine.taken() else { continue };

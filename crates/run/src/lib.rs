@@ -1,4 +1,4 @@
-//! The user stories but training: predict, embed, plan, bench, doctor, plot, list, verify, convert. Each is readable from top
+//! The library below the applications, and the user stories of single models: embed, classify, plan, bench, doctor, list, verify, convert, merge. Each is readable from top
 //! to bottom.
 //!
 //! Invariant of the crate: it decides nothing about numbers or addresses (that is below) and nothing about
@@ -37,19 +37,19 @@ pub mod embed;
 mod error;
 pub mod fair_esm;
 pub mod hub;
-mod ladder;
-mod lanes;
+pub mod ladder;
+pub mod lanes;
 pub mod list;
+pub mod lock;
 pub mod machine;
 pub mod merge;
 pub mod model;
-mod observer;
-mod ordered;
-pub mod plot;
-pub mod predict;
+pub mod observer;
+pub mod ordered;
+mod output_error;
 pub mod price;
 pub mod process;
-mod session;
+pub mod session;
 pub mod verify;
 
 pub use data::printable::{Place, is_printable};
@@ -61,6 +61,7 @@ pub use fair_esm::Checkpoint;
 pub use lanes::Usage;
 pub use model::{EncoderModel, HEAD_NAMES, HeadModel, Tokenizer};
 pub use observer::{Level, Observer, Progress, Silent, Trained, Transfer};
+pub use output_error::OutputError;
 pub use plan::{Precision, Stream, Target};
 pub use process::bill_whole_process;
 pub use session::Settings;

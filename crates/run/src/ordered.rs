@@ -8,28 +8,28 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// What a thread makes of a job.
-pub(crate) type Worker<J, B> = Box<dyn FnMut(J) -> Result<B, RunError> + Send>;
+pub type Worker<J, B> = Box<dyn FnMut(J) -> Result<B, RunError> + Send>;
 
 type Reply<B> = SyncSender<Result<B, RunError>>;
 type Slot<B> = Receiver<Result<B, RunError>>;
 
 /// Where jobs go.
-pub(crate) struct Feed<J, B> {
+pub struct Feed<J, B> {
     order: SyncSender<Slot<B>>,
     work: SyncSender<(J, Reply<B>)>,
 }
 
 /// Where results come from. Dropping it leaves the threads to end by themselves.
-pub(crate) struct Results<B> {
+pub struct Results<B> {
     /// One receiver for each job, in order.
     slots: Receiver<Slot<B>>,
 }
 
 /// Nobody listens any more: stop quietly, they know why.
-pub(crate) struct Gone;
+pub struct Gone;
 
 /// Starts a thread for each worker. They end when the feed is dropped; results may be `depth` jobs behind.
-pub(crate) fn start<J: Send + 'static, B: Send + 'static>(
+pub fn start<J: Send + 'static, B: Send + 'static>(
     workers: Vec<Worker<J, B>>,
     depth: usize,
 ) -> Result<(Feed<J, B>, Results<B>), RunError> {
@@ -54,14 +54,14 @@ pub(crate) fn start<J: Send + 'static, B: Send + 'static>(
 
 impl<J, B> Feed<J, B> {
     /// A job behind the others; waits while too many are in flight.
-    pub(crate) fn send(&self, job: J) -> Result<(), Gone> {
+    pub fn send(&self, job: J) -> Result<(), Gone> {
         let (reply, slot) = sync_channel(1);
         self.order.send(slot).map_err(|_| Gone)?;
         self.work.send((job, reply)).map_err(|_| Gone)
     }
 
     /// An error in the place of a job.
-    pub(crate) fn fail(&self, error: RunError) {
+    pub fn fail(&self, error: RunError) {
         let (reply, slot) = sync_channel(1);
         let _ = reply.send(Err(error));
         let _ = self.order.send(slot);
@@ -71,7 +71,7 @@ impl<J, B> Feed<J, B> {
 impl<B> Results<B> {
     /// The next result in the order of jobs; `None` when the feed is gone. While there is none, `wait` is asked now and
     /// then, and its error ends the wait: a pipe may say nothing for hours.
-    pub(crate) fn next(&self, wait: &mut dyn FnMut() -> Result<(), RunError>) -> Result<Option<B>, RunError> {
+    pub fn next(&self, wait: &mut dyn FnMut() -> Result<(), RunError>) -> Result<Option<B>, RunError> {
         let Some(slot) = receive(&self.slots, wait)? else { return Ok(None) };
         match receive(&slot, wait)? {
             Some(result) => result.map(Some),

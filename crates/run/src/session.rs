@@ -62,7 +62,7 @@ impl Default for Settings {
 const TOKENS_PER_SEQUENCE: u64 = 8;
 
 /// Letters of input for which another lane is worth its memory.
-pub(crate) const LETTERS_OF_LANE: u64 = 8192;
+pub const LETTERS_OF_LANE: u64 = 8192;
 
 /// Threads that tokenize for each GPU.
 const TOKENIZERS: usize = 8;
@@ -74,7 +74,7 @@ impl Settings {
     }
 
     /// The machines of the run, which are of one kind: the CPU with its threads in lanes, or those of the device.
-    pub(crate) fn machines(&self) -> Vec<Arc<dyn Machine>> {
+    pub fn machines(&self) -> Vec<Arc<dyn Machine>> {
         match &self.device {
             Device::Cpu => vec![Arc::new(CpuMachine::new(self.lanes, self.threads_of_lane()))],
             Device::Machines(machines) => machines.clone(),
@@ -82,12 +82,12 @@ impl Settings {
     }
 
     /// One of them.
-    pub(crate) fn machine(&self) -> Arc<dyn Machine> {
+    pub fn machine(&self) -> Arc<dyn Machine> {
         self.machines().swap_remove(0)
     }
 
     /// Whether its memory is the host's.
-    pub(crate) fn is_on_host(&self) -> bool {
+    pub fn is_on_host(&self) -> bool {
         self.device == Device::Cpu
     }
 
@@ -97,12 +97,12 @@ impl Settings {
     }
 
     /// How encoders are compiled.
-    pub(crate) fn policy(&self) -> Result<Policy, RunError> {
+    pub fn policy(&self) -> Result<Policy, RunError> {
         Ok(Policy { precision: self.precision()?, ..Policy::default() })
     }
 
     /// What the bits of a result depend on beside its input and weights.
-    pub(crate) fn arithmetic(&self) -> Result<Value, RunError> {
+    pub fn arithmetic(&self) -> Result<Value, RunError> {
         let precision = self.precision()?.name();
         // Not how many there are, nor which: a run goes on with others.
         let (kind, instructions) = (self.machine().kind().to_string(), self.machine().arithmetic());
@@ -110,12 +110,12 @@ impl Settings {
     }
 
     /// What takes time before the first step on a machine that was never used.
-    pub(crate) fn first_use(&self) -> Option<String> {
+    pub fn first_use(&self) -> Option<String> {
         self.machine().first_use()
     }
 
     /// How loudly the device and its kernels are told: f32 on the CPU is the reference, and takes nobody by surprise.
-    pub(crate) fn computing_level(&self) -> Level {
+    pub fn computing_level(&self) -> Level {
         match (self.is_on_host(), self.precision()) {
             (true, Ok(Precision::F32)) => Level::Detail,
             (true | false, _) => Level::Info,
@@ -130,7 +130,7 @@ impl Settings {
     }
 
     /// Steps that are on their way at a time.
-    pub(crate) fn ahead(&self) -> usize {
+    pub fn ahead(&self) -> usize {
         match self.is_on_host() {
             true => enough(self.lanes),
             false => self.machines().len() * (self.depth() + 1),
@@ -138,7 +138,7 @@ impl Settings {
     }
 
     /// Threads that tokenize: several keep up with a GPU.
-    pub(crate) fn tokenizers(&self) -> usize {
+    pub fn tokenizers(&self) -> usize {
         match self.is_on_host() {
             true => 1,
             false => machine::cores().min(TOKENIZERS * self.machines().len()),
@@ -148,7 +148,7 @@ impl Settings {
     /// Plans with as many lanes as the work is worth and the line has room for. Threads of one lane meet behind every op,
     /// lanes never; but a lane takes memory, and what little input there is is done sooner by all threads together. Streamed
     /// weights would be read by each lane, so they have one.
-    pub(crate) fn in_lanes<T>(
+    pub fn in_lanes<T>(
         &self,
         worth: usize,
         mut plan: impl FnMut(&Self) -> Result<T, RunError>,
@@ -160,12 +160,12 @@ impl Settings {
     }
 
     /// Lanes for what is worth so many.
-    pub(crate) fn most_lanes(&self, worth: usize) -> usize {
+    pub fn most_lanes(&self, worth: usize) -> usize {
         if self.is_on_host() { planned::most(self.threads, worth, self.stream) } else { 1 }
     }
 
     /// Lanes that are asked for, or else that the work is worth, of which nobody may know how much it is.
-    pub(crate) fn worth(&self, work: Option<u64>) -> usize {
+    pub fn worth(&self, work: Option<u64>) -> usize {
         match (self.lanes, work) {
             (1, Some(lanes)) => usize::try_from(lanes).unwrap_or(usize::MAX),
             (1, None) => self.threads,
@@ -219,12 +219,12 @@ impl Settings {
     }
 
     /// A program with room for the steps that are open, and for those of all lanes.
-    pub(crate) fn placed(&self, program: Program) -> Program {
+    pub fn placed(&self, program: Program) -> Program {
         program.with_ring(self.depth()).with_lanes(self.lanes)
     }
 
     /// Steps that are open at a time.
-    pub(crate) fn depth(&self) -> usize {
+    pub fn depth(&self) -> usize {
         self.machine().depth()
     }
 
@@ -239,7 +239,7 @@ impl Settings {
     }
 
     /// Every device, without an arena.
-    pub(crate) fn open(&self) -> Result<Vec<Box<dyn exec::Device>>, RunError> {
+    pub fn open(&self) -> Result<Vec<Box<dyn exec::Device>>, RunError> {
         limits::room_for_threads(self.threads).map_err(RunError::thread("compute"))?;
         let opened = self.machines().iter().map(|machine| machine.open()).collect::<Result<Vec<_>, _>>()?;
         Ok(opened.into_iter().flatten().collect())
@@ -251,7 +251,7 @@ impl Settings {
     }
 
     /// The same in all lanes of a program.
-    pub(crate) fn start_alone(&self, program: Program) -> Result<Vec<Executor>, RunError> {
+    pub fn start_alone(&self, program: Program) -> Result<Vec<Executor>, RunError> {
         if self.device.count() > 1 { Err(several()) } else { self.start(program) }
     }
 }
@@ -262,7 +262,7 @@ fn several() -> RunError {
 }
 
 /// The element type of models on this CPU, of what was asked for.
-pub(crate) fn on_cpu(asked: Option<Precision>) -> Result<Precision, RunError> {
+pub fn on_cpu(asked: Option<Precision>) -> Result<Precision, RunError> {
     precision_of(asked, &CpuMachine::formats())
 }
 
@@ -280,13 +280,13 @@ fn precision_of(asked: Option<Precision>, formats: &[Precision]) -> Result<Preci
 }
 
 /// How each device computes, for a line each; lanes of the CPU are alike.
-pub(crate) fn computing_lines(executors: &[Executor], precision: Precision) -> Vec<String> {
+pub fn computing_lines(executors: &[Executor], precision: Precision) -> Vec<String> {
     let alike = executors.first().map_or(1, |executor| executor.program().lanes());
     executors.iter().step_by(alike).map(|executor| computing_line(executor, precision)).collect()
 }
 
 /// The device of an executor, or the CPU of which it is one of several lanes.
-pub(crate) fn name(executor: &Executor) -> String {
+pub fn name(executor: &Executor) -> String {
     let device = executor.device();
     match executor.program().lanes() {
         1 => device.name(),
@@ -295,12 +295,12 @@ pub(crate) fn name(executor: &Executor) -> String {
 }
 
 /// So many threads, in words.
-pub(crate) fn threads(count: u64) -> String {
+pub fn threads(count: u64) -> String {
     if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") }
 }
 
 /// How a program is computed, as a run prints it when it begins: attention, products, precision, and what bits depend on.
-pub(crate) fn computing_line(executor: &Executor, precision: Precision) -> String {
+pub fn computing_line(executor: &Executor, precision: Precision) -> String {
     let program = executor.program();
     let nodes = || program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().zip(&p.kernels));
     let kernel = |is: fn(&Op) -> bool| Some(nodes().find(|(node, _)| is(&node.op))?.1.name());
@@ -312,18 +312,18 @@ pub(crate) fn computing_line(executor: &Executor, precision: Precision) -> Strin
 }
 
 /// The bounds of a step of `tokens`.
-pub(crate) fn bounds(tokens: u64, longest: u64) -> Bounds {
+pub fn bounds(tokens: u64, longest: u64) -> Bounds {
     Bounds { tokens, sequences: (tokens / TOKENS_PER_SEQUENCE).max(1), longest }
 }
 
 /// Lanes that files are worth, compressed or not; `None` where one is a pipe.
-pub(crate) fn lanes_worth(inputs: &[PathBuf]) -> Option<u64> {
+pub fn lanes_worth(inputs: &[PathBuf]) -> Option<u64> {
     let bytes = |path: &PathBuf| fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|file| file.len());
     inputs.iter().map(bytes).sum::<Option<u64>>().map(|letters| letters / LETTERS_OF_LANE)
 }
 
 /// Loads plan `plan` from whatever reads its parameters.
-pub(crate) fn load(
+pub fn load(
     executor: &mut Executor,
     plan: usize,
     mut read: impl FnMut(&Param, Range<u64>, &mut [f32]) -> Result<(), RunError>,
@@ -338,7 +338,7 @@ pub(crate) fn load(
 const READERS: usize = 8;
 
 /// The same into every arena: each parameter is read once, by one of several threads.
-pub(crate) fn load_all(
+pub fn load_all(
     executors: &mut [Executor],
     plan: usize,
     read: impl Fn(&Param, Range<u64>, &mut [f32]) -> Result<(), RunError> + Sync,
@@ -356,11 +356,7 @@ pub(crate) fn load_all(
 }
 
 /// Loads what is resident of an encoder's plan `plan` into every arena, and attaches the rest: every step reads it.
-pub(crate) fn attach_all(
-    executors: &mut [Executor],
-    plan: usize,
-    model: &EncoderModel,
-) -> Result<(), RunError> {
+pub fn attach_all(executors: &mut [Executor], plan: usize, model: &EncoderModel) -> Result<(), RunError> {
     load_all(executors, plan, |param, range, out| model.read(param, range, out))?;
     for executor in executors {
         let source = model.source(&executor.program().plans()[plan].1.graph);
@@ -370,13 +366,7 @@ pub(crate) fn attach_all(
 }
 
 /// The same with what a run keeps in the host's memory, where the line is about another.
-pub(crate) fn memory_lines(
-    settings: &Settings,
-    program: &Program,
-    budget: Bytes,
-    kept: Bytes,
-    what: &str,
-) -> String {
+pub fn memory_lines(settings: &Settings, program: &Program, budget: Bytes, kept: Bytes, what: &str) -> String {
     let line = memory_line(program, budget);
     if program.target().space == HOST {
         return match settings.process_bytes() {

@@ -12,8 +12,8 @@ use super::trainable::{Applied, Auxiliary, Found, Taken, Trainable};
 use data::atomic::AtomicFile;
 use data::printable::Place;
 use graph::Bytes;
+use run::lock;
 use run::machine::{self, Tracker, parse_budget};
-use run::predict::folder;
 use run::{Level, Observer, RunError, Trained};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -88,7 +88,7 @@ pub fn train_with(request: &Request, open: Open<'_>, observer: &mut dyn Observer
     let tracker = Tracker::new();
     let output = &request.output;
     // Held to the end: two runs in one folder would take each other's files.
-    let lock = folder::take(output)?;
+    let lock = lock::take(output, &[])?;
     if !lock.is_held() {
         let text = format!(
             "{} is on a file system without locks: see to it that no other run writes there",

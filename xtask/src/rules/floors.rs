@@ -24,7 +24,9 @@ const TABLE: &[Row] = &[
     Row { name: "cuda", floor: 2, may: &["graph", "plan", "exec"] },
     Row { name: "run", floor: 3, may: &["graph", "plan", "exec", "cpu", "models", "data"] },
     Row { name: "train", floor: 4, may: &["graph", "plan", "exec", "models", "data", "run"] },
-    Row { name: "cli", floor: 5, may: &["run", "train", "cuda"] },
+    Row { name: "virus", floor: 4, may: &["graph", "plan", "exec", "models", "data", "run"] },
+    Row { name: "plot", floor: 5, may: &["data", "run", "virus"] },
+    Row { name: "cli", floor: 6, may: &["run", "train", "virus", "plot", "cuda"] },
 ];
 
 /// A manifest of `crates/` depends on our own crates as the table allows.

@@ -78,7 +78,7 @@ impl Classify {
     fn options(&self) -> Result<Options, RunError> {
         Ok(Options {
             model: self.model.clone(),
-            inputs: run::predict::files(&self.inputs)?,
+            inputs: virus::files(&self.inputs)?,
             output: self.output.clone(),
             force: self.force,
             sort_by_length: self.sorting.by_length(),

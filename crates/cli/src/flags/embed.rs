@@ -131,7 +131,7 @@ impl Embed {
     fn options(&self) -> Result<Options, RunError> {
         Ok(Options {
             model: self.model.clone(),
-            inputs: run::predict::files(&self.inputs)?,
+            inputs: virus::files(&self.inputs)?,
             output: self.destination(),
             force: self.force,
             pool: match self.pool {

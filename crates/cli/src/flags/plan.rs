@@ -8,7 +8,6 @@ use super::predict::{ModelFlags, PREFETCH, length, usual_options};
 use super::{at_least_one, print};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, Command, Error, ValueEnum};
-use run::predict::{Models, files, planned};
 use run::price::{self, Request};
 use run::{Device, RunError, Settings, Silent, Stream, Target, machine};
 use std::ffi::OsStr;
@@ -16,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use train::config::TrainConfig;
 use train::{self, priced};
+use virus::{Models, files, planned};
 
 /// Show what a model or its training would take of a machine's memory, to the byte, from a configuration alone
 ///

@@ -2,8 +2,8 @@
 
 use super::{at_least, print};
 use clap::{Args, ValueEnum};
+use plot::{Options, Output, plot};
 use run::RunError;
-use run::plot::{self, Options, Output, plot};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 

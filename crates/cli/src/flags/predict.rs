@@ -8,12 +8,12 @@ use crate::report;
 use crate::terminal::Terminal;
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
-use run::predict::output::{EmbeddingFormat, HitsFormat};
-use run::predict::{Models, Options, Report, Shard, files, predict, predict_each, stem};
 use run::{HeadModel, Level, Observer, RunError, Settings, machine};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
+use virus::output::{EmbeddingFormat, HitsFormat};
+use virus::{Models, Options, Report, Shard, files, predict, predict_each, stem};
 
 /// Tell for every sequence whether it comes from a virus (VirNucPro's method)
 ///

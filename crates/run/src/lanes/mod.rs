@@ -3,7 +3,7 @@
 //! hands back what it had begun, and the others go on.
 
 mod lane;
-pub(crate) mod planned;
+pub mod planned;
 #[cfg(test)]
 mod tests;
 
@@ -23,44 +23,48 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Asked now and then while a step is waited for: an error ends the wait.
-pub(crate) type Stop<'a> = &'a dyn Fn() -> Result<(), RunError>;
+pub type Stop<'a> = &'a dyn Fn() -> Result<(), RunError>;
 
 /// How often [`Stop`] is asked.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Into how many packs for each device what is left at the end is cut: with several, the last of them end closer
 /// together.
-pub(crate) const PARTS: usize = 2;
+pub const PARTS: usize = 2;
 
 /// The memory space of machines whose arena is the host's memory.
-pub(crate) const HOST: &str = "host";
+pub const HOST: &str = "host";
 
 /// Steps that are on their way so that so many lanes of the CPU always have one.
-pub(crate) fn enough(lanes: usize) -> usize {
+pub fn enough(lanes: usize) -> usize {
     if lanes == 1 { 1 } else { 2 * lanes }
 }
 
 /// A step on its way. Its buffers come back with it.
-pub(crate) struct Work<T> {
+pub struct Work<T> {
     /// The plan of the program.
-    pub(crate) plan: usize,
+    pub plan: usize,
     /// By name, of exactly `counts`.
-    pub(crate) inputs: Vec<(&'static str, Values)>,
-    pub(crate) counts: Counts,
+    pub inputs: Vec<(&'static str, Values)>,
+    /// What the step holds.
+    pub counts: Counts,
     /// Which outputs are wanted.
-    pub(crate) outputs: Arc<[String]>,
+    pub outputs: Arc<[String]>,
     /// How many values of each, from the first on.
-    pub(crate) wanted: usize,
+    pub wanted: usize,
     /// The outputs once it is done, in their order; buffers until then.
-    pub(crate) values: Vec<Vec<f32>>,
+    pub values: Vec<Vec<f32>>,
     /// Whose step it is.
-    pub(crate) tag: T,
+    pub tag: T,
 }
 
 /// An input.
-pub(crate) enum Values {
+pub enum Values {
+    /// Integers, such as token ids.
     I32(Vec<i32>),
+    /// Start and end of each sequence.
     Spans(Vec<[i32; 2]>),
+    /// Numbers.
     F32(Vec<f32>),
 }
 
@@ -75,10 +79,11 @@ impl Values {
 }
 
 /// A step that came back.
-pub(crate) struct Done<T> {
-    pub(crate) work: Work<T>,
+pub struct Done<T> {
+    /// The step, with its outputs.
+    pub work: Work<T>,
     /// What it took of its device's time.
-    pub(crate) seconds: f64,
+    pub seconds: f64,
 }
 
 /// What a device did.
@@ -102,7 +107,7 @@ pub struct Usage {
 
 impl Usage {
     /// For the record of a run of so many seconds.
-    pub(crate) fn to_json(&self, seconds: f64) -> Value {
+    pub fn to_json(&self, seconds: f64) -> Value {
         json!({
             "name": self.name,
             "steps": self.steps,
@@ -116,7 +121,7 @@ impl Usage {
 }
 
 /// Devices that share the work.
-pub(crate) struct Lanes<T> {
+pub struct Lanes<T> {
     shared: Arc<Shared<T>>,
     events: Receiver<Event<T>>,
     threads: Vec<JoinHandle<Option<Executor>>>,
@@ -153,7 +158,7 @@ enum Event<T> {
 
 impl<T: Send + 'static> Lanes<T> {
     /// A lane for each executor; they run one program with the same weights.
-    pub(crate) fn new(executors: Vec<Executor>) -> Result<Self, RunError> {
+    pub fn new(executors: Vec<Executor>) -> Result<Self, RunError> {
         let Some(first) = executors.first() else {
             return Err(RunError::Refused("there is no device to compute on".to_owned()));
         };
@@ -188,54 +193,54 @@ impl<T: Send + 'static> Lanes<T> {
     }
 
     /// What they run.
-    pub(crate) fn program(&self) -> &Program {
+    pub fn program(&self) -> &Program {
         &self.program
     }
 
     /// How many devices work.
-    pub(crate) fn working(&self) -> usize {
+    pub fn working(&self) -> usize {
         self.working
     }
 
     /// Steps that should be on their way, so that every device has its next one when it ends one.
-    pub(crate) fn enough(&self) -> usize {
+    pub fn enough(&self) -> usize {
         self.enough
     }
 
     /// Whether another step would not wait for long.
-    pub(crate) fn has_room(&self) -> bool {
+    pub fn has_room(&self) -> bool {
         self.in_flight < self.enough
     }
 
     /// Steps that were sent and are not back.
-    pub(crate) fn in_flight(&self) -> usize {
+    pub fn in_flight(&self) -> usize {
         self.in_flight
     }
 
     /// What each did so far.
-    pub(crate) fn usage(&self) -> &[Usage] {
+    pub fn usage(&self) -> &[Usage] {
         &self.usage
     }
 
     /// What is to be said since the last call.
-    pub(crate) fn warnings(&mut self) -> Vec<String> {
+    pub fn warnings(&mut self) -> Vec<String> {
         std::mem::take(&mut self.warnings)
     }
 
     /// Puts a step behind those that wait.
-    pub(crate) fn send(&mut self, work: Work<T>) {
+    pub fn send(&mut self, work: Work<T>) {
         self.in_flight += 1;
         self.shared.put(|queue| queue.push_back(work));
     }
 
     /// Puts a step before those that wait.
-    pub(crate) fn send_first(&mut self, work: Work<T>) {
+    pub fn send_first(&mut self, work: Work<T>) {
         self.in_flight += 1;
         self.shared.put(|queue| queue.push_front(work));
     }
 
     /// A step that is back, waited for; `None` where none is on its way.
-    pub(crate) fn wait(&mut self, stop: Stop<'_>) -> Result<Option<Done<T>>, RunError> {
+    pub fn wait(&mut self, stop: Stop<'_>) -> Result<Option<Done<T>>, RunError> {
         while self.in_flight > 0 {
             match self.events.recv_timeout(PATIENCE) {
                 Ok(event) => {
@@ -251,7 +256,7 @@ impl<T: Send + 'static> Lanes<T> {
     }
 
     /// A step that is back by now.
-    pub(crate) fn poll(&mut self) -> Result<Option<Done<T>>, RunError> {
+    pub fn poll(&mut self) -> Result<Option<Done<T>>, RunError> {
         loop {
             match self.events.try_recv() {
                 Ok(event) => {
@@ -267,14 +272,14 @@ impl<T: Send + 'static> Lanes<T> {
     }
 
     /// Takes back the steps that no device has begun.
-    pub(crate) fn cancel(&mut self) -> Vec<Work<T>> {
+    pub fn cancel(&mut self) -> Vec<Work<T>> {
         let works = self.shared.clear();
         self.in_flight -= works.len();
         works
     }
 
     /// The executors that still work, for another run. What is on its way is forgotten.
-    pub(crate) fn into_executors(mut self) -> Vec<Executor> {
+    pub fn into_executors(mut self) -> Vec<Executor> {
         self.join().into_iter().flatten().collect()
     }
 
@@ -335,7 +340,7 @@ impl<T> Drop for Lanes<T> {
 }
 
 /// What devices gave back between steps.
-pub(crate) fn say_given_back(usage: &[Usage], observer: &mut dyn Observer) {
+pub fn say_given_back(usage: &[Usage], observer: &mut dyn Observer) {
     for Usage { name, given_back, .. } in usage.iter().filter(|usage| usage.given_back > Bytes::ZERO) {
         observer
             .say(Level::Info, &format!("{name}: {given_back} that no plan used were given back between steps"));

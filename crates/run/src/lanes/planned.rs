@@ -7,21 +7,21 @@ use graph::{Bytes, Graph};
 use plan::{PlanError, Program, Search, Staging, Stream, Target};
 
 /// Tokens that bounds are a multiple of.
-pub(crate) const TOKEN_STEP: u64 = 128;
+pub const TOKEN_STEP: u64 = 128;
 
 /// Tokens up to which a lane's steps may grow, however many lanes there are.
-pub(crate) const LEAST_OF_LANE: u64 = 1024;
+pub const LEAST_OF_LANE: u64 = 1024;
 
 /// Threads up to which one lane has them all.
 const ONE_LANE: usize = 2;
 
 /// The most lanes of so many threads for what is worth so many. Streamed weights would be read by each, so they have one.
-pub(crate) fn most(threads: usize, worth: usize, stream: Stream) -> usize {
+pub fn most(threads: usize, worth: usize, stream: Stream) -> usize {
     if threads <= ONE_LANE || stream == Stream::Always { 1 } else { even(threads, worth) }
 }
 
 /// When so many lanes stream their weights.
-pub(crate) fn stream(lanes: usize, asked: Stream) -> Stream {
+pub fn stream(lanes: usize, asked: Stream) -> Stream {
     if lanes == 1 { asked } else { Stream::Never }
 }
 
@@ -31,12 +31,12 @@ fn even(threads: usize, lanes: usize) -> usize {
 }
 
 /// Threads of a lane.
-pub(crate) fn of_lane(threads: usize, lanes: usize) -> usize {
+pub fn of_lane(threads: usize, lanes: usize) -> usize {
     (threads / lanes).max(1)
 }
 
 /// Plans with as many lanes as the line has room for, from `most` down.
-pub(crate) fn fitting<T>(
+pub fn fitting<T>(
     threads: usize,
     most: usize,
     mut plan: impl FnMut(usize) -> Result<T, RunError>,
@@ -52,7 +52,7 @@ pub(crate) fn fitting<T>(
 }
 
 /// Where to look for the tokens of a lane's step, where so many were asked for, or none; at least `longest`.
-pub(crate) fn search(target: &Target, lanes: usize, longest: u64, asked: Option<u64>, budget: Bytes) -> Search {
+pub fn search(target: &Target, lanes: usize, longest: u64, asked: Option<u64>, budget: Bytes) -> Search {
     let (ceiling, floor) = match lanes {
         1 => (target.saturation.max(longest), longest),
         lanes => {
@@ -68,7 +68,7 @@ pub(crate) fn search(target: &Target, lanes: usize, longest: u64, asked: Option<
 /// The program of an encoder's run with so many outputs of a full step, which it keeps beside its arena, where the line is
 /// about the host's memory.
 /// Of steps out of turn, the rows of up to `turns` more wait for an older one, and are not more than those of all `sequences`.
-pub(crate) fn with_outputs(program: Program, copies: u64, turns: u64, sequences: Option<u64>) -> Program {
+pub fn with_outputs(program: Program, copies: u64, turns: u64, sequences: Option<u64>) -> Program {
     if program.target().space != HOST {
         return program;
     }
@@ -87,12 +87,12 @@ pub(crate) fn with_outputs(program: Program, copies: u64, turns: u64, sequences:
 }
 
 /// Full steps whose outputs a run holds at a time: those on their way, and what each lane has not handed out yet.
-pub(crate) fn copies(lanes: usize) -> u64 {
+pub fn copies(lanes: usize) -> u64 {
     (enough(lanes) + lanes) as u64
 }
 
 /// Outputs of a full step.
-pub(crate) fn output_bytes(program: &Program) -> Bytes {
+pub fn output_bytes(program: &Program) -> Bytes {
     let of = |graph: &Graph| graph.outputs.iter().map(|(_, v)| graph.spec(*v).bytes(&graph.bounds)).sum();
     program.plans().iter().map(|(_, plan)| of(&plan.graph)).max().unwrap_or_default()
 }

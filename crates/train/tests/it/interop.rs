@@ -7,12 +7,12 @@ use data::weights::Weights;
 use run::classify::{self, classify};
 use run::embed::{self, embed};
 use run::merge::{self, merge};
-use run::predict::predict;
 use run::{Precision, RunError, Settings, Silent};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use virus::predict;
 
 const DECODER: &str = "
 model:

@@ -1,11 +1,12 @@
 //! The integration tests of `train`. Invariant: hermetic; every test works in a folder of its own.
 #![forbid(unsafe_code)]
 
-extern crate run as plimsoll_run;
-
-mod interop;
-#[allow(dead_code, reason = "shared with the tests of `run`, which use all of it")]
+#[allow(dead_code, reason = "shared with other crates' tests, which use all of it")]
 #[path = "../../../run/tests/it/rig.rs"]
+mod folders;
+mod interop;
+#[allow(dead_code, reason = "shared with the tests of `virus`, which use all of it")]
+#[path = "../../../virus/tests/it/rig.rs"]
 mod rig;
 mod train;
 mod train_keys;

@@ -2,7 +2,7 @@
 //! number alone, so that a failure can be repeated; every configuration that is drawn is one that can be trained.
 
 use crate::ALLOCATOR;
-use crate::rig::{Folder, alone, fixture};
+use crate::folders::{Folder, alone, fixture};
 use crate::train::lines;
 use exec::{Executor, Survivor};
 use graph::StateKind;

@@ -2,7 +2,7 @@
 //! process in which nothing else runs.
 
 use crate::ALLOCATOR;
-use crate::rig::{Folder, alone, fixture};
+use crate::folders::{Folder, alone, fixture};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::schedule::hyper;
 use plimsoll_train::{Request, Resume, Trainable, open, train_with};

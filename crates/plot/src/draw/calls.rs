@@ -1,0 +1,41 @@
+//! How many records have which call: one bar. Invariant: its parts are as long as their shares, and each has
+//! its words below it, apart from each other.
+
+use super::axis::{count, percent, spread};
+use super::font;
+use super::scene::{Anchor, Scene};
+use super::style::{self, LABEL, REMARK};
+use crate::survey::{CALLS, Tally};
+
+const BAR: f64 = 11.0;
+const LINE: f64 = 8.0;
+
+/// Draws the bar and its words, `y` being its top; returns where it ends.
+pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, tally: &Tally) -> f64 {
+    let all: u64 = tally.iter().sum();
+    let share = |part: u64| if all == 0 { 0.0 } else { width * part as f64 / all as f64 };
+    let mut from = x;
+    let (mut there, mut places, mut widths) = (vec![], vec![], vec![]);
+    for (call, &part) in CALLS.into_iter().zip(tally) {
+        let length = share(part);
+        scene.rectangle(from, y, length, BAR, style::ink(call));
+        if part > 0 {
+            let words = [style::word(call).to_owned(), format!("{} · {}", count(part), percent(part, all))];
+            widths.push(words.iter().map(|w| font::width(w, LABEL)).fold(0.0, f64::max) + 8.0);
+            places.push(from + length / 2.0);
+            there.push((call, words));
+        }
+        from += length;
+    }
+    let middles = places.clone();
+    spread(&mut places, &widths, x - 4.0, x + width + 4.0);
+    for (((call, words), place), middle) in there.into_iter().zip(places).zip(middles) {
+        // A short lead from a part to words that had to move aside.
+        scene.line((middle, y + BAR), (place, y + BAR + 4.0), style::ink(call), 0.6);
+        let kind = super::scene::Type { ink: style::word_ink(call), bold: true, ..LABEL };
+        let [name, number] = words;
+        scene.text(place, y + BAR + 4.0 + LINE - 1.0, Anchor::Middle, kind, name);
+        scene.text(place, y + BAR + 4.0 + 2.0 * LINE - 1.0, Anchor::Middle, REMARK, number);
+    }
+    y + BAR + 4.0 + 2.0 * LINE
+}

@@ -1,0 +1,103 @@
+//! The letters of a picture: Noto Sans, inside of the program. Invariant: a width is that of the letters that
+//! the PNG shows; an SVG is shown with the reader's own fonts, the usual ones of which are no wider.
+
+use super::scene::Type;
+use std::sync::LazyLock;
+use ttf_parser::{Face, GlyphId, OutlineBuilder};
+
+static FACES: LazyLock<[Face<'static>; 2]> = LazyLock::new(|| {
+    [notosans::REGULAR_TTF, notosans::BOLD_TTF]
+        .map(|bytes| Face::parse(bytes, 0).expect("a font that is part of the program"))
+});
+
+/// The width of a text, in points.
+pub fn width(text: &str, kind: Type) -> f64 {
+    let face = face(kind);
+    text.chars().map(|letter| advance(face, glyph(face, letter), kind)).sum()
+}
+
+/// The text, or its beginning and its end around an ellipsis where it is wider than `room`.
+pub fn shorten(text: &str, kind: Type, room: f64) -> String {
+    if width(text, kind) <= room {
+        return text.to_owned();
+    }
+    let letters: Vec<char> = text.chars().collect();
+    // The most letters that fit, by halving. Contigs differ where their ids begin, reads where they end.
+    let short = |kept: usize| -> String {
+        let end = kept / 2;
+        let (start, rest) = letters.split_at(kept - end);
+        start.iter().chain(['…'].iter()).chain(&rest[rest.len() - end..]).collect()
+    };
+    let (mut fits, mut beyond) = (0, letters.len());
+    while fits + 1 < beyond {
+        let middle = (fits + beyond) / 2;
+        match width(&short(middle), kind) <= room {
+            true => fits = middle,
+            false => beyond = middle,
+        }
+    }
+    short(fits)
+}
+
+/// Calls `draw` with the outline of every letter of a text that starts at `x` and stands on `y`.
+pub fn outline<B: OutlineBuilder + Placed>(text: &str, kind: Type, x: f64, y: f64, draw: &mut B) {
+    let face = face(kind);
+    let mut x = x;
+    for letter in text.chars() {
+        let glyph = glyph(face, letter);
+        draw.place(x, y, kind.size / f64::from(face.units_per_em()));
+        // A blank has no outline.
+        let _ = face.outline_glyph(glyph, draw);
+        x += advance(face, glyph, kind);
+    }
+}
+
+/// Takes outlines in the font's own units.
+pub trait Placed {
+    /// Where the next letter starts, and how large a unit is.
+    fn place(&mut self, x: f64, y: f64, scale: f64);
+}
+
+fn face(kind: Type) -> &'static Face<'static> {
+    &FACES[usize::from(kind.bold)]
+}
+
+/// The font's box where it has no such letter.
+fn glyph(face: &Face<'_>, letter: char) -> GlyphId {
+    face.glyph_index(letter).unwrap_or_default()
+}
+
+fn advance(face: &Face<'_>, glyph: GlyphId, kind: Type) -> f64 {
+    let units = face.glyph_hor_advance(glyph).unwrap_or_default();
+    f64::from(units) * kind.size / f64::from(face.units_per_em())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::draw::scene::Ink;
+
+    const KIND: Type = Type { size: 7.0, bold: false, ink: Ink(0, 0, 0) };
+
+    #[test]
+    fn a_shortened_text_fits_and_keeps_both_ends() {
+        let check = |text: &str, room: f64, wanted: &str| assert_eq!(shorten(text, KIND, room), wanted);
+        check("NC_001422.1", 100.0, "NC_001422.1");
+        check("NODE_1_length_248973_cov_17.2", 60.0, "NODE_1_…v_17.2");
+        check("x", 1.0, "…");
+        let long = "é".repeat(1000);
+        for room in [0.0, 5.0, 33.0, 99.0] {
+            let short = shorten(&long, KIND, room);
+            assert!(short.contains('…') && (width(&short, KIND) <= room || short == "…"), "{short}");
+        }
+    }
+
+    #[test]
+    fn the_font_has_the_letters_of_a_picture() {
+        for letter in "aZ09 …·−+%≥'<>&\"|_.".chars() {
+            for face in FACES.iter() {
+                assert!(face.glyph_index(letter).is_some(), "{letter}");
+            }
+        }
+    }
+}

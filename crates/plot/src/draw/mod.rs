@@ -1,0 +1,120 @@
+//! The pictures: how panels stand on a page. Invariant: panels are set below each other (side by side where
+//! the page is wide), and none is drawn over another.
+
+mod axis;
+mod calls;
+mod font;
+mod histogram;
+mod page;
+pub mod png;
+mod ranking;
+pub mod scene;
+mod style;
+pub mod svg;
+mod track;
+
+use super::results::About;
+use super::survey::{Spread, Survey};
+use super::track::Track;
+use axis::{count, counted, score};
+use page::{GAP, MARGIN, Page};
+use scene::Scene;
+use style::{LABEL, TITLE};
+use virus::output::Call;
+
+/// From this width on, histograms stand side by side.
+const WIDE: f64 = 340.0;
+
+/// All of a result on one page: calls, scores, the first records by score, and tracks. One record alone has
+/// nothing to be compared with: its track says it all.
+pub fn overview(survey: &Survey, tracks: &[Track], about: &About, width: f64) -> Scene {
+    let names = match about.inputs.is_empty() {
+        true => "prediction".to_owned(),
+        false => about.inputs.join(", "),
+    };
+    let mut page = Page::new(width, format!("plimsoll: {names}"));
+    page.text(TITLE, &names, 10.0);
+    let scored = count(survey.window_scores.total());
+    let windows = format!("{} of {} bp, {scored} scored", counted(survey.windows, "window"), about.length);
+    page.remarks(&[&[counted(survey.records, "record"), windows], &made(about)[..]].concat());
+    page.warn(about);
+    if survey.records == 0 {
+        page.text(LABEL, "The input has no records.", 9.0);
+    } else if survey.records > 1 || tracks.is_empty() {
+        records(&mut page, survey, about);
+    } else {
+        histograms(&mut page, &[("Scores of windows", &survey.window_scores, 0.5, "consensus")]);
+    }
+    if !tracks.is_empty() {
+        let viruses = tracks.iter().filter(|track| track.entry.call == Call::Virus).count();
+        page.panel(match viruses {
+            _ if survey.records == 1 => "Along the record",
+            0 => "Along the records with most scored windows",
+            n if n == tracks.len() => "Along the viruses with most scored windows",
+            _ => "Along records, viruses before others",
+        });
+    }
+    for (index, one) in tracks.iter().enumerate() {
+        page.y += if index > 0 { GAP * 0.7 } else { 0.0 };
+        let (y, room) = (page.y, page.room());
+        page.y = track::draw(&mut page.scene, MARGIN, y, room, one, about);
+    }
+    page.finish()
+}
+
+/// One record.
+pub fn record(track: &Track, about: &About, width: f64) -> Scene {
+    let mut page = Page::new(width, format!("plimsoll: {}", track.entry.id));
+    page.warn(about);
+    let (y, room) = (page.y, page.room());
+    page.y = track::draw(&mut page.scene, MARGIN, y, room, track, about) + 6.0;
+    let place = format!("record {} of {}", count(track.entry.ordinal + 1), about.inputs.join(", "));
+    page.remarks(&[&[place, format!("windows of {} bp", about.length)], &made(about)[..]].concat());
+    page.finish()
+}
+
+/// By which settings.
+fn made(about: &About) -> [String; 2] {
+    [format!("threshold {}", score(f64::from(about.threshold))), about.made_by.clone()]
+}
+
+/// How many, how they score, and which come first.
+fn records(page: &mut Page, survey: &Survey, about: &About) {
+    let room = page.room();
+    page.panel("Records by call");
+    page.y = calls::draw(&mut page.scene, MARGIN, page.y, room, &survey.calls);
+    if survey.record_scores.total() == 0 {
+        return;
+    }
+    let threshold = f64::from(about.threshold);
+    histograms(
+        page,
+        &[
+            ("Scores of records", &survey.record_scores, threshold, "threshold"),
+            ("Scores of windows", &survey.window_scores, 0.5, "consensus"),
+        ],
+    );
+    let (all, best) = (survey.records, &survey.best.entries);
+    match all > best.len() as u64 {
+        true => page.panel(&format!("The {} highest scores of {}", best.len(), counted(all, "record"))),
+        false => page.panel("Records by score"),
+    }
+    page.y = ranking::draw(&mut page.scene, MARGIN, page.y, room, best, threshold);
+}
+
+/// Name, scores, and the line that divides them: where it is and what it is called.
+type Histogram<'a> = (&'a str, &'a Spread, f64, &'static str);
+
+fn histograms(page: &mut Page, all: &[Histogram<'_>]) {
+    let wide = page.scene.width >= WIDE;
+    let columns = if wide { all.len() } else { 1 };
+    let width = (page.room() - GAP * (columns - 1) as f64) / columns as f64;
+    let top = page.y;
+    for (index, &(name, spread, line, line_name)) in all.iter().enumerate() {
+        let x = MARGIN + (width + GAP) * (index % columns) as f64;
+        let y = if index < columns { top } else { page.y };
+        page.name(x, y + GAP, width, name);
+        let place = histogram::Place { x, y: y + GAP + 5.0, width, line, line_name };
+        page.y = histogram::draw(&mut page.scene, &place, spread);
+    }
+}

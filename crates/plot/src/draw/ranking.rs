@@ -1,0 +1,93 @@
+//! The first records by score: a bar each. Invariant: one line a record, no words over each other at any width.
+
+use super::axis::{Scale, bases, count, score};
+use super::font;
+use super::scene::{Anchor, Scene, Type};
+use super::style::{self, AXIS, DARK, GRID, LABEL, REMARK};
+use crate::survey::Entry;
+use virus::output::Call;
+
+const LINE: f64 = 9.5;
+/// The reader's own font may be wider, and an id has no white beside it.
+const SPARE: f64 = 1.08;
+/// White between two columns of numbers.
+const BETWEEN: f64 = 9.0;
+/// Room of a score.
+const SCORE: f64 = 30.0;
+/// Below this width the bars need the room of the last column.
+const NARROW: f64 = 300.0;
+
+/// Where the columns are.
+struct Columns {
+    /// Room of an id, left of the bars.
+    ids: f64,
+    bars: Scale,
+    /// The right end of lengths.
+    lengths: f64,
+    /// The right end of scored windows; none on a narrow page.
+    windows: Option<f64>,
+}
+
+/// Draws the records; returns where they end.
+pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, entries: &[Entry], threshold: f64) -> f64 {
+    let columns = columns(x, width, entries);
+    let (bars, top) = (&columns.bars, y + LINE);
+    let bottom = top + LINE * entries.len() as f64;
+    scene.text(columns.lengths, y + 4.5, Anchor::End, REMARK, "length");
+    if let Some(end) = columns.windows {
+        scene.text(end, y + 4.5, Anchor::End, REMARK, "scored");
+    }
+    for tick in [0.0, 0.5, 1.0] {
+        let place = bars.at(tick);
+        scene.line((place, top), (place, bottom), if tick == 0.0 { AXIS } else { GRID }, 0.5);
+        scene.text(place, bottom + 8.5, Anchor::Middle, REMARK, score(tick));
+    }
+    for (index, entry) in entries.iter().enumerate() {
+        row(scene, &columns, top + LINE * index as f64, entry);
+    }
+    let place = bars.at(threshold);
+    scene.dashed((place, top - 2.0), (place, bottom), DARK, 0.7);
+    let text = format!("threshold {}", score(threshold));
+    let half = font::width(&text, REMARK) / 2.0;
+    let middle = place.clamp(bars.from + half, (bars.to - half).max(bars.from + half));
+    scene.text(middle, top - 4.0, Anchor::Middle, REMARK, text);
+    bottom + 11.0
+}
+
+fn columns(x: f64, width: f64, entries: &[Entry]) -> Columns {
+    let widest = |text: fn(&Entry) -> String, least: f64| {
+        entries.iter().map(|entry| font::width(&text(entry), REMARK)).fold(least, f64::max)
+    };
+    let ids = entries.iter().map(|entry| font::width(&entry.id, LABEL) * SPARE).fold(0.0, f64::max);
+    let ids = ids.min(width * 0.36);
+    let right = x + width;
+    let windows = (width >= NARROW).then_some(right);
+    let lengths = right - windows.map_or(0.0, |_| widest(of_windows, 24.0) + BETWEEN);
+    let end = lengths - widest(|entry| bases(entry.length), 24.0) - SCORE;
+    Columns { ids, bars: Scale { from: x + ids + 6.0, to: end, end: 1.0 }, lengths, windows }
+}
+
+fn row(scene: &mut Scene, columns: &Columns, y: f64, entry: &Entry) {
+    let (bars, foot) = (&columns.bars, y + 7.0);
+    let id = font::shorten(&entry.id, LABEL, columns.ids / SPARE);
+    scene.text(bars.from - 4.0, foot, Anchor::End, LABEL, id);
+    match entry.score {
+        Some(number) => {
+            let length = bars.at(number) - bars.from;
+            scene.rectangle(bars.from, y + 1.6, length, LINE - 3.2, style::ink(entry.call));
+            scene.text(bars.to + 5.0, foot, Anchor::Start, LABEL, format!("{number:.3}"));
+        }
+        None => {
+            let kind = Type { ink: style::word_ink(Call::NoCall), ..LABEL };
+            scene.text(bars.to + 5.0, foot, Anchor::Start, kind, style::word(Call::NoCall));
+        }
+    }
+    scene.text(columns.lengths, foot, Anchor::End, REMARK, bases(entry.length));
+    if let Some(end) = columns.windows {
+        scene.text(end, foot, Anchor::End, REMARK, of_windows(entry));
+    }
+}
+
+fn of_windows(entry: &Entry) -> String {
+    format!("{}/{}", count(entry.scored), count(entry.windows))
+}

@@ -1,0 +1,76 @@
+//! Colours and letters. Invariant: the two calls differ in hue and in lightness, for readers of any colour
+//! vision and on a grey printer; no text is smaller than 6 points.
+//!
+//! Vermilion and blue are of Okabe and Ito's palette (2008), in which no pair is confused.
+
+use super::scene::{Ink, Type};
+use virus::output::Call;
+
+/// What is written.
+pub const DARK: Ink = Ink(34, 34, 34);
+/// What is written beside it.
+pub const SOFT: Ink = Ink(98, 98, 98);
+/// Axes.
+pub const AXIS: Ink = Ink(140, 140, 140);
+/// Lines behind data.
+pub const GRID: Ink = Ink(226, 226, 226);
+/// Paper.
+pub const WHITE: Ink = Ink(255, 255, 255);
+/// The middle between both calls.
+pub const MIDDLE: Ink = Ink(230, 228, 224);
+/// Behind a warning.
+pub const WARNING: Ink = Ink(255, 236, 179);
+
+const VERMILION: Ink = Ink(213, 94, 0);
+const BLUE: Ink = Ink(0, 114, 178);
+const GREY: Ink = Ink(190, 190, 190);
+const SLATE: Ink = Ink(120, 120, 130);
+
+/// Titles.
+pub const TITLE: Type = Type { size: 9.0, bold: true, ink: DARK };
+/// Names of panels and records.
+pub const NAME: Type = Type { size: 7.5, bold: true, ink: DARK };
+/// Labels.
+pub const LABEL: Type = Type { size: 6.5, bold: false, ink: DARK };
+/// Numbers on axes, and remarks.
+pub const REMARK: Type = Type { size: 6.5, bold: false, ink: SOFT };
+
+/// The colour of areas.
+pub fn ink(call: Call) -> Ink {
+    match call {
+        Call::Virus => VERMILION,
+        Call::Other => BLUE,
+        Call::NoCall | Call::Skipped => GREY,
+        Call::Untrained => SLATE,
+    }
+}
+
+/// The colour of words, dark enough to be read.
+pub fn word_ink(call: Call) -> Ink {
+    match call {
+        Call::Virus => Ink(176, 72, 0),
+        Call::Other => Ink(0, 92, 148),
+        Call::NoCall | Call::Skipped | Call::Untrained => SOFT,
+    }
+}
+
+/// How a call is called.
+pub fn word(call: Call) -> &'static str {
+    match call {
+        Call::Virus => "virus",
+        Call::Other => "other",
+        Call::NoCall => "no call",
+        Call::Skipped => "skipped",
+        Call::Untrained => "untrained",
+    }
+}
+
+/// Blue at 0, paper in the middle, vermilion at 1; in steps, so that equal ones are one shape.
+pub fn shade(score: f64) -> Ink {
+    const STEPS: f64 = 16.0;
+    let score = (score * STEPS).round() / STEPS;
+    match score < 0.5 {
+        true => BLUE.towards(MIDDLE, score * 2.0),
+        false => MIDDLE.towards(VERMILION, score * 2.0 - 1.0),
+    }
+}

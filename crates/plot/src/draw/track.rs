@@ -1,0 +1,392 @@
+//! The score track of a record. Invariant: a window is drawn over exactly its own bases, at its score and in
+//! the colour of its call; where there are more windows than places for them, every column shows its lowest,
+//! mean and highest score.
+
+use super::axis::{Scale, base_labels, bases, count, score, spread};
+use super::font;
+use super::scene::{Anchor, Ink, Paint, Scene, Step, Type, hatch, rectangle, segment};
+use super::style::{self, AXIS, DARK, GRID, LABEL, NAME, REMARK, WHITE};
+use crate::results::About;
+use crate::survey::Entry;
+use crate::track::{Column, Track, columns, silent};
+use std::collections::BTreeMap;
+use virus::output::Call;
+
+const LEFT: f64 = 32.0;
+const RIGHT: f64 = 54.0;
+const HEIGHT: f64 = 56.0;
+/// One of the two strands.
+const STRAND: f64 = 6.0;
+const BETWEEN: f64 = 1.2;
+/// A window that is drawn by itself is at least so wide.
+const NARROWEST: f64 = 1.0;
+/// Where the consensus of a window changes.
+const EVEN: f64 = 0.5;
+
+/// The places of a track.
+struct Axes {
+    across: Scale,
+    up: Scale,
+    /// The tops of both strands.
+    strands: [f64; 2],
+}
+
+/// Draws a record; returns where it ends.
+pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, track: &Track, about: &About) -> f64 {
+    heading(scene, x, y, width, &track.entry);
+    let (top, bottom) = (y + 32.0, y + 32.0 + HEIGHT);
+    let end = track.entry.length.max(1) as f64;
+    let first = bottom + 6.0;
+    let axes = Axes {
+        across: Scale { from: x + LEFT, to: x + width - RIGHT, end },
+        up: Scale { from: bottom, to: top, end: 1.0 },
+        strands: [first, first + STRAND + BETWEEN],
+    };
+    grid(scene, &axes);
+    let room = axes.across.to - axes.across.from;
+    if track.windows.len() as f64 * NARROWEST <= room {
+        windows(scene, &axes, track);
+    } else {
+        let columns = columns(&track.windows, track.entry.length, room as usize);
+        envelope(scene, &axes, &columns);
+        let each = bases(track.entry.length / columns.len().max(1) as u64);
+        let text = font::shorten(&format!("range and mean of each {each}"), REMARK, room);
+        scene.text(axes.across.to, top - 5.0, Anchor::End, REMARK, text);
+    }
+    labels(scene, &axes, track, about);
+    let foot = axes.strands[1] + STRAND;
+    ruler(scene, &axes, foot + 2.5);
+    foot + 14.0
+}
+
+fn heading(scene: &mut Scene, x: f64, y: f64, width: f64, entry: &Entry) {
+    let length = bases(entry.length);
+    let room = width - font::width(&length, REMARK) - 10.0;
+    scene.text(x, y + 7.5, Anchor::Start, NAME, font::shorten(&entry.id, NAME, room));
+    scene.text(x + width, y + 7.5, Anchor::End, REMARK, length);
+    let kind = Type { bold: true, ink: style::word_ink(entry.call), ..LABEL };
+    let word = style::word(entry.call);
+    scene.text(x, y + 16.5, Anchor::Start, kind, word);
+    let silent = entry.windows - entry.scored;
+    let mut parts = vec![];
+    parts.extend(entry.score.map(|number| format!("mean score {number:.3}")));
+    match entry.virus {
+        Some(virus) if entry.scored > 0 => {
+            parts.push(format!("{} of {} scored windows virus", count(virus), count(entry.scored)));
+        }
+        Some(_) | None => {
+            parts.push(format!("{} of {} windows scored", count(entry.scored), count(entry.windows)))
+        }
+    }
+    if silent > 0 && entry.virus.is_some() && entry.scored > 0 {
+        parts.push(format!("{} without a call", count(silent)));
+    }
+    let from = x + font::width(word, kind) + 5.0;
+    // What comes last is seen in the track too.
+    while parts.len() > 1 && font::width(&parts.join(" · "), REMARK) > x + width - from {
+        parts.pop();
+    }
+    scene.text(from, y + 16.5, Anchor::Start, REMARK, parts.join(" · "));
+}
+
+fn grid(scene: &mut Scene, axes: &Axes) {
+    let (left, right) = (axes.across.from, axes.across.to);
+    for tick in [0.0, EVEN, 1.0] {
+        let y = axes.up.at(tick);
+        scene.line((left, y), (right, y), GRID, 0.5);
+        scene.text(left - 4.0, y + 2.3, Anchor::End, REMARK, score(tick));
+    }
+    scene.text(left - 4.0, axes.up.to - 5.0, Anchor::End, REMARK, "score");
+    for (top, name) in axes.strands.into_iter().zip(["+ strand", "− strand"]) {
+        scene.text(left - 4.0, top + STRAND - 0.9, Anchor::End, REMARK, name);
+    }
+}
+
+/// Every window by itself.
+fn windows(scene: &mut Scene, axes: &Axes, track: &Track) {
+    let place = |base: u64| axes.across.at(base as f64);
+    let mut edges: BTreeMap<usize, (Call, Vec<Step>)> = BTreeMap::new();
+    let (mut tints, mut cells) = (Cells::default(), Cells::default());
+    let even = axes.up.at(EVEN);
+    for window in &track.windows {
+        let (left, right) = (place(window.start), place(window.end));
+        if let Some(number) = window.score {
+            let y = axes.up.at(number);
+            let tint = style::ink(window.call).towards(WHITE, 0.78);
+            tints.add(tint, rectangle(left, y.min(even), right - left, (y - even).abs()));
+            let key = crate::survey::place(window.call);
+            edges.entry(key).or_insert((window.call, vec![])).1.extend(segment((left, y), (right, y)));
+        }
+        for (strand, top) in window.strands.into_iter().zip(axes.strands) {
+            if let Some(number) = strand {
+                cells.add(style::shade(number), rectangle(left, top, right - left, STRAND));
+            }
+        }
+    }
+    tints.draw(scene);
+    for (call, steps) in edges.into_values() {
+        scene.shape(steps, Paint::Stroke { ink: style::ink(call), width: 1.5, dash: None });
+    }
+    let stretches: Vec<(f64, f64)> =
+        silent(&track.windows).into_iter().map(|(start, end)| (place(start), place(end))).collect();
+    no_call(scene, axes, &stretches);
+    cells.draw(scene);
+}
+
+/// More windows than fit side by side.
+fn envelope(scene: &mut Scene, axes: &Axes, columns: &[Column]) {
+    let step = (axes.across.to - axes.across.from) / columns.len() as f64;
+    let place = |index: usize| axes.across.from + step * index as f64;
+    let (high_ink, low_ink) = (style::ink(Call::Virus), style::ink(Call::Other));
+    let scored = |index: usize| columns[index].scores.count > 0;
+    let (mut above, mut below) = (vec![], vec![]);
+    for (from, to) in runs(columns.len(), scored) {
+        let band = |low: f64, high: f64| -> Vec<Step> {
+            let edge = |index: usize, end: usize, number: f64| {
+                (place(index + end), axes.up.at(number.clamp(low, high)))
+            };
+            let upper = (from..to).flat_map(|i| [0, 1].map(|end| edge(i, end, columns[i].scores.high)));
+            let lower = (from..to).rev().flat_map(|i| [1, 0].map(|end| edge(i, end, columns[i].scores.low)));
+            outline(upper.chain(lower), true)
+        };
+        above.extend(band(EVEN, 1.0));
+        below.extend(band(0.0, EVEN));
+    }
+    let mean = |index: usize| columns[index].scores.mean();
+    let line = |is_virus: bool| -> Vec<Step> {
+        let here = |index: usize| mean(index).is_some_and(|mean| (mean >= EVEN) == is_virus);
+        let step = |i: usize| [0, 1].map(|end| (place(i + end), axes.up.at(mean(i).unwrap_or(EVEN))));
+        let runs = runs(columns.len(), here).into_iter();
+        runs.flat_map(|(from, to)| outline((from..to).flat_map(step), false)).collect()
+    };
+    scene.shape(above, Paint::Fill(high_ink.towards(WHITE, 0.62)));
+    scene.shape(below, Paint::Fill(low_ink.towards(WHITE, 0.62)));
+    for (is_virus, ink) in [(false, low_ink), (true, high_ink)] {
+        scene.shape(line(is_virus), Paint::Stroke { ink, width: 0.9, dash: None });
+    }
+    let silent = |index: usize| columns[index].windows > 0 && columns[index].windows == columns[index].silent;
+    let stretches: Vec<(f64, f64)> =
+        runs(columns.len(), silent).into_iter().map(|(from, to)| (place(from), place(to))).collect();
+    no_call(scene, axes, &stretches);
+    let mut cells = Cells::default();
+    for (index, column) in columns.iter().enumerate() {
+        for (strand, top) in column.strands.iter().zip(axes.strands) {
+            if let Some(mean) = strand.mean() {
+                cells.add(style::shade(mean), rectangle(place(index), top, step, STRAND));
+            }
+        }
+    }
+    cells.draw(scene);
+}
+
+/// Where something is true of neighbours: first, and one past the last.
+fn runs(count: usize, is: impl Fn(usize) -> bool) -> Vec<(usize, usize)> {
+    let mut runs: Vec<(usize, usize)> = vec![];
+    for index in (0..count).filter(|&index| is(index)) {
+        match runs.last_mut() {
+            Some(run) if run.1 == index => run.1 += 1,
+            _ => runs.push((index, index + 1)),
+        }
+    }
+    runs
+}
+
+fn outline(points: impl Iterator<Item = (f64, f64)>, close: bool) -> Vec<Step> {
+    let mut steps: Vec<Step> = points.map(|(x, y)| Step::Line(x, y)).collect();
+    if let Some(first) = steps.first_mut()
+        && let Step::Line(x, y) = *first
+    {
+        *first = Step::Move(x, y);
+    }
+    if close && !steps.is_empty() {
+        steps.push(Step::Close);
+    }
+    steps
+}
+
+/// Stretches without a call, across both strands.
+fn no_call(scene: &mut Scene, axes: &Axes, stretches: &[(f64, f64)]) {
+    let (top, height) = (axes.strands[0], 2.0 * STRAND + BETWEEN);
+    let lines = stretches.iter().flat_map(|&(left, right)| hatch(left, top, right - left, height, 2.6));
+    scene.shape(lines.collect(), Paint::Stroke { ink: style::ink(Call::NoCall), width: 0.5, dash: None });
+}
+
+/// Rectangles by colour.
+#[derive(Default)]
+struct Cells(BTreeMap<Ink, Vec<Step>>);
+
+impl Cells {
+    fn add(&mut self, ink: Ink, outline: [Step; 5]) {
+        self.0.entry(ink).or_default().extend(outline);
+    }
+
+    fn draw(self, scene: &mut Scene) {
+        for (ink, steps) in self.0 {
+            scene.shape(steps, Paint::Cells(ink));
+        }
+    }
+}
+
+/// What lines and colours mean, beside them.
+fn labels(scene: &mut Scene, axes: &Axes, track: &Track, about: &About) {
+    let (left, right) = (axes.across.from, axes.across.to);
+    let threshold = f64::from(about.threshold);
+    let line = axes.up.at(threshold);
+    scene.dashed((left, line), (right + 3.0, line), DARK, 0.7);
+    let mut words = vec![(line, format!("threshold {}", score(threshold)), REMARK)];
+    if let Some(mean) = track.entry.score {
+        let y = axes.up.at(mean);
+        scene.line((right, y), (right + 3.0, y), DARK, 1.4);
+        words.push((y, format!("mean {mean:.3}"), LABEL));
+    }
+    let shown = |call| Type {
+        bold: true,
+        ink: style::word_ink(if about.trained { call } else { Call::Untrained }),
+        ..LABEL
+    };
+    words.push((axes.up.to, style::word(Call::Virus).to_owned(), shown(Call::Virus)));
+    words.push((axes.up.from, style::word(Call::Other).to_owned(), shown(Call::Other)));
+    words.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut places: Vec<f64> = words.iter().map(|(y, _, _)| *y).collect();
+    spread(&mut places, &vec![7.6; words.len()], axes.up.to - 3.8, axes.up.from + 3.8);
+    for ((_, word, kind), y) in words.into_iter().zip(places) {
+        scene.text(right + 5.0, y + 2.3, Anchor::Start, kind, word);
+    }
+    let strands = axes.strands;
+    if track.windows.iter().any(|window| window.call == Call::NoCall) {
+        let box_of = (right + 5.0, strands[0], 8.0, STRAND);
+        let lines = hatch(box_of.0, box_of.1, box_of.2, box_of.3, 2.6);
+        scene.shape(lines, Paint::Stroke { ink: style::ink(Call::NoCall), width: 0.5, dash: None });
+        scene.text(right + 15.5, strands[0] + STRAND - 0.9, Anchor::Start, REMARK, style::word(Call::NoCall));
+    }
+    if !track.every_frame && about.trained {
+        scene.text(right + 5.0, strands[1] + STRAND - 0.9, Anchor::Start, REMARK, "best frame only");
+    }
+}
+
+fn ruler(scene: &mut Scene, axes: &Axes, y: f64) {
+    scene.line((axes.across.from, y), (axes.across.to, y), AXIS, 0.6);
+    let most = ((axes.across.to - axes.across.from) / 42.0) as u64;
+    let ticks = axes.across.ticks(most);
+    for (tick, label) in ticks.iter().zip(base_labels(&ticks)) {
+        let x = axes.across.at(*tick as f64);
+        scene.line((x, y), (x, y + 2.0), AXIS, 0.6);
+        scene.text(x, y + 9.5, Anchor::Middle, REMARK, label);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::track::Window;
+
+    const WIDTH: f64 = LEFT + 400.0 + RIGHT;
+
+    fn drawn(length: u64, windows: &[(u64, u64, Option<f64>)]) -> Scene {
+        let window = |&(start, end, score): &(u64, u64, Option<f64>)| {
+            let call = score.map_or(Call::NoCall, |s| if s >= 0.5 { Call::Virus } else { Call::Other });
+            Window { start, end, score, call, strands: [score, None] }
+        };
+        let windows: Vec<Window> = windows.iter().map(window).collect();
+        let (call, score, count) = (Call::Virus, Some(0.5), windows.len() as u64);
+        let entry = Entry {
+            ordinal: 0,
+            id: "r".into(),
+            length,
+            windows: count,
+            scored: 1,
+            virus: Some(1),
+            score,
+            call,
+        };
+        let about = serde_json::json!({
+            "plimsoll": "1", "inputs": [], "models": {"trained": true},
+            "identity": {"parameters": {"threshold": 0.5, "length": 500}},
+            "counts": {"records": 1, "windows": count},
+        });
+        let (about, _) = crate::results::about(&about).unwrap();
+        let mut scene = Scene::new(WIDTH, String::new());
+        draw(&mut scene, 0.0, 0.0, WIDTH, &Track { entry, windows, every_frame: true }, &about);
+        scene
+    }
+
+    /// The outlines that are painted so.
+    fn painted(scene: &Scene, wanted: impl Fn(&Paint) -> bool) -> Vec<Step> {
+        let shapes = scene.items.iter().filter_map(|item| match item {
+            super::super::scene::Item::Shape(steps, paint) if wanted(paint) => Some(steps.clone()),
+            _ => None,
+        });
+        shapes.flatten().collect()
+    }
+
+    /// Where windows are drawn: left, right, and the height of the score, 0 to 1.
+    fn check(length: u64, windows: &[(u64, u64, Option<f64>)], call: Call, wanted: &[(f64, f64, f64)]) {
+        let scene = drawn(length, windows);
+        let edge =
+            |paint: &Paint| matches!(paint, Paint::Stroke { ink, width: 1.5, .. } if *ink == style::ink(call));
+        let found: Vec<(f64, f64, f64)> = painted(&scene, edge)
+            .chunks(2)
+            .map(|pair| match pair {
+                [Step::Move(left, y), Step::Line(right, _)] => {
+                    (left - LEFT, right - LEFT, (32.0 + HEIGHT - y) / HEIGHT)
+                }
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        let near = |a: f64, b: f64| (a - b).abs() < 1e-9;
+        let same =
+            |(a, b): (&(f64, f64, f64), &(f64, f64, f64))| near(a.0, b.0) && near(a.1, b.1) && near(a.2, b.2);
+        assert!(found.len() == wanted.len() && found.iter().zip(wanted).all(same), "{found:?}");
+    }
+
+    #[test]
+    fn a_window_lies_over_its_own_bases() {
+        let windows = [(0, 500, Some(0.9)), (400, 900, Some(0.1)), (500, 1000, Some(0.5))];
+        check(1000, &windows, Call::Virus, &[(0.0, 200.0, 0.9), (200.0, 400.0, 0.5)]);
+        check(1000, &windows, Call::Other, &[(160.0, 360.0, 0.1)]);
+        check(5, &[(0, 5, Some(1.0))], Call::Virus, &[(0.0, 400.0, 1.0)]);
+        check(1000, &[(0, 500, None)], Call::Other, &[]);
+    }
+
+    #[test]
+    fn windows_without_a_call_are_hatched_and_nothing_else() {
+        let hatched = |windows: &[(u64, u64, Option<f64>)]| {
+            let scene = drawn(1000, windows);
+            let lines =
+                painted(&scene, |p| matches!(p, Paint::Stroke { ink, .. } if *ink == style::ink(Call::NoCall)));
+            let x = |step: &Step| match *step {
+                Step::Move(x, _) | Step::Line(x, _) => x - LEFT,
+                Step::Close => panic!("closed"),
+            };
+            // Right of the axis is the key.
+            let inside: Vec<f64> = lines.iter().map(x).filter(|x| *x <= 400.0 + 1e-9).collect();
+            (inside.iter().copied().fold(f64::MAX, f64::min), inside.iter().copied().fold(f64::MIN, f64::max))
+        };
+        let (left, right) = hatched(&[(0, 500, Some(0.9)), (400, 900, None), (800, 1000, Some(0.5))]);
+        assert!((200.0..203.0).contains(&left) && (317.0..=320.0).contains(&right), "{left} {right}");
+        assert_eq!(hatched(&[(0, 1000, Some(0.5))]), (f64::MAX, f64::MIN));
+    }
+
+    #[test]
+    fn an_envelope_reaches_the_highest_and_the_lowest_score() {
+        let score = |i: u64| match i {
+            7_000 => 0.97,
+            90_000 => 0.03,
+            _ => 0.45 + 0.1 * (i % 2) as f64,
+        };
+        let windows: Vec<(u64, u64, Option<f64>)> =
+            (0..100_000).map(|i| (i * 500, (i + 1) * 500, Some(score(i)))).collect();
+        let scene = drawn(50_000_000, &windows);
+        let heights = |steps: Vec<Step>| -> Vec<(f64, f64)> {
+            let at = |step: &Step| match *step {
+                Step::Move(x, y) | Step::Line(x, y) => Some((x - LEFT, (32.0 + HEIGHT - y) / HEIGHT)),
+                Step::Close => None,
+            };
+            steps.iter().filter_map(at).collect()
+        };
+        let band = heights(painted(&scene, |paint| matches!(paint, Paint::Fill(_))));
+        let of = |wanted: f64| band.iter().find(|(_, y)| (y - wanted).abs() < 1e-9).map(|(x, _)| *x);
+        assert_eq!([of(0.97), of(0.03)].map(|x| x.map(f64::round)), [Some(28.0), Some(361.0)]);
+        assert!(band.iter().all(|(x, _)| (-1e-9..=400.0 + 1e-9).contains(x)));
+    }
+}

@@ -1,0 +1,356 @@
+//! A folder of results of VirNucPro itself, or of virnucpro-broad: `NAME_merged/prediction_results.txt` and
+//! `prediction_results_highestscore.csv`, with `NAME_chunkedLENGTH.fa` beside the folder. Invariant: a window that has no open
+//! reading frame is in neither table, so windows come from the file of windows; where they lie in their record follows from
+//! their bases, and what the tables contradict is an error.
+
+use super::results::About;
+use super::rows::Rows;
+use super::survey::{Entry, Survey};
+use super::track::{Track, Window};
+use data::chunk::chunks;
+use data::printable::{Name, Place};
+use data::sequence::Reader;
+use data::translate::Frame;
+use run::RunError;
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use virus::output::verdict::{Consensus, RecordScore};
+use virus::output::{Call, OrfScore};
+
+const FRAMES: &str = "prediction_results.txt";
+const CONSENSUS: &str = "prediction_results_highestscore.csv";
+
+/// What VirNucPro's names of folders end in.
+const MERGED: &str = "_merged";
+
+/// The results of VirNucPro have no call of a record. It is the one that `predict` makes by default: of the mean score of
+/// the record's windows.
+const THRESHOLD: f32 = 0.5;
+
+/// Results of VirNucPro, all read.
+pub struct Original {
+    pub about: About,
+    tracks: Vec<Track>,
+}
+
+/// The folder of tables that a folder is or holds; none where it has none.
+pub fn tables_in(folder: &Path) -> Result<Option<PathBuf>, RunError> {
+    if folder.join(FRAMES).is_file() {
+        return Ok(Some(folder.to_owned()));
+    }
+    let Ok(entries) = fs::read_dir(folder) else { return Ok(None) };
+    let is_merged = |path: &PathBuf| path.to_string_lossy().ends_with(MERGED) && path.join(FRAMES).is_file();
+    let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_merged).collect();
+    found.sort();
+    match &found[..] {
+        [] => Ok(None),
+        [one] => Ok(Some(one.clone())),
+        [one, other, ..] => Err(RunError::Refused(format!(
+            "{} holds the results of several runs of VirNucPro, such as {} and {}; give one of these folders",
+            Place(folder),
+            Place(one),
+            Place(other)
+        ))),
+    }
+}
+
+impl Original {
+    /// Reads the tables of a folder and the file of windows beside it.
+    pub fn open(tables: &Path) -> Result<Self, RunError> {
+        let (path, length) = windows_file(tables)?;
+        let mut orfs = frames(&tables.join(FRAMES))?;
+        let calls = consensus(&tables.join(CONSENSUS))?;
+        let mut records =
+            Records { length, orfs: &mut orfs, calls: &calls, path: &path, tables, tracks: vec![] };
+        let mut gathered = Gathered::default();
+        for record in Reader::open([&path])?.records() {
+            let record = record?;
+            let (id, number) = numbered(&record.id).ok_or_else(|| {
+                let name = Name(&record.id);
+                RunError::Refused(format!(
+                    "{}: `{name}` is no window's name, such as read_chunk_1",
+                    Place(&path)
+                ))
+            })?;
+            if number == 1 {
+                records.end(std::mem::take(&mut gathered))?;
+                gathered.id = id.to_owned();
+            }
+            if id != gathered.id || number != gathered.windows.len() as u64 + 1 {
+                return Err(RunError::Refused(format!(
+                    "{}: `{}` does not follow on window {} of `{}`; the file is torn or of other results",
+                    Place(&path),
+                    Name(&record.id),
+                    gathered.windows.len(),
+                    Name(&gathered.id)
+                )));
+            }
+            gathered.windows.push(record.seq);
+        }
+        records.end(gathered)?;
+        let tracks = records.tracks;
+        if let Some(id) = orfs.keys().min() {
+            return Err(RunError::Refused(format!(
+                "{}: window `{}` is not in {}; they are of different runs",
+                Place(&tables.join(FRAMES)),
+                Name(id),
+                Place(&path)
+            )));
+        }
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let name = name.rsplit_once("_chunked").map_or(&*name, |(name, _)| name).to_owned();
+        let about = About {
+            made_by: "VirNucPro".to_owned(),
+            inputs: vec![name],
+            trained: true,
+            threshold: THRESHOLD,
+            length: length as u64,
+        };
+        Ok(Self { about, tracks })
+    }
+
+    /// Hands every record to `see`, in the order of the file of windows.
+    pub fn records(&self, see: impl FnMut(&Entry)) {
+        self.tracks.iter().map(|track| &track.entry).for_each(see);
+    }
+
+    /// The windows of the chosen records; scores of all windows go to `survey`.
+    pub fn tracks(&self, chosen: &[Entry], survey: &mut Survey) -> Vec<Track> {
+        for window in self.tracks.iter().flat_map(|track| &track.windows) {
+            if let Some(score) = window.score {
+                survey.window_scores.add(score, window.call);
+            }
+        }
+        let is_chosen = |track: &&Track| chosen.iter().any(|entry| entry.ordinal == track.entry.ordinal);
+        self.tracks.iter().filter(is_chosen).cloned().collect()
+    }
+}
+
+/// `NAME_chunkedLENGTH.fa` beside or in the folder of tables, and its length.
+fn windows_file(tables: &Path) -> Result<(PathBuf, usize), RunError> {
+    let full = tables.canonicalize().map_err(RunError::io(tables))?;
+    let folder = full.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name = folder.strip_suffix(MERGED);
+    let above = full.parent().filter(|_| name.is_some()).map(Path::to_owned);
+    let mut found: Vec<(PathBuf, usize)> = vec![];
+    for place in above.iter().chain([&full]) {
+        for entry in fs::read_dir(place).map_err(RunError::io(place))?.flatten() {
+            let file = entry.file_name().to_string_lossy().into_owned();
+            let Some((of, length)) = file.strip_suffix(".fa").and_then(|stem| stem.rsplit_once("_chunked"))
+            else {
+                continue;
+            };
+            let length = length.parse().ok().filter(|&length| length > 0);
+            if let Some(length) = length.filter(|_| name.is_none_or(|name| name == of)) {
+                found.push((entry.path(), length));
+            }
+        }
+    }
+    found.sort();
+    let wanted = format!("{}_chunkedLENGTH.fa", name.unwrap_or("NAME"));
+    match &found[..] {
+        [one] => Ok(one.clone()),
+        [] => Err(RunError::Refused(format!(
+            "{}: VirNucPro's tables do not say where windows lie; put {wanted} of that run beside the folder (virnucpro-broad \
+             keeps it with --keep-intermediate)",
+            Place(tables)
+        ))),
+        [(one, _), (other, _), ..] => Err(RunError::Refused(format!(
+            "{}: its windows are in {wanted}, of which there are several: {} and {}; leave only that of this run there",
+            Place(tables),
+            Place(one),
+            Place(other)
+        ))),
+    }
+}
+
+/// The open reading frames of `prediction_results.txt`, by window.
+fn frames(path: &Path) -> Result<HashMap<String, Vec<OrfScore>>, RunError> {
+    let mut rows = Rows::open(path, &["Sequence_ID", "score1", "score2"])?;
+    let mut orfs: HashMap<String, Vec<OrfScore>> = HashMap::new();
+    while let Some((window, orf)) = rows.next(|[id, other, virus]| {
+        let is_frame = |frame: &&Frame| id.ends_with(frame.name());
+        let wanted = || format!("`{id}` is no open reading frame's name, such as read_chunk_1F1");
+        let frame = *Frame::ALL.iter().find(is_frame).ok_or_else(wanted)?;
+        let scores = [score("score1", other)?, score("score2", virus)?];
+        Ok((id[..id.len() - frame.name().len()].to_owned(), OrfScore { frame, scores }))
+    })? {
+        let of_window = orfs.entry(window).or_default();
+        if of_window.iter().any(|other| other.frame == orf.frame) {
+            let text = format!("frame {} of this window is there twice; ids must be unique", orf.frame.name());
+            return Err(rows.error(text).into());
+        }
+        of_window.push(orf);
+    }
+    Ok(orfs)
+}
+
+/// VirNucPro's own consensus, by window. virnucpro-broad leaves a file of a line end alone where there are no windows.
+fn consensus(path: &Path) -> Result<HashMap<String, bool>, RunError> {
+    let mut calls = HashMap::new();
+    if fs::metadata(path).map_err(RunError::io(path))?.len() <= 1 {
+        return Ok(calls);
+    }
+    let mut rows = Rows::open(path, &["Modified_ID", "Is_Virus"])?;
+    while let Some((id, is_virus)) = rows.next(|[id, is_virus]| match is_virus {
+        "True" => Ok((id.to_owned(), true)),
+        "False" => Ok((id.to_owned(), false)),
+        _ => Err(format!("Is_Virus is `{is_virus}`, expected True or False")),
+    })? {
+        calls.insert(id, is_virus);
+    }
+    Ok(calls)
+}
+
+fn score(column: &str, cell: &str) -> Result<f32, String> {
+    let number = cell.parse::<f32>().ok().filter(|n| (0.0..=1.0).contains(n));
+    number.ok_or_else(|| format!("{column} is `{cell}`, expected a number from 0 to 1"))
+}
+
+/// The record and the number of a window's name.
+fn numbered(id: &str) -> Option<(&str, u64)> {
+    let (record, number) = id.rsplit_once("_chunk_")?;
+    Some((record, number.parse().ok().filter(|&number| number > 0)?))
+}
+
+/// The windows of a record, as the file has them.
+#[derive(Default)]
+struct Gathered {
+    id: String,
+    windows: Vec<Vec<u8>>,
+}
+
+/// The records that were put together so far.
+struct Records<'a> {
+    /// Bases of a window.
+    length: usize,
+    orfs: &'a mut HashMap<String, Vec<OrfScore>>,
+    calls: &'a HashMap<String, bool>,
+    path: &'a Path,
+    tables: &'a Path,
+    tracks: Vec<Track>,
+}
+
+impl Records<'_> {
+    /// Adds a record, all windows of which are there.
+    fn end(&mut self, gathered: Gathered) -> Result<(), RunError> {
+        let Gathered { id, windows } = gathered;
+        if windows.is_empty() {
+            return Ok(());
+        }
+        let bases = bases_of(&windows, self.length).ok_or_else(|| {
+            RunError::Refused(format!(
+                "{}: the windows of `{}` are not those of one sequence at {} bases; the file is torn or its name wrong",
+                Place(self.path),
+                Name(&id),
+                self.length
+            ))
+        })?;
+        let (mut record, mut found) = (RecordScore::default(), vec![]);
+        for chunk in chunks(bases, self.length) {
+            let name = format!("{id}_chunk_{}", chunk.index + 1);
+            let orfs = self.orfs.remove(&name).unwrap_or_default();
+            let said = Consensus::of(&orfs);
+            record.add(said.as_ref());
+            if said.map(|said| said.is_virus()) != self.calls.get(&name).copied() {
+                return Err(RunError::Refused(format!(
+                    "{}: `{}` contradicts {FRAMES} or is missing there; the tables are of different runs",
+                    Place(&self.tables.join(CONSENSUS)),
+                    Name(&name)
+                )));
+            }
+            let strand = |sign: char| {
+                let of_strand: Vec<OrfScore> =
+                    orfs.iter().filter(|orf| orf.frame.strand() == sign).cloned().collect();
+                Consensus::of(&of_strand).map(|said| said.virus_score())
+            };
+            found.push(Window {
+                start: chunk.start as u64,
+                end: chunk.end() as u64,
+                score: said.map(|said| said.virus_score()),
+                call: match said {
+                    Some(said) if said.is_virus() => Call::Virus,
+                    Some(_) => Call::Other,
+                    None => Call::NoCall,
+                },
+                strands: [strand('+'), strand('-')],
+            });
+        }
+        let entry = Entry {
+            ordinal: self.tracks.len() as u64,
+            id,
+            length: bases as u64,
+            windows: record.windows,
+            scored: record.scored,
+            virus: Some(record.virus),
+            score: record.virus_score(),
+            call: record.call(THRESHOLD),
+        };
+        self.tracks.push(Track { entry, windows: found, every_frame: true });
+        Ok(())
+    }
+}
+
+/// The bases of the record that was cut into these windows: the length whose windows have these lengths and share the bases in
+/// which they overlap. Where several lengths fit it is the shortest, whose overlaps are the longest: an overlap that is
+/// not one agrees by chance in a base of four, so what was cut with overlaps of a base or none can be a few bases longer.
+fn bases_of(windows: &[Vec<u8>], length: usize) -> Option<usize> {
+    if let [only] = windows {
+        return Some(only.len()).filter(|&bases| (1..=length).contains(&bases));
+    }
+    let most = windows.len() * length;
+    (most - length + 1..=most).find(|&bases| {
+        let fits = |(chunk, window): (data::chunk::Chunk, &Vec<u8>)| chunk.len == window.len();
+        let overlaps = |pair: &[(data::chunk::Chunk, &Vec<u8>)]| {
+            let [(first, a), (second, b)] = pair else { return true };
+            let shared = first.end() - second.start;
+            a[a.len() - shared..] == b[..shared.min(b.len())]
+        };
+        let placed: Vec<_> = chunks(bases, length).zip(windows).collect();
+        placed.iter().copied().all(fits) && placed.windows(2).all(overlaps)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bases that do not repeat themselves.
+    fn sequence(bases: usize) -> Vec<u8> {
+        let mut state = 1u64;
+        let mut base = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            b"ACGT"[(state >> 62) as usize]
+        };
+        (0..bases).map(|_| base()).collect()
+    }
+
+    #[test]
+    fn a_records_bases_follow_from_its_windows() {
+        for bases in [1, 2, 250, 499, 500, 501, 750, 960, 1001, 1301, 5001, 12_345] {
+            let whole = sequence(bases);
+            let mut cut: Vec<Vec<u8>> = chunks(bases, 500).map(|chunk| chunk.of(&whole).to_vec()).collect();
+            assert_eq!(bases_of(&cut, 500), Some(bases));
+            if let [_, second, ..] = &mut cut[..] {
+                second.reverse();
+                assert_ne!(bases_of(&cut, 500), Some(bases));
+            }
+        }
+        for bases in [999, 1000, 1500] {
+            let whole = sequence(bases);
+            let cut: Vec<Vec<u8>> = chunks(bases, 500).map(|chunk| chunk.of(&whole).to_vec()).collect();
+            let found = bases_of(&cut, 500).expect("a length");
+            assert!((bases - 5..=bases).contains(&found), "{found} of {bases}");
+        }
+        assert_eq!(bases_of(&[sequence(501)], 500), None);
+    }
+
+    #[test]
+    fn names_of_windows() {
+        assert_eq!(numbered("a_chunk_1_chunk_12"), Some(("a_chunk_1", 12)));
+        for id in ["a", "a_chunk_", "a_chunk_0", "a_chunk_x"] {
+            assert_eq!(numbered(id), None, "{id}");
+        }
+    }
+}

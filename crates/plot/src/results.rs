@@ -1,0 +1,296 @@
+//! A folder of results, read again. Invariant: every row is looked at, and tables that do not belong together
+//! or to their run record are an error with path and line; nothing is computed anew.
+
+use super::original::{self, Original};
+use super::rows::Rows;
+use super::survey::{CALLS, Entry, Survey};
+use super::track::{Track, Window};
+use data::DataError;
+use data::translate::Frame;
+use run::RunError;
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use virus::output::{Call, RUN_RECORD};
+
+const PREDICTIONS: &str = "predictions.tsv";
+const WINDOWS: &str = "windows.tsv";
+const FRAMES: &str = "prediction_results.txt";
+
+const OF_A_RECORD: [&str; 7] =
+    ["seq_name", "length", "n_windows", "n_scored", "n_virus", "virus_score", "prediction"];
+const OF_A_WINDOW: [&str; 9] =
+    ["seq_name", "window", "start", "end", "n_orfs", "best_frame", "score_other", "score_virus", "prediction"];
+const OF_A_FRAME: [&str; 3] = ["Sequence_ID", "score1", "score2"];
+
+/// What the run record says that a picture needs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct About {
+    /// The program that predicted, with its version where the results state it.
+    pub made_by: String,
+    /// Names of the input files, without their folders.
+    pub inputs: Vec<String>,
+    /// Whether scores mean anything.
+    pub trained: bool,
+    /// A record is called virus from this score on.
+    pub threshold: f32,
+    /// Bases of a window.
+    pub length: u64,
+}
+
+/// A folder of results.
+pub struct Results {
+    /// Where it is.
+    pub folder: PathBuf,
+    /// What its run record says.
+    pub about: About,
+    source: Source,
+}
+
+/// Who wrote the results.
+enum Source {
+    /// `predict`, which tells how many rows its tables have.
+    Ours(RowCounts),
+    /// VirNucPro or virnucpro-broad.
+    Original(Original),
+}
+
+/// Rows of the tables of `predict`.
+#[derive(Clone, Copy)]
+pub(super) struct RowCounts {
+    /// Of `predictions.tsv`.
+    records: u64,
+    /// Of `windows.tsv`.
+    windows: u64,
+}
+
+impl Results {
+    /// Opens the folder by its run record, which means that the results are complete.
+    pub fn open(folder: &Path) -> Result<Self, RunError> {
+        let path = folder.join(RUN_RECORD);
+        if !path.is_file() {
+            // Without a run record, tables of our own are of a run that was broken.
+            if !folder.join(PREDICTIONS).exists()
+                && let Some(tables) = original::tables_in(folder)?
+            {
+                let original = Original::open(&tables)?;
+                let (about, source) = (original.about.clone(), Source::Original(original));
+                return Ok(Results { folder: folder.to_owned(), about, source });
+            }
+            return Err(RunError::Refused(format!(
+                "{}: there is no {RUN_RECORD} in it, so it holds no complete result; give the folder that \
+                 plimsoll predict wrote (of shards: that of --merge), or NAME_merged of VirNucPro",
+                folder.display()
+            )));
+        }
+        let text = fs::read_to_string(&path).map_err(RunError::io(&path))?;
+        let record = serde_json::from_str(&text).ok();
+        let (about, counts) = record.as_ref().ok_or("JSON").and_then(about).map_err(|what| {
+            let text = "is not the run record of a prediction";
+            RunError::Refused(format!(
+                "{} {text} (no {what} in it); run plimsoll predict again",
+                path.display()
+            ))
+        })?;
+        Ok(Results { folder: folder.to_owned(), about, source: Source::Ours(counts) })
+    }
+
+    /// Hands every record to `see`, in order.
+    pub fn records(&self, mut see: impl FnMut(&Entry)) -> Result<(), DataError> {
+        let said = match &self.source {
+            Source::Ours(counts) => counts,
+            Source::Original(original) => {
+                original.records(see);
+                return Ok(());
+            }
+        };
+        let mut rows = self.predictions()?;
+        let mut count = 0;
+        while let Some(entry) = rows.next(|cells| entry(count, cells))? {
+            see(&entry);
+            count += 1;
+        }
+        self.agree(&rows, count, said.records)
+    }
+
+    /// The windows of the chosen records, which are sorted by ordinal; scores of all windows go to `survey`.
+    pub fn tracks(&self, chosen: &[Entry], survey: &mut Survey) -> Result<Vec<Track>, DataError> {
+        let said = match &self.source {
+            Source::Ours(counts) => counts,
+            Source::Original(original) => return Ok(original.tracks(chosen, survey)),
+        };
+        let mut records = self.predictions()?;
+        let mut windows = Rows::open(&self.folder.join(WINDOWS), &OF_A_WINDOW)?;
+        let frames = self.folder.join(FRAMES);
+        let mut frames = frames.exists().then(|| Rows::open(&frames, &OF_A_FRAME)).transpose()?;
+        let mut tracks: Vec<Track> = vec![];
+        let (mut ordinal, mut count) = (0, 0);
+        while let Some(record) = records.next(|cells| entry(ordinal, cells))? {
+            let wanted = chosen.get(tracks.len()).is_some_and(|next| next.ordinal == ordinal);
+            let mut kept = vec![];
+            for number in 1..=record.windows {
+                let row = windows.next(|cells| window(&record, number, cells))?;
+                let (mut window, orfs) = row.ok_or_else(|| windows.ends_early())?;
+                if let Some(score) = window.score {
+                    survey.window_scores.add(score, window.call);
+                }
+                match &mut frames {
+                    Some(frames) if wanted => window.strands = strands(frames, &record.id, number, orfs)?,
+                    Some(frames) => frames.skip(orfs)?,
+                    None => {}
+                }
+                if wanted {
+                    kept.push(window);
+                }
+            }
+            count += record.windows;
+            ordinal += 1;
+            if wanted {
+                tracks.push(Track { entry: record, windows: kept, every_frame: frames.is_some() });
+            }
+        }
+        windows.expect_end()?;
+        frames.as_mut().map_or(Ok(()), Rows::expect_end)?;
+        self.agree(&windows, count, said.windows)?;
+        Ok(tracks)
+    }
+
+    fn predictions(&self) -> Result<Rows, DataError> {
+        Rows::open(&self.folder.join(PREDICTIONS), &OF_A_RECORD)
+    }
+
+    /// A table that was cut between two rows is found by their number.
+    fn agree(&self, rows: &Rows, found: u64, said: u64) -> Result<(), DataError> {
+        if found == said {
+            return Ok(());
+        }
+        let text = format!("{found} rows, {RUN_RECORD} says {said}; the table is torn or of another run");
+        Err(rows.error(text))
+    }
+}
+
+/// What a run record says; what is missing is named.
+pub(super) fn about(record: &Value) -> Result<(About, RowCounts), &'static str> {
+    let number = |value: &Value, name| value.as_u64().ok_or(name);
+    let (parameters, counts) = (&record["identity"]["parameters"], &record["counts"]);
+    let name = |path: &Value| {
+        let path = Path::new(path.as_str()?);
+        Some(path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned())
+    };
+    let about = About {
+        made_by: format!("plimsoll {}", record["plimsoll"].as_str().ok_or("`plimsoll`")?),
+        inputs: record["inputs"].as_array().ok_or("`inputs`")?.iter().filter_map(name).collect(),
+        trained: record["models"]["trained"].as_bool().ok_or("`models.trained`")?,
+        threshold: parameters["threshold"].as_f64().ok_or("`threshold`")? as f32,
+        length: number(&parameters["length"], "`length`")?,
+    };
+    let counts = RowCounts {
+        records: number(&counts["records"], "`counts.records`")?,
+        windows: number(&counts["windows"], "`counts.windows`")?,
+    };
+    Ok((about, counts))
+}
+
+fn entry(ordinal: u64, cells: [&str; 7]) -> Result<Entry, String> {
+    let [id, length, windows, scored, virus, score, call] = cells;
+    let entry = Entry {
+        ordinal,
+        id: id.to_owned(),
+        length: whole("length", length)?,
+        windows: whole("n_windows", windows)?,
+        scored: whole("n_scored", scored)?,
+        virus: known(virus).map(|text| whole("n_virus", text)).transpose()?,
+        score: known(score).map(|text| share("virus_score", text)).transpose()?,
+        call: called(call)?,
+    };
+    let scored = entry.scored > 0;
+    if entry.scored > entry.windows
+        || entry.score.is_some() != (scored && entry.call != Call::Untrained)
+        || scored == matches!(entry.call, Call::NoCall | Call::Skipped)
+    {
+        let text = "the columns contradict each other: n_windows, n_scored, virus_score, prediction";
+        return Err(text.to_owned());
+    }
+    Ok(entry)
+}
+
+/// A window, and how many open reading frames it has.
+fn window(record: &Entry, number: u64, cells: [&str; 9]) -> Result<(Window, u64), String> {
+    let [id, window, start, end, orfs, frame, other, virus, call] = cells;
+    if id != record.id || whole("window", window)? != number {
+        let wanted = format!("expected window {number} of '{}' as in {PREDICTIONS}", record.id);
+        return Err(format!("{wanted}; the tables are torn or of different runs"));
+    }
+    let (start, end) = (whole("start", start)?, whole("end", end)?);
+    if start == 0 || end < start || end > record.length {
+        return Err(format!("bases {start} to {end} are not in a record of {}", record.length));
+    }
+    let score = match (known(other), known(virus)) {
+        (Some(other), Some(virus)) => {
+            Some(of_virus(share("score_other", other)?, share("score_virus", virus)?)?)
+        }
+        (None, None) => None,
+        (Some(_), None) | (None, Some(_)) => return Err("one score without the other".to_owned()),
+    };
+    let (call, orfs) = (called(call)?, whole("n_orfs", orfs)?);
+    let is_scored = orfs > 0 && call != Call::Untrained;
+    if score.is_some() != is_scored || (orfs == 0) != (call == Call::NoCall) {
+        return Err("the columns contradict each other: n_orfs, scores, prediction".to_owned());
+    }
+    let mut strands = [None; 2];
+    if score.is_some() {
+        strands[strand(frame).ok_or_else(|| format!("best_frame is `{frame}`, expected F1 to R3"))?] = score;
+    }
+    Ok((Window { start: start - 1, end, score, call, strands }, orfs))
+}
+
+/// The score of each strand by itself: of its own open reading frames, as a window's of all.
+fn strands(frames: &mut Rows, record: &str, number: u64, orfs: u64) -> Result<[Option<f64>; 2], DataError> {
+    let mut maxima: [Option<[f64; 2]>; 2] = [None; 2];
+    for _ in 0..orfs {
+        let row = frames.next(|[id, other, virus]| {
+            let frame = id.strip_prefix(record).and_then(|rest| rest.strip_prefix("_chunk_"));
+            let frame = frame.and_then(|rest| rest.strip_prefix(&number.to_string())).and_then(strand);
+            let wanted = format!("expected an open reading frame of '{record}_chunk_{number}', found '{id}'");
+            Ok((frame.ok_or(wanted)?, [share("score1", other)?, share("score2", virus)?]))
+        })?;
+        let (strand, scores) = row.ok_or_else(|| frames.ends_early())?;
+        let so_far = maxima[strand].unwrap_or(scores);
+        maxima[strand] = Some([so_far[0].max(scores[0]), so_far[1].max(scores[1])]);
+    }
+    let score = |maxima: Option<[f64; 2]>| {
+        let score = maxima.map(|[other, virus]| of_virus(other, virus)).transpose();
+        score.map_err(|what| frames.error(what))
+    };
+    Ok([score(maxima[0])?, score(maxima[1])?])
+}
+
+/// 0 for a frame of the forward strand, 1 for one of the reverse strand.
+fn strand(frame: &str) -> Option<usize> {
+    let frame = Frame::ALL.into_iter().find(|f| f.name() == frame)?;
+    Some(usize::from(frame.strand() == '-'))
+}
+
+/// The score of a window as `predict` defines it: the share of P(virus) in both maxima.
+fn of_virus(other: f64, virus: f64) -> Result<f64, String> {
+    let sum = other + virus;
+    if sum > 0.0 { Ok(virus / sum) } else { Err("both scores are 0".to_owned()) }
+}
+
+fn known(cell: &str) -> Option<&str> {
+    (cell != "NA").then_some(cell)
+}
+
+fn called(cell: &str) -> Result<Call, String> {
+    let call = CALLS.into_iter().find(|call| call.name() == cell);
+    call.ok_or_else(|| format!("prediction is `{cell}`, expected virus, other, no_call, skipped or untrained"))
+}
+
+fn whole(column: &str, cell: &str) -> Result<u64, String> {
+    cell.parse().map_err(|_| format!("{column} is `{cell}`, expected a whole number"))
+}
+
+fn share(column: &str, cell: &str) -> Result<f64, String> {
+    let number = cell.parse::<f64>().ok().filter(|n| (0.0..=1.0).contains(n));
+    number.ok_or_else(|| format!("{column} is `{cell}`, expected a number from 0 to 1"))
+}

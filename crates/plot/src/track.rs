@@ -1,0 +1,171 @@
+//! The windows of one record. Invariant: a window stands for exactly its own bases, `start..end` counted from
+//! 0, so that on an axis it covers f(start) to f(end) (the original's figure puts it one window further on);
+//! a summary by columns keeps the lowest and the highest score of every column.
+
+use super::survey::Entry;
+use virus::output::Call;
+
+/// A row of `windows.tsv`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Window {
+    /// The record's base it starts at, from 0.
+    pub start: u64,
+    /// One past its last base.
+    pub end: u64,
+    /// Its score; none without an open reading frame or of untrained weights.
+    pub score: Option<f64>,
+    /// Its consensus.
+    pub call: Call,
+    /// The scores of the strands, + and -; none where a strand has none.
+    pub strands: [Option<f64>; 2],
+}
+
+/// A record and its windows.
+#[derive(Clone, Debug)]
+pub struct Track {
+    /// The record.
+    pub entry: Entry,
+    /// In order.
+    pub windows: Vec<Window>,
+    /// Whether the strands' scores are of every open reading frame, or of the best frame alone.
+    pub every_frame: bool,
+}
+
+/// The mean of what was added, and its ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Range {
+    /// How many numbers.
+    pub count: u64,
+    sum: f64,
+    /// The lowest.
+    pub low: f64,
+    /// The highest.
+    pub high: f64,
+}
+
+impl Range {
+    fn add(&mut self, number: f64) {
+        let first = self.count == 0;
+        self.low = if first { number } else { self.low.min(number) };
+        self.high = if first { number } else { self.high.max(number) };
+        self.count += 1;
+        self.sum += number;
+    }
+
+    /// None of nothing.
+    pub fn mean(&self) -> Option<f64> {
+        (self.count > 0).then(|| self.sum / self.count as f64)
+    }
+}
+
+/// All windows that touch one stretch of a record.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Column {
+    /// Windows.
+    pub windows: u64,
+    /// Those without an open reading frame.
+    pub silent: u64,
+    /// Their scores.
+    pub scores: Range,
+    /// The scores of the strands, + and -.
+    pub strands: [Range; 2],
+}
+
+/// The windows of a record of `length` bases in `count` stretches of equal width.
+pub fn columns(windows: &[Window], length: u64, count: usize) -> Vec<Column> {
+    let mut columns = vec![Column::default(); count];
+    let at = |base: u64| (u128::from(base) * count as u128 / u128::from(length.max(1))) as usize;
+    for window in windows {
+        // `end` is one past the last base.
+        let last = at(window.end.max(1) - 1).min(count.saturating_sub(1));
+        for column in columns.get_mut(at(window.start)..=last).unwrap_or_default() {
+            column.windows += 1;
+            column.silent += u64::from(window.call == Call::NoCall);
+            window.score.into_iter().for_each(|score| column.scores.add(score));
+            for (range, score) in column.strands.iter_mut().zip(window.strands) {
+                score.into_iter().for_each(|score| range.add(score));
+            }
+        }
+    }
+    columns
+}
+
+/// The stretches of a record that no window with an open reading frame covers, as bases from 0, neighbours joined. Both ends of
+/// windows grow from one to the next, as chunks' do.
+pub fn silent(windows: &[Window]) -> Vec<(u64, u64)> {
+    let mut stretches: Vec<(u64, u64)> = vec![];
+    let mut heard = 0;
+    for (index, window) in windows.iter().enumerate() {
+        if window.call != Call::NoCall {
+            heard = window.end;
+            continue;
+        }
+        let next = windows.get(index + 1).filter(|next| next.call != Call::NoCall);
+        let (start, end) =
+            (window.start.max(heard), next.map_or(window.end, |next| next.start.min(window.end)));
+        match stretches.last_mut() {
+            Some(last) if last.1 >= start && last.1 > heard => last.1 = last.1.max(end),
+            _ if end > start => stretches.push((start, end)),
+            _ => {}
+        }
+    }
+    stretches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn window(start: u64, end: u64, score: Option<f64>) -> Window {
+        let call = if score.is_some() { Call::Other } else { Call::NoCall };
+        Window { start, end, score, call, strands: [score, None] }
+    }
+
+    /// Lowest and highest score of each column, and its windows.
+    fn check(windows: &[Window], length: u64, wanted: &[(u64, f64, f64)]) {
+        let found: Vec<(u64, f64, f64)> = columns(windows, length, wanted.len())
+            .iter()
+            .map(|c| (c.windows, c.scores.low, c.scores.high))
+            .collect();
+        assert_eq!(found, wanted);
+    }
+
+    #[test]
+    fn a_window_is_in_the_columns_that_it_touches() {
+        check(&[window(0, 10, Some(0.5))], 40, &[(1, 0.5, 0.5), (0, 0.0, 0.0), (0, 0.0, 0.0), (0, 0.0, 0.0)]);
+        check(&[window(9, 11, Some(0.5))], 20, &[(1, 0.5, 0.5), (1, 0.5, 0.5)]);
+        check(&[window(10, 20, None)], 20, &[(0, 0.0, 0.0), (1, 0.0, 0.0)]);
+        check(&[window(0, 1, Some(0.2))], 1, &[(1, 0.2, 0.2)]);
+    }
+
+    #[test]
+    fn what_no_window_with_a_frame_covers() {
+        let check = |windows: &[(u64, u64, bool)], wanted: &[(u64, u64)]| {
+            let windows: Vec<Window> =
+                windows.iter().map(|&(start, end, scored)| window(start, end, scored.then_some(0.5))).collect();
+            assert_eq!(silent(&windows), wanted);
+        };
+        check(&[], &[]);
+        check(&[(0, 500, true)], &[]);
+        check(&[(0, 500, false)], &[(0, 500)]);
+        check(&[(0, 500, false), (490, 990, false), (980, 1480, true)], &[(0, 980)]);
+        check(&[(0, 500, true), (490, 990, false), (980, 1480, true)], &[(500, 980)]);
+        check(&[(0, 500, false), (250, 501, true)], &[(0, 250)]);
+        check(&[(0, 500, true), (250, 750, false), (500, 1000, true)], &[]);
+        check(&[(0, 5, false), (5, 10, true), (10, 15, false)], &[(0, 5), (10, 15)]);
+    }
+
+    #[test]
+    fn columns_keep_the_extremes_of_a_long_record() {
+        let score = |i: u64| if i == 70_001 { 0.999 } else { 0.1 + 0.3 * (i % 7) as f64 / 7.0 };
+        let windows: Vec<Window> =
+            (0..100_000).map(|i| window(i * 500, (i + 1) * 500, Some(score(i)))).collect();
+        let all = columns(&windows, 50_000_000, 300);
+        let high = |c: &Column| c.scores.high;
+        assert_eq!(all.iter().map(high).fold(0.0, f64::max), 0.999);
+        assert_eq!(all.iter().position(|c| high(c) == 0.999), Some(210));
+        assert!(all.iter().all(|c| c.scores.low == 0.1 && c.windows >= 333));
+        let mean = all[0].scores.mean().unwrap();
+        assert!((0.22..0.24).contains(&mean), "{mean}");
+    }
+}

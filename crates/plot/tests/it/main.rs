@@ -1,0 +1,10 @@
+//! The integration tests of `plot`. Invariant: hermetic; every test works in a folder of its own.
+#![forbid(unsafe_code)]
+
+#[allow(dead_code, reason = "shared with other crates' tests, which use all of it")]
+#[path = "../../../run/tests/it/rig.rs"]
+mod folders;
+mod pictures;
+#[allow(dead_code, reason = "shared with the tests of `virus`, which use all of it")]
+#[path = "../../../virus/tests/it/rig.rs"]
+mod rig;

@@ -1,0 +1,330 @@
+//! Pictures of a folder of results: what is in them, how large they get, and which folders are no results.
+
+use crate::rig::{Folder, fixture, golden, read, run};
+use plimsoll_plot::{Format, Options, Output, plot};
+use std::error::Error;
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+const OF_RECORDS: &str = "seq_name\tlength\tn_windows\tn_scored\tn_virus\tvirus_score\tprediction\n";
+const OF_WINDOWS: &str =
+    "seq_name\twindow\tstart\tend\tn_orfs\tbest_frame\tscore_other\tscore_virus\tprediction\n";
+const OF_FRAMES: &str = "Sequence_ID\tPrediction\tscore1\tscore2\n";
+
+/// A folder of results.
+struct Results(Folder);
+
+impl Results {
+    /// Records by id: the score of every window of 500 bases, which do not overlap.
+    fn new(test: &str, records: &[(&str, &[Option<f32>])]) -> Self {
+        let folder = Results(Folder::new(&format!("plot-{test}")));
+        let (mut predictions, mut windows, mut frames) =
+            (OF_RECORDS.to_owned(), OF_WINDOWS.to_owned(), OF_FRAMES.to_owned());
+        for (id, scores) in records {
+            add(&mut predictions, &mut windows, &mut frames, id, scores);
+        }
+        folder.write("predictions.tsv", &predictions);
+        folder.write("windows.tsv", &windows);
+        folder.write("prediction_results.txt", &frames);
+        let count = records.iter().map(|(_, scores)| scores.len()).sum();
+        folder.write("run.json", &run_record(true, records.len(), count));
+        folder
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        self.0.write(name, text);
+    }
+
+    fn edit(&self, name: &str, from: &str, to: &str) {
+        let text = read(self.0.path(name));
+        assert!(text.contains(from), "{name} has no {from}");
+        self.write(name, &text.replacen(from, to, 1));
+    }
+
+    fn options(&self, records: &[&str]) -> Options {
+        Options {
+            results: self.0.path(""),
+            records: records.iter().map(|id| (*id).to_owned()).collect(),
+            output: Output::Folder(self.0.path("plots"), vec![Format::Svg]),
+            width: 180.0,
+            dpi: 100,
+            force: true,
+        }
+    }
+
+    /// The pictures, which are text.
+    fn pictures(&self, records: &[&str]) -> Vec<String> {
+        let files = plot(&self.options(records)).expect("drawn");
+        files.iter().map(read).collect()
+    }
+
+    fn fails(&self, records: &[&str]) -> String {
+        let error = plot(&self.options(records)).expect_err("refused");
+        let text = error.source().map_or(error.to_string(), |cause| format!("{error}: {cause}"));
+        // `path` ends with a slash here.
+        let folder = self.0.path("").display().to_string();
+        text.replace(&format!(" {folder};"), " FOLDER;")
+            .replace(&format!("{folder}:"), "FOLDER:")
+            .replace(&folder, "")
+    }
+}
+
+fn run_record(trained: bool, records: usize, windows: usize) -> String {
+    let record = serde_json::json!({
+        "plimsoll": "0.1.0",
+        "inputs": ["folder/reads.fa"],
+        "models": {"trained": trained},
+        "identity": {"parameters": {"threshold": 0.5, "length": 500}},
+        "counts": {"records": records, "windows": windows},
+    });
+    record.to_string()
+}
+
+fn add(predictions: &mut String, windows: &mut String, frames: &mut String, id: &str, scores: &[Option<f32>]) {
+    let call = |score: f32| if score >= 0.5 { "virus" } else { "other" };
+    for (index, score) in scores.iter().enumerate() {
+        let (window, start, end) = (index + 1, index * 500 + 1, (index + 1) * 500);
+        let place = format!("{id}\t{window}\t{start}\t{end}");
+        match score {
+            None => writeln!(windows, "{place}\t0\tNA\tNA\tNA\tno_call"),
+            Some(score) => {
+                let (other, call) = (1.0 - score, call(*score));
+                writeln!(frames, "{id}_chunk_{window}R1\t{call}\t{other}\t{score}").expect("a String");
+                writeln!(windows, "{place}\t1\tR1\t{other}\t{score}\t{call}")
+            }
+        }
+        .expect("a String");
+    }
+    let scored: Vec<f32> = scores.iter().flatten().copied().collect();
+    let virus = scored.iter().filter(|score| **score >= 0.5).count();
+    let (bases, all, some) = (scores.len() * 500, scores.len(), scored.len());
+    let mean = scored.iter().sum::<f32>() / some.max(1) as f32;
+    let said = if some == 0 { "NA\tno_call".to_owned() } else { format!("{mean:.6}\t{}", call(mean)) };
+    writeln!(predictions, "{id}\t{bases}\t{all}\t{some}\t{virus}\t{said}").expect("a String");
+}
+
+const SMALL: &[(&str, &[Option<f32>])] =
+    &[("a", &[Some(0.9), None, Some(0.25)]), ("b<&>", &[Some(0.75), Some(0.5)]), ("c", &[None])];
+
+#[test]
+fn a_picture_is_as_it_was() {
+    let folder = Results::new("golden", SMALL);
+    let found = folder.pictures(&["a"]).concat();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots/plot.svg");
+    if std::env::var_os("PLIMSOLL_BLESS").is_some() {
+        fs::write(&path, &found).expect("written");
+    }
+    let wanted = fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        found == wanted,
+        "the picture has changed; look at it, and if it is right, run with PLIMSOLL_BLESS=1"
+    );
+}
+
+#[test]
+fn the_same_results_give_the_same_bytes() {
+    let folder = Results::new("twice", SMALL);
+    let both = Output::Folder(folder.0.path("plots"), Format::ALL.to_vec());
+    let options = Options { output: both, ..folder.options(&["a"]) };
+    let read = |options| -> Vec<Vec<u8>> {
+        plot(options).expect("drawn").iter().map(|file| fs::read(file).expect("read")).collect()
+    };
+    let first = read(&options);
+    assert_eq!(first.len(), 4);
+    assert!(first[1].starts_with(b"\x89PNG") && first[1].len() > 1000);
+    assert!(first == read(&options), "other bytes the second time");
+}
+
+#[test]
+fn texts_of_a_picture() {
+    let folder = Results::new("texts", SMALL);
+    let [overview, record] = &folder.pictures(&["b<&>"])[..] else { panic!("two pictures") };
+    for wanted in [
+        ">reads.fa<",
+        ">3 records · 6 windows of 500 bp, 4 scored · threshold 0.5 · plimsoll 0.1.0<",
+        ">2 · 66.7 %<",
+        ">Records by score<",
+        ">b&lt;&amp;&gt;<",
+        "1 of 2 scored windows virus · 1 without a call<",
+    ] {
+        assert!(overview.contains(wanted), "{wanted}");
+    }
+    assert!(record.contains("record 2 of reads.fa") && record.contains("mean score 0.625"), "{record}");
+    assert!(!overview.contains("b<&") && !overview.contains("UNTRAINED"));
+}
+
+#[test]
+fn untrained_results_say_so() {
+    let folder = Results::new("untrained", &[]);
+    let row = |table: &str, row: &str| format!("{table}{row}\n");
+    folder.write("predictions.tsv", &row(OF_RECORDS, "a\t900\t2\t1\tNA\tNA\tuntrained"));
+    let windows = "a\t1\t1\t500\t1\tNA\tNA\tNA\tuntrained\na\t2\t401\t900\t0\tNA\tNA\tNA\tno_call";
+    folder.write("windows.tsv", &row(OF_WINDOWS, windows));
+    folder.write("run.json", &run_record(false, 1, 2));
+    fs::remove_file(folder.0.path("prediction_results.txt")).expect("removed");
+    for picture in folder.pictures(&["a"]) {
+        assert!(picture.contains("UNTRAINED WEIGHTS") && !picture.contains("best frame only"), "{picture}");
+    }
+}
+
+#[test]
+fn a_record_of_100_000_windows_is_a_small_picture() {
+    let score =
+        |i: u32| (!i.is_multiple_of(3)).then_some((i.wrapping_mul(2_654_435_761) >> 8) as f32 / 16_777_216.0);
+    let scores: Vec<Option<f32>> = (0..100_000).map(score).collect();
+    let folder = Results::new("long", &[("chr1", &scores)]);
+    for picture in folder.pictures(&["chr1"]) {
+        assert!((10_000..200_000).contains(&picture.len()), "{}", picture.len());
+    }
+}
+
+#[test]
+fn any_number_of_records_is_a_small_picture() {
+    for count in [0, 1, 3, 50, 5000] {
+        let ids: Vec<String> = (0..count).map(|i| format!("read_{i}")).collect();
+        let records: Vec<(&str, &[Option<f32>])> =
+            ids.iter().map(|id| (id.as_str(), &[Some(0.75_f32), None][..])).collect();
+        let folder = Results::new("many", &records);
+        let picture = &folder.pictures(&[])[0];
+        assert!(picture.len() < 40_000, "{count}: {}", picture.len());
+    }
+}
+
+/// After an edit of one table, what is said.
+fn check(name: &str, from: &str, to: &str, wanted: &str) {
+    let folder = Results::new("damage", SMALL);
+    folder.edit(name, from, to);
+    assert_eq!(folder.fails(&["a"]), wanted);
+}
+
+#[test]
+fn damaged_and_foreign_tables_are_found_with_their_line() {
+    let (records, windows, frames) = ("predictions.tsv", "windows.tsv", "prediction_results.txt");
+    check(
+        records,
+        "c\t500\t1",
+        "c\t500",
+        "predictions.tsv, line 4: 6 columns, the header has 7; the table is torn",
+    );
+    check(records, "no_call\n", "no_c", "predictions.tsv, line 4: the line has no end; the table is torn");
+    check(
+        records,
+        "a\t1500\t3",
+        "a\t1500\tthree",
+        "predictions.tsv, line 2: n_windows is `three`, expected a whole number",
+    );
+    check(
+        records,
+        "virus\nb",
+        "maybe\nb",
+        "predictions.tsv, line 2: prediction is `maybe`, expected virus, other, no_call, skipped or untrained",
+    );
+    check(
+        records,
+        "virus\nb",
+        "no_call\nb",
+        "predictions.tsv, line 2: the columns contradict each other: n_windows, n_scored, virus_score, prediction",
+    );
+    check(
+        records,
+        "c\t500\t1\t0\t0\tNA\tno_call\n",
+        "",
+        "predictions.tsv, line 3: 2 rows, run.json says 3; the table is torn or of another run",
+    );
+    check(
+        windows,
+        "n_orfs",
+        "orfs",
+        "windows.tsv, line 1: there is no column `n_orfs`: this is not a table of plimsoll predict",
+    );
+    check(
+        windows,
+        "a\t2\t",
+        "a\t3\t",
+        "windows.tsv, line 3: expected window 2 of 'a' as in predictions.tsv; the tables are torn or of different runs",
+    );
+    check(
+        windows,
+        "501\t1000",
+        "501\t9000",
+        "windows.tsv, line 3: bases 501 to 9000 are not in a record of 1500",
+    );
+    check(windows, "\tR1", "\tX1", "windows.tsv, line 2: best_frame is `X1`, expected F1 to R3");
+    check(windows, "0.9", "1.9", "windows.tsv, line 2: score_virus is `1.9`, expected a number from 0 to 1");
+    check(
+        windows,
+        "c\t1\t1\t500\t0\tNA\tNA\tNA\tno_call\n",
+        "",
+        "windows.tsv, line 6: the table ends here, the rest of the results goes on; it is torn or of another run",
+    );
+    check(
+        frames,
+        "a_chunk_3R1",
+        "z_chunk_3R1",
+        "prediction_results.txt, line 3: expected an open reading frame of 'a_chunk_3', found 'z_chunk_3R1'",
+    );
+    let more = "a row more than the rest of the results; they are of different runs";
+    check(
+        frames,
+        "2R1\tvirus\t0.5\t0.5\n",
+        "2R1\tvirus\t0.5\t0.5\nb\tx\t0.5\t0.5\n",
+        &format!("prediction_results.txt, line 6: {more}"),
+    );
+}
+
+#[test]
+fn what_is_no_result_is_refused() {
+    let folder = Results::new("refused", SMALL);
+    let hint = "the nearest ids in predictions.tsv: `a`, `c`, `b<&>`";
+    assert_eq!(folder.fails(&["a", "aa"]), format!("--record aa: no such record in FOLDER; {hint}"));
+    folder.write("run.json", "{\"counts\": 1}");
+    let again = "run plimsoll predict again";
+    assert_eq!(
+        folder.fails(&[]),
+        format!("run.json is not the run record of a prediction (no `plimsoll` in it); {again}")
+    );
+    folder.write("run.json", "{\"counts\"");
+    assert_eq!(
+        folder.fails(&[]),
+        format!("run.json is not the run record of a prediction (no JSON in it); {again}")
+    );
+    fs::remove_file(folder.0.path("run.json")).expect("removed");
+    assert!(folder.fails(&[]).starts_with("FOLDER: there is no run.json in it"), "{}", folder.fails(&[]));
+}
+
+#[test]
+fn nothing_is_replaced_unasked_and_nothing_half_written() {
+    let folder = Results::new("there", SMALL);
+    let options = Options { force: false, ..folder.options(&["a", "c"]) };
+    folder.write("x.svg", "mine");
+    let file = Options { output: Output::File(folder.0.path("x.svg"), Format::Svg), ..folder.options(&["a"]) };
+    let text = plot(&Options { force: false, ..file.clone() }).expect_err("refused").to_string();
+    assert!(text.contains("x.svg is already there; use --force"), "{text}");
+    assert_eq!(read(folder.0.path("x.svg")), "mine");
+    plot(&file).expect("replaced");
+    assert!(read(folder.0.path("x.svg")).contains("record 1 of"));
+    // One of three is there: no other is written.
+    fs::create_dir_all(folder.0.path("plots")).expect("made");
+    folder.write("plots/record_c.svg", "mine");
+    plot(&options).expect_err("refused");
+    assert_eq!(fs::read_dir(folder.0.path("plots")).expect("read").count(), 1);
+    plot(&Options { force: true, ..options }).expect("replaced");
+    assert_eq!(fs::read_dir(folder.0.path("plots")).expect("read").count(), 3);
+}
+
+/// The writers and the reader agree on what a table is.
+#[test]
+fn results_of_predict_are_read() {
+    let folder = Folder::new("plot-predicted");
+    let out = folder.path("out");
+    run(&golden(&fixture("goldens/pipeline/reads.fa"), &out)).expect("predicted");
+    let output = Output::Folder(folder.path("plots"), vec![Format::Svg]);
+    let records = vec!["read_2".to_owned()];
+    let options = Options { results: out, records, output, width: 89.0, dpi: 72, force: false };
+    let files = plot(&options).expect("drawn");
+    let names: Vec<_> = files.iter().filter_map(|file| file.file_name()?.to_str()).collect();
+    assert_eq!(names, ["overview.svg", "record_read_2.svg"]);
+    let picture = read(&files[1]);
+    assert!(picture.contains(">read_2<") && picture.contains("record 3 of reads.fa"), "{picture}");
+}

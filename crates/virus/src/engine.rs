@@ -1,0 +1,324 @@
+//! Between the front end and the results: windows wait in input order until nothing of them is missing, then
+//! they are written and kept. Invariant: windows leave in the order in which they came, and what a journal
+//! holds of one is exactly what is written of it.
+
+use super::compute::{Compute, Sink};
+use super::kept::{Entry, Keeper, KeptOrf, Shelf};
+use super::output::{Note, OrfScore, OutputError, Outputs, RecordEnd, Window as OutputWindow};
+use super::produce::{Batch, Event, OrfTokens};
+use super::queue::{Item, PendingOrf, Queue, State, Window};
+use super::queues::Queues;
+use data::chunk::Chunk;
+use data::intermediate::orf_name;
+use data::pack::Fill;
+use run::lanes::Stop;
+use run::{Progress, RunError};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Seconds by stage; those of encoders and head are of all devices together, the others of the thread that leads.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seconds {
+    /// From the first record to the last result.
+    pub(crate) streaming: f64,
+    /// For the front end, which reads and tokenizes.
+    pub(crate) waiting: f64,
+    /// For devices.
+    pub(crate) devices: f64,
+    pub(crate) encoders: [f64; 2],
+    pub(crate) head: f64,
+    pub(crate) writing: f64,
+}
+
+impl Seconds {
+    /// What is left of the leading thread's time between input, devices and results: packing and slots.
+    pub(crate) fn between(&self) -> f64 {
+        (self.streaming - self.waiting - self.devices - self.writing).max(0.0)
+    }
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Totals {
+    pub(crate) records: u64,
+    /// Windows whose results came from a journal.
+    pub(crate) kept: u64,
+    pub(crate) orfs: u64,
+    pub(crate) failed: u64,
+    pub(crate) tokens: [u64; 2],
+    pub(crate) seconds: Seconds,
+}
+
+impl Totals {
+    /// Counts the work of the stage before.
+    pub(crate) fn add_stage(&mut self, earlier: &Totals) {
+        for encoder in 0..2 {
+            self.tokens[encoder] += earlier.tokens[encoder];
+            self.seconds.encoders[encoder] += earlier.seconds.encoders[encoder];
+        }
+        self.seconds.streaming += earlier.seconds.streaming;
+        self.seconds.waiting += earlier.seconds.waiting;
+        self.seconds.devices += earlier.seconds.devices;
+        self.seconds.writing += earlier.seconds.writing;
+    }
+}
+
+/// What an engine works with. Each part is there where the stage needs it.
+pub(crate) struct Parts {
+    /// Computes what no journal holds; without it, all must be in journals.
+    pub(crate) compute: Option<Compute>,
+    /// Results that an earlier run has kept.
+    pub(crate) results: Shelf,
+    /// Nucleotide embeddings of an earlier stage.
+    pub(crate) embeddings: Option<Shelf>,
+    /// Where results are kept.
+    pub(crate) keeper: Option<Keeper>,
+    /// Where results are written.
+    pub(crate) outputs: Option<Outputs>,
+    /// What is odd is an error.
+    pub(crate) strict: bool,
+}
+
+/// Between the front end and the results.
+pub(crate) struct Engine {
+    parts: Parts,
+    queue: Queue,
+    /// How much may wait for one open reading frame: beyond it packs are sent off half empty, so that input with hardly any
+    /// open reading frames does not pile up.
+    queues: Queues,
+    entry: Entry,
+    scored: Vec<OrfScore>,
+    pub(crate) totals: Totals,
+    started: Instant,
+}
+
+impl Engine {
+    pub(crate) fn new(parts: Parts, queues: Queues) -> Self {
+        let (queue, totals, started) = (Queue::default(), Totals::default(), Instant::now());
+        Self { parts, queue, queues, entry: Entry::default(), scored: Vec::with_capacity(6), totals, started }
+    }
+
+    /// Takes what happened in one job.
+    pub(crate) fn take(&mut self, mut batch: Batch, stop: Stop<'_>) -> Result<(), RunError> {
+        let mut orfs = std::mem::take(&mut batch.orfs).into_iter();
+        self.queue.push(Item::Text(std::mem::take(&mut batch.text)));
+        for event in std::mem::take(&mut batch.events) {
+            match event {
+                Event::Window { number, record, chunk, orfs: count } => {
+                    let embeddings = self.window(number, record, chunk, count)?;
+                    let width = embeddings.len() / count.max(1);
+                    for (i, orf) in orfs.by_ref().take(count).enumerate() {
+                        let row = embeddings.get(i * width..(i + 1) * width).filter(|r| !r.is_empty());
+                        self.admit(&batch, &orf, row, stop)?;
+                    }
+                }
+                Event::Source(name) => self.queue.push(Item::Source(name)),
+                Event::End { record, length, text } => {
+                    self.queue.push(Item::End { record, length, text });
+                }
+                Event::Note(note) => self.note(note)?,
+            }
+        }
+        while self.compute(stop, Compute::step)?.unwrap_or(false) {}
+        let devices = self.parts.compute.as_ref().map_or(1, Compute::devices);
+        let Queues { items, bytes, .. } = self.queues;
+        while self.queue.len() > devices * items || self.queue.bytes() > devices * bytes {
+            self.compute(stop, Compute::press)?;
+        }
+        Ok(())
+    }
+
+    /// Sends off some of what waits when the input has ended; whether there is more.
+    pub(crate) fn drain(&mut self, stop: Stop<'_>) -> Result<bool, RunError> {
+        self.compute(stop, Compute::drain)?;
+        Ok(self.queue.len() > 0)
+    }
+
+    /// Puts on disk what is finished, before an end that comes too early.
+    pub(crate) fn commit(&mut self) -> Result<u64, RunError> {
+        // What a device says now is not why the run ends; what is through is kept all the same.
+        let _ = self.compute(&|| Ok(()), Compute::give_up);
+        self.emit()?;
+        let Some(keeper) = &mut self.parts.keeper else { return Ok(0) };
+        keeper.commit()?;
+        Ok(keeper.committed)
+    }
+
+    /// What is to be said since the last call.
+    pub(crate) fn warnings(&mut self) -> Vec<String> {
+        self.parts.compute.as_mut().map_or(vec![], Compute::warnings)
+    }
+
+    /// Packing fill of both encoders.
+    pub(crate) fn fill(&self) -> [Fill; 2] {
+        self.parts.compute.as_ref().map_or([Fill::default(); 2], Compute::fill)
+    }
+
+    /// How far it is.
+    pub(crate) fn progress(&self, bytes: u64, bytes_total: Option<u64>) -> Progress {
+        Progress {
+            bytes,
+            bytes_total,
+            records: self.totals.records,
+            sequences: self.totals.orfs,
+            tokens: self.totals.tokens.iter().sum(),
+            seconds: self.started.elapsed().as_secs_f64(),
+        }
+    }
+
+    /// What it worked with, when everything is through.
+    pub(crate) fn into_parts(self) -> (Parts, Totals) {
+        (self.parts, self.totals)
+    }
+
+    fn note(&mut self, note: Note) -> Result<(), RunError> {
+        if self.parts.strict {
+            let Note { seq_name, kind, detail, .. } = note;
+            let text = format!("--strict: '{seq_name}': {kind}: {detail}; mend it, or leave --strict away");
+            return Err(RunError::Refused(text));
+        }
+        self.queue.push(Item::Note(note));
+        Ok(())
+    }
+
+    /// Queues a window: with its results, where a journal has them. Returns the nucleotide embeddings of its
+    /// open reading frames, where an earlier stage has computed them.
+    fn window(
+        &mut self,
+        number: u64,
+        record: Arc<str>,
+        chunk: Chunk,
+        orfs: usize,
+    ) -> Result<Vec<f32>, RunError> {
+        if let Some(entry) = self.parts.results.take(number, &record, chunk.index)? {
+            self.totals.kept += 1;
+            self.queue.push(Item::Window(Window::kept(record, chunk, entry)));
+            return Ok(vec![]);
+        }
+        let missing = |what: &str| {
+            let text = format!("{what} of window {} of '{record}' are missing", chunk.index + 1);
+            RunError::Unusable(format!("{text}; run the command again that computes them"))
+        };
+        let Some(compute) = &self.parts.compute else { return Err(missing("the results")) };
+        let mut rows = vec![];
+        if let Some(shelf) = &mut self.parts.embeddings {
+            let entry = shelf.take(number, &record, chunk.index)?.filter(|e| e.orfs.len() == orfs);
+            let entry = entry.ok_or_else(|| missing("the nucleotide embeddings"))?;
+            rows = entry.rows_of_all(compute.nucleotide_width());
+        }
+        self.queue.push(Item::Window(Window::new(number, record, chunk, orfs)));
+        Ok(rows)
+    }
+
+    fn admit(
+        &mut self,
+        batch: &Batch,
+        orf: &OrfTokens,
+        embedding: Option<&[f32]>,
+        stop: Stop<'_>,
+    ) -> Result<(), RunError> {
+        while self.parts.compute.as_ref().is_some_and(|c| !c.has_room()) {
+            self.compute(stop, Compute::press)?;
+        }
+        match &mut self.parts.compute {
+            Some(compute) => compute.admit(batch, orf, &mut self.queue, embedding),
+            None => Ok(()),
+        }
+    }
+
+    /// Does a part of the arithmetic, where there is any, and writes what is complete by then.
+    fn compute<T>(
+        &mut self,
+        stop: Stop<'_>,
+        part: impl FnOnce(&mut Compute, &mut Sink<'_>) -> Result<T, RunError>,
+    ) -> Result<Option<T>, RunError> {
+        stop()?;
+        let mut sink = Sink { queue: &mut self.queue, totals: &mut self.totals, stop };
+        let done = self.parts.compute.as_mut().map(|compute| part(compute, &mut sink)).transpose()?;
+        self.emit()?;
+        Ok(done)
+    }
+
+    /// Writes what is complete, in input order.
+    fn emit(&mut self) -> Result<(), RunError> {
+        let start = Instant::now();
+        while let Some(item) = self.queue.pop_complete() {
+            match item {
+                Item::Window(window) => self.write(window)?,
+                Item::End { record, length, text } => {
+                    self.totals.records += 1;
+                    if let Some(outputs) = &mut self.parts.outputs {
+                        outputs.record(&RecordEnd { id: &record, length, text: text.as_deref() })?;
+                    }
+                }
+                Item::Note(note) => self.written(|outputs| outputs.note(&note))?,
+                Item::Source(name) => self.written(|outputs| outputs.source(&name))?,
+                Item::Text(text) => self.written(|outputs| outputs.intermediate(&text))?,
+            }
+        }
+        if let Some(keeper) = &mut self.parts.keeper {
+            keeper.commit_if_due()?;
+        }
+        self.totals.seconds.writing += start.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    fn written(&mut self, write: impl FnOnce(&mut Outputs) -> Result<(), OutputError>) -> Result<(), RunError> {
+        Ok(self.parts.outputs.as_mut().map_or(Ok(()), write)?)
+    }
+
+    /// Writes and keeps a window that is complete.
+    fn write(&mut self, window: Window) -> Result<(), RunError> {
+        self.entry.rows.clear();
+        match &mut self.parts.compute {
+            Some(compute) if !window.kept => compute.release(&window, &mut self.entry.rows),
+            Some(_) | None => self.entry.rows.extend_from_slice(&window.rows),
+        }
+        self.write_embeddings(&window)?;
+        self.note_failures(&window)?;
+        self.scored.clear();
+        self.scored.extend(window.scores());
+        let (record, chunk) = (&window.record, &window.chunk);
+        if let Some(outputs) = &mut self.parts.outputs {
+            let (start, end, orfs) = (chunk.start, chunk.end(), &self.scored[..]);
+            outputs.window(&OutputWindow { record, index: chunk.index, start, end, orfs })?;
+        }
+        let Some(keeper) = self.parts.keeper.as_mut().filter(|_| !window.kept) else { return Ok(()) };
+        (self.entry.number, self.entry.index) = (window.number, chunk.index as u64);
+        self.entry.record.clear();
+        self.entry.record.push_str(record);
+        self.entry.orfs.clear();
+        let kept = |orf: &PendingOrf| KeptOrf { frame: orf.frame, bases: orf.bases, state: orf.state };
+        self.entry.orfs.extend(window.orfs().map(kept));
+        keeper.keep(&self.entry)
+    }
+
+    /// Failures are noted when their window is written, so that notes come in input order too.
+    fn note_failures(&mut self, window: &Window) -> Result<(), RunError> {
+        for orf in window.orfs().filter(|orf| orf.state == State::Failed) {
+            self.totals.failed += 1;
+            let (number, frame) = (window.chunk.index + 1, orf.frame.name());
+            let note = Note {
+                seq_name: window.record.to_string(),
+                kind: "failed",
+                detail: format!("window {number} frame {frame}: a value is not a number"),
+                action: "not scored",
+            };
+            self.written(|outputs| outputs.note(&note))?;
+        }
+        Ok(())
+    }
+
+    /// The rows of `self.entry`, where they are written.
+    fn write_embeddings(&mut self, window: &Window) -> Result<(), RunError> {
+        let count = window.embedded().count();
+        let Some(outputs) = self.parts.outputs.as_mut().filter(|_| count > 0) else { return Ok(()) };
+        let mut name = String::new();
+        let rows = self.entry.rows.chunks_exact((self.entry.rows.len() / count).max(1));
+        for (orf, row) in window.embedded().zip(rows) {
+            orf_name(&window.record, window.chunk.index, orf.frame, &mut name);
+            outputs.embedding(&name, orf.bases.into(), row)?;
+        }
+        Ok(())
+    }
+}

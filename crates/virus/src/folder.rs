@@ -1,0 +1,104 @@
+//! The output folder: new, complete, of another run, or somebody else's. Invariant: a result of another run
+//! is never touched without `--force`, a complete one is never computed twice, and what is no file of ours is
+//! never removed.
+
+use super::output::{FILES, RUN_RECORD};
+use super::resume;
+use run::RunError;
+use run::lock::remove;
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+
+/// What a broken run leaves to be gone on with.
+pub const JOURNALS: [&str; 2] = [resume::RESULTS, resume::EMBEDDINGS];
+
+/// What is in the folder.
+pub enum Found {
+    /// Nothing that matters: it can be written.
+    Nothing,
+    /// The record of a run.
+    Record(Value),
+}
+
+/// Looks at the folder. With `force` what a prediction left there does not count; it stays until the new
+/// results replace it. What a killed run left half written is removed, if nothing else is there.
+pub fn look(dir: &Path, force: bool) -> Result<Found, RunError> {
+    let record = dir.join(RUN_RECORD);
+    if record.exists() && !force {
+        let text = fs::read_to_string(&record).map_err(RunError::io(&record))?;
+        let value = serde_json::from_str(&text).map_err(|_| {
+            RunError::Unusable(format!("{} is not a run record; use --force or another -o", record.display()))
+        })?;
+        return Ok(Found::Record(value));
+    }
+    let mut leftovers = vec![];
+    for entry in fs::read_dir(dir).map_err(RunError::io(dir))? {
+        let path = entry.map_err(RunError::io(dir))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if is_leftover(&name) {
+            leftovers.push(path);
+        } else if !FILES.contains(&name.as_str()) && !JOURNALS.contains(&name.as_str()) {
+            return Err(RunError::Refused(format!(
+                "{} holds files that are not of a prediction (`{name}`); choose another folder with -o",
+                dir.display()
+            )));
+        }
+    }
+    leftovers.iter().try_for_each(|path| remove(path))?;
+    Ok(Found::Nothing)
+}
+
+/// Which part of two identities differs, in words.
+pub fn difference(old: &Value, new: &Value) -> Option<String> {
+    let parts = [
+        ("inputs", "input files"),
+        ("models", "weights"),
+        ("parameters", "parameters"),
+        ("arithmetic", "computed otherwise"),
+    ];
+    for (part, name) in parts {
+        let (a, b) = (&old[part], &new[part]);
+        if a == b {
+            continue;
+        }
+        let keys = b.as_object().into_iter().flat_map(|o| o.keys());
+        let first = keys.into_iter().find(|k| a[k.as_str()] != b[k.as_str()]);
+        return Some(match first {
+            Some(key) => format!("{name}: `{key}` was {}, is {}", a[key.as_str()], b[key.as_str()]),
+            None => name.to_owned(),
+        });
+    }
+    None
+}
+
+/// `.predictions.tsv.123-4.part` or `.sort.123-4.part`: what a killed run left.
+fn is_leftover(name: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let parts = || {
+        let (file, number) = name.strip_prefix('.')?.strip_suffix(".part")?.rsplit_once('.')?;
+        let (process, count) = number.split_once('-')?;
+        Some((file == "sort" || FILES.contains(&file)) && is_number(process) && is_number(count))
+    };
+    parts() == Some(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_killed_run_leaves() {
+        let check = |name: &str, wanted: bool| assert_eq!(is_leftover(name), wanted, "{name}");
+        check(".predictions.tsv.123-4.part", true);
+        check(".run.json.1-0.part", true);
+        check(".embeddings.ids.txt.9-12.part", true);
+        check(".sort.77-0.part", true);
+        check(".thesis.tex.123-4.part", false);
+        check(".predictions.tsv.part", false);
+        check(".predictions.tsv.12x-4.part", false);
+        check(".predictions.tsv.12-.part", false);
+        check("predictions.tsv", false);
+        check(".part", false);
+    }
+}

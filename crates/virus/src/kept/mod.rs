@@ -1,0 +1,207 @@
+//! What of a run is kept in its journal: each window with the results of its open reading frames, in input
+//! order. Invariant: an entry names its window (number, record, place in the record), so a result can never be
+//! given to another one.
+
+mod keeper;
+mod shelf;
+
+pub(crate) use keeper::{Keeper, Watch, changed};
+pub(crate) use shelf::{Coverage, Looked, Shelf};
+
+use super::queue::State;
+use data::translate::Frame;
+use run::RunError;
+
+/// What is known of an open reading frame.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct KeptOrf {
+    pub(crate) frame: Frame,
+    pub(crate) bases: u32,
+    pub(crate) state: State,
+}
+
+/// What is known of a window.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Entry {
+    /// Its number among all windows of the input, from 0.
+    pub(crate) number: u64,
+    /// Its record.
+    pub(crate) record: String,
+    /// Its number in the record, from 0.
+    pub(crate) index: u64,
+    /// Its open reading frames in the order of frames.
+    pub(crate) orfs: Vec<KeptOrf>,
+    /// The embeddings of those that did not fail, end to end; none where they are not kept.
+    pub(crate) rows: Vec<f32>,
+}
+
+impl Entry {
+    /// Frames with a row.
+    fn with_rows(&self) -> usize {
+        self.orfs.iter().filter(|orf| orf.state != State::Failed).count()
+    }
+
+    /// A row of `width` values for each frame: not a number for those that failed, also where all of them did.
+    pub(crate) fn rows_of_all(&self, width: usize) -> Vec<f32> {
+        let mut rows = self.rows.chunks_exact(width.max(1));
+        let mut all = Vec::with_capacity(self.orfs.len() * width);
+        for orf in &self.orfs {
+            match orf.state {
+                State::Failed => all.extend(std::iter::repeat_n(f32::NAN, width)),
+                State::Waiting | State::Scored(_) | State::Embedded => {
+                    all.extend_from_slice(rows.next().unwrap_or_default());
+                }
+            }
+        }
+        all
+    }
+
+    /// Appends the entry to a block. A record that is that of the entry before in the block, `before`, is not
+    /// repeated.
+    fn encode(&self, before: Option<&str>, block: &mut Vec<u8>) {
+        block.extend_from_slice(&self.number.to_le_bytes());
+        block.extend_from_slice(&self.index.to_le_bytes());
+        if before == Some(&self.record) {
+            block.extend_from_slice(&SAME.to_le_bytes());
+        } else {
+            block.extend_from_slice(&(self.record.len() as u32).to_le_bytes());
+            block.extend_from_slice(self.record.as_bytes());
+        }
+        block.push(self.orfs.len() as u8);
+        for KeptOrf { frame, bases, state } in &self.orfs {
+            let (code, scores) = match state {
+                State::Waiting => (0, [0.0; 2]),
+                State::Scored(scores) => (1, *scores),
+                State::Failed => (2, [0.0; 2]),
+                State::Embedded => (3, [0.0; 2]),
+            };
+            block.extend_from_slice(&[frame.index() as u8, code]);
+            block.extend_from_slice(&bases.to_le_bytes());
+            scores.iter().for_each(|s: &f32| block.extend_from_slice(&s.to_le_bytes()));
+        }
+        self.rows.iter().for_each(|x| block.extend_from_slice(&x.to_le_bytes()));
+    }
+
+    /// Reads the next entry of a block in the place of this one, which holds the entry before it; false at the
+    /// end of the block, `None` where it is no entry. Rows have `width` values.
+    fn decode(&mut self, bytes: &mut Bytes<'_>, width: usize) -> Option<bool> {
+        if bytes.0.is_empty() {
+            return Some(false);
+        }
+        self.number = bytes.u64()?;
+        self.index = bytes.u64()?;
+        match bytes.u32()? {
+            SAME => {}
+            length => self.record = String::from_utf8(bytes.take(length as usize)?.to_vec()).ok()?,
+        }
+        self.orfs.clear();
+        for _ in 0..bytes.take(1)?[0] {
+            let &[frame, code] = bytes.take(2)? else { return None };
+            let bases = bytes.u32()?;
+            let scores = [bytes.f32()?, bytes.f32()?];
+            let state = match code {
+                1 => State::Scored(scores),
+                2 => State::Failed,
+                3 => State::Embedded,
+                _ => return None,
+            };
+            let frame = *Frame::ALL.get(frame as usize)?;
+            self.orfs.push(KeptOrf { frame, bases, state });
+        }
+        self.rows.clear();
+        let values = bytes.take(self.with_rows() * width * 4)?;
+        self.rows.extend(values.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+        Some(true)
+    }
+}
+
+/// In the place of a record's length: the record of the entry before.
+const SAME: u32 = u32::MAX;
+
+/// The block that says that all windows are there: no entry has so few bytes.
+const END: &[u8] = b"end";
+
+/// Bytes that are left of a block.
+struct Bytes<'a>(&'a [u8]);
+
+impl<'a> Bytes<'a> {
+    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(count)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+    }
+
+    fn f32(&mut self) -> Option<f32> {
+        Some(f32::from_bits(self.u32()?))
+    }
+}
+
+/// A journal that is of this run, whole, and yet makes no sense.
+fn nonsense(path: &std::path::Path, what: &str) -> RunError {
+    RunError::Unusable(format!("{}: {what}; remove it or use --force to start over", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries() -> Vec<Entry> {
+        let entry = |number, record: &str, index, orfs: Vec<(Frame, State)>| {
+            let kept = |(i, (frame, state))| KeptOrf { frame, bases: 301 + i as u32, state };
+            let orfs = orfs.into_iter().enumerate().map(kept).collect();
+            let mut entry = Entry { number, record: record.to_owned(), index, orfs, rows: vec![] };
+            entry.rows = (0..2 * entry.with_rows()).map(|i| i as f32 + number as f32).collect();
+            entry
+        };
+        vec![
+            entry(0, "a", 0, vec![(Frame::F1, State::Scored([0.25, 0.75])), (Frame::R3, State::Failed)]),
+            entry(1, "a", 1, vec![]),
+            entry(7, "b|c é", 0, vec![(Frame::F2, State::Embedded), (Frame::R1, State::Scored([1.0, 0.0]))]),
+        ]
+    }
+
+    fn block() -> Vec<u8> {
+        let mut block = vec![];
+        let mut before: Option<String> = None;
+        for entry in entries() {
+            entry.encode(before.as_deref(), &mut block);
+            before = Some(entry.record);
+        }
+        block
+    }
+
+    #[test]
+    fn entries_come_back() {
+        let block = block();
+        let (mut bytes, mut entry) = (Bytes(&block), Entry::default());
+        for wanted in entries() {
+            assert_eq!(entry.decode(&mut bytes, 2), Some(true));
+            assert_eq!(entry, wanted);
+        }
+        assert_eq!(entry.decode(&mut bytes, 2), Some(false));
+    }
+
+    #[test]
+    fn half_an_entry_is_none() {
+        let block = block();
+        for cut in 1..block.len() {
+            let (mut bytes, mut entry) = (Bytes(&block[..cut]), Entry::default());
+            let mut read = 0;
+            let last = loop {
+                match entry.decode(&mut bytes, 2) {
+                    Some(true) => read += 1,
+                    other => break other,
+                }
+            };
+            assert!(read < entries().len() && (last.is_none() || bytes.0.is_empty()), "{cut}");
+        }
+    }
+}

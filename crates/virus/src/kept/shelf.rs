@@ -1,0 +1,197 @@
+//! Reads windows back from journals, in the order of their numbers. Invariant: one block of each journal is
+//! held at a time; a window is given only to the record and place that it was kept for.
+
+use super::{Bytes, END, Entry, nonsense};
+use data::journal::{Blocks, Journal};
+use run::RunError;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Which windows are kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Coverage {
+    /// Ascending, disjoint, not touching.
+    ranges: Vec<Range<u64>>,
+}
+
+impl Coverage {
+    pub(crate) fn contains(&self, number: u64) -> bool {
+        let after = self.ranges.partition_point(|r| r.start <= number);
+        after > 0 && number < self.ranges[after - 1].end
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.ranges.iter().map(|r| r.end - r.start).sum()
+    }
+
+    fn push(&mut self, number: u64) {
+        match self.ranges.last_mut() {
+            Some(last) if last.end == number => last.end += 1,
+            _ => self.ranges.push(number..number + 1),
+        }
+    }
+
+    fn union(mut self, other: Self) -> Self {
+        self.ranges.extend(other.ranges);
+        self.ranges.sort_by_key(|r| r.start);
+        let mut ranges: Vec<Range<u64>> = vec![];
+        for range in self.ranges {
+            match ranges.last_mut() {
+                Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+                _ => ranges.push(range),
+            }
+        }
+        Self { ranges }
+    }
+}
+
+/// Journals that were looked through, to be read window by window.
+#[derive(Default)]
+pub(crate) struct Shelf {
+    sources: Vec<Source>,
+    pub(crate) coverage: Arc<Coverage>,
+}
+
+/// A journal that was looked through: what it covers, whether all is there, and the way to go on writing it.
+pub(crate) struct Looked {
+    pub(crate) path: PathBuf,
+    pub(crate) coverage: Coverage,
+    pub(crate) complete: bool,
+    blocks: Blocks,
+}
+
+impl Looked {
+    /// Reads a journal whose rows have `width` values; its key was looked at before.
+    pub(crate) fn through(path: &Path, mut blocks: Blocks, width: usize) -> Result<Self, RunError> {
+        let (mut coverage, mut complete) = (Coverage::default(), false);
+        let (mut block, mut entry) = (vec![], Entry::default());
+        let mut next = 0;
+        while blocks.next_into(&mut block)? {
+            if block == END {
+                complete = true;
+                continue;
+            }
+            let mut bytes = Bytes(&block);
+            while entry.decode(&mut bytes, width).ok_or_else(|| nonsense(path, "it holds no results"))? {
+                if entry.number < next {
+                    return Err(nonsense(path, "its windows are out of order"));
+                }
+                next = entry.number + 1;
+                coverage.push(entry.number);
+            }
+        }
+        Ok(Self { path: path.to_owned(), coverage, complete, blocks })
+    }
+
+    /// What it holds, and the journal to go on writing, where not all is there: without what was torn.
+    pub(crate) fn open(self, width: usize) -> Result<(Shelf, Option<Journal>), RunError> {
+        let Self { path, coverage, complete, blocks } = self;
+        let journal = (!complete).then(|| blocks.into_journal()).transpose()?;
+        Ok((Shelf::of([(path.as_path(), coverage)], width)?, journal))
+    }
+}
+
+impl Shelf {
+    /// What all of these journals hold together.
+    pub(crate) fn of<'a>(
+        journals: impl IntoIterator<Item = (&'a Path, Coverage)>,
+        width: usize,
+    ) -> Result<Self, RunError> {
+        let mut shelf = Self::default();
+        let mut all = Coverage::default();
+        for (path, coverage) in journals {
+            all = all.union(coverage);
+            shelf.sources.extend(Source::open(path, width)?);
+        }
+        shelf.coverage = Arc::new(all);
+        Ok(shelf)
+    }
+
+    /// What is kept of window `number`, which is number `index` of `record`. Numbers must ascend.
+    pub(crate) fn take(&mut self, number: u64, record: &str, index: usize) -> Result<Option<Entry>, RunError> {
+        if !self.coverage.contains(number) {
+            return Ok(None);
+        }
+        for source in &mut self.sources {
+            while source.head.as_ref().is_some_and(|e| e.number < number) {
+                source.advance()?;
+            }
+            let Some(entry) = source.head.take_if(|e| e.number == number) else { continue };
+            if entry.record != record || entry.index != index as u64 {
+                let what = format!("window {number} is of '{}' there, of '{record}' here", entry.record);
+                return Err(nonsense(&source.path, &what));
+            }
+            source.advance()?;
+            return Ok(Some(entry));
+        }
+        let path = self.sources.first().map_or(Path::new("journal"), |s| s.path.as_path());
+        Err(nonsense(path, &format!("window {number} is not in it any more")))
+    }
+}
+
+struct Source {
+    path: PathBuf,
+    blocks: Blocks,
+    width: usize,
+    block: Vec<u8>,
+    /// Bytes of the block that were read.
+    at: usize,
+    /// The record of the entry that was read last.
+    record: String,
+    head: Option<Entry>,
+}
+
+impl Source {
+    fn open(path: &Path, width: usize) -> Result<Option<Self>, RunError> {
+        let Some(blocks) = Blocks::open(path)? else { return Ok(None) };
+        let (path, block, record) = (path.to_owned(), vec![], String::new());
+        let mut source = Self { path, blocks, width, block, at: 0, record, head: None };
+        source.advance()?;
+        Ok(Some(source))
+    }
+
+    /// Reads the next entry to the head.
+    fn advance(&mut self) -> Result<(), RunError> {
+        self.head = None;
+        while self.at == self.block.len() || self.block == END {
+            self.at = 0;
+            if !self.blocks.next_into(&mut self.block)? {
+                return Ok(());
+            }
+        }
+        let mut bytes = Bytes(&self.block[self.at..]);
+        let mut entry = Entry { record: std::mem::take(&mut self.record), ..Entry::default() };
+        match entry.decode(&mut bytes, self.width) {
+            Some(true) => {}
+            Some(false) | None => return Err(nonsense(&self.path, "it changed while it was read")),
+        }
+        self.at = self.block.len() - bytes.0.len();
+        self.record.clone_from(&entry.record);
+        self.head = Some(entry);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn covered(numbers: impl IntoIterator<Item = u64>) -> Coverage {
+        let mut coverage = Coverage::default();
+        numbers.into_iter().for_each(|n| coverage.push(n));
+        coverage
+    }
+
+    #[test]
+    fn coverages_are_sets() {
+        let (a, b) = (covered([0, 1, 2, 6, 7]), covered([3, 4, 7, 8, 20]));
+        let all = a.clone().union(b.clone());
+        assert_eq!(all.ranges, [0..5, 6..9, 20..21]);
+        assert_eq!(all.count(), 9);
+        for number in 0..25 {
+            assert_eq!(all.contains(number), a.contains(number) || b.contains(number), "{number}");
+        }
+        assert!(!Coverage::default().contains(0));
+    }
+}

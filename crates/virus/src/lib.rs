@@ -1,0 +1,333 @@
+//! `plimsoll predict`: from reads to calls. The story: look at the output folder, open the models, plan
+//! under the budget, load, stream the input through both encoders and the head, write results in input
+//! order. Invariant: results depend on inputs, weights and `Options::result_key`, and on nothing else.
+#![forbid(unsafe_code)]
+
+mod compute;
+mod engine;
+mod folder;
+mod kept;
+mod options;
+pub mod output;
+pub mod planned;
+mod produce;
+mod program;
+mod queue;
+mod queues;
+mod record;
+mod resume;
+mod run;
+mod stage;
+
+pub use data::sequence::{files, stem};
+pub use options::{Models, Options, Shard};
+
+use ::run::machine::Tracker;
+use ::run::observer::stopped;
+use ::run::process::Process;
+use ::run::session::lanes_worth;
+use ::run::{EncoderModel, HeadModel, Level, Observer, RunError, Settings};
+use data::sequence::{Input, Reader, digests, extent};
+use data::weights::HubEnv;
+use exec::Executor;
+use folder::Found;
+use graph::Bytes;
+use kept::Watch;
+use models::Encoder;
+use output::Counts;
+use plan::Staging;
+use program::Shape;
+use queues::Queues;
+use resume::Keys;
+use run::Run;
+use serde_json::Value;
+use stage::Stage;
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// How a prediction ended.
+#[derive(Debug)]
+pub struct Report {
+    /// It was all there already; nothing was computed.
+    pub already_complete: bool,
+    /// Which shard this was: its journal is the result, for a merge.
+    pub shard: Option<Shard>,
+    /// Open reading frames that could not be computed.
+    pub failed: u64,
+    /// Rows of notes.tsv.
+    pub notes: u64,
+    /// run.json.
+    pub run_record: Value,
+    /// Records, windows, calls.
+    pub counts: Counts,
+    /// Where the results are.
+    pub output_dir: PathBuf,
+    /// Whether the head was trained.
+    pub trained: bool,
+    /// Seconds of the whole run.
+    pub seconds: f64,
+    /// Tokens through both encoders by seconds of the whole run.
+    pub tokens_per_second: f64,
+    /// Packing fill of the nucleotide and the protein encoder without their last packs; `None` where there
+    /// was no other.
+    pub fill: [Option<f64>; 2],
+    /// The plan against the budget, in one line.
+    pub memory_line: String,
+}
+
+/// The models of a prediction.
+pub(crate) struct Opened {
+    pub(crate) dna: EncoderModel,
+    pub(crate) protein: EncoderModel,
+    pub(crate) head: HeadModel,
+    /// What they are: their files can be many gigabytes, so this is found out once.
+    pub(crate) digests: Value,
+}
+
+/// Predicts.
+pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<Report, RunError> {
+    let start = Instant::now();
+    look_at_inputs(options)?;
+    let opened = open(options, observer)?;
+    predict_one(options, &opened, start, &mut None, observer)
+}
+
+/// Predicts each input by itself, into the folder `<stem>` of the output folder, or `<stem>_plimsoll` where that
+/// is empty. The models are loaded once.
+pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Vec<Report>, RunError> {
+    let mut folders: Vec<(PathBuf, &PathBuf)> = vec![];
+    for input in &options.inputs {
+        let folder = match options.output_dir.as_os_str().is_empty() {
+            true => PathBuf::from(format!("{}_plimsoll", stem(input))),
+            false => options.output_dir.join(stem(input)),
+        };
+        if let Some((_, other)) = folders.iter().find(|(f, _)| *f == folder) {
+            let (a, b, to) = (other.display(), input.display(), folder.display());
+            let text =
+                format!("--per-input: {a} and {b} would both go to {to}; rename one, or use two commands");
+            return Err(RunError::Refused(text));
+        }
+        folders.push((folder, input));
+    }
+    // One line and as many lanes for all, so that they share one plan.
+    let worth = options.settings.worth(lanes_worth(&options.inputs));
+    let lanes = options.settings.most_lanes(worth);
+    let settings = Settings { budget: Some(options.settings.line()?), lanes, ..options.settings.clone() };
+    look_at_inputs(options)?;
+    let opened = open(options, observer)?;
+    let process = Process::of(&settings).unwrap_or_default().lines;
+    let settings = Settings { process, ..settings };
+    let mut warm = None;
+    let mut reports = vec![];
+    for (output_dir, input) in folders {
+        let (inputs, settings) = (vec![input.clone()], settings.clone());
+        let one = Options { inputs, output_dir, settings, ..options.clone() };
+        reports.push(predict_one(&one, &opened, Instant::now(), &mut warm, observer)?);
+    }
+    Ok(reports)
+}
+
+/// Bases of a window that most genes of viruses do not reach.
+const MOST_GENES: usize = 1500;
+
+/// Executors with their weights, for the next run of the same stage with the same models.
+pub(crate) type Warm = Option<(Stage, Vec<Executor>)>;
+
+fn predict_one(
+    options: &Options,
+    opened: &Opened,
+    start: Instant,
+    warm: &mut Warm,
+    observer: &mut dyn Observer,
+) -> Result<Report, RunError> {
+    let mut tracker = Tracker::new();
+    // Held to the end: two runs into one folder would take each other's files.
+    let lock = ::run::lock::take(&options.output_dir, &folder::JOURNALS)?;
+    if !lock.is_held() {
+        let dir = options.output_dir.display();
+        let text = format!("{dir} is on a file system without locks: see to it that no other run writes there");
+        observer.say(Level::Warning, &text);
+    }
+    let watch = Watch::over(&options.inputs);
+    let inputs = digests(&options.inputs, &|| stopped(observer, "nothing had begun"))?;
+    let keys = inputs.as_deref().map(|inputs| Keys::new(options, opened, inputs, watch)).transpose()?;
+    if let Some(report) = already_there(options, opened, inputs.as_deref(), keys.as_ref())? {
+        return Ok(report);
+    }
+    if !options.force {
+        resume::look(options, keys.as_ref())?;
+    }
+    tracker.track("opened");
+    let shape = shape(opened, options);
+    let budget = options.settings.line()?;
+    let hosts = hosts(options, opened, budget, inputs.is_some(), observer)?;
+    let run = Run { options, opened, shape: &shape, budget, keys, inputs, hosts, chosen: Cell::new(0) };
+    match options.merge.is_empty() {
+        true => run.stages(start, tracker, warm, observer),
+        false => run.merge(start, tracker, observer),
+    }
+}
+
+/// How large the queues may be, for this input: files are read once for their longest record.
+fn hosts(
+    options: &Options,
+    opened: &Opened,
+    budget: Bytes,
+    files: bool,
+    observer: &dyn Observer,
+) -> Result<Vec<(Queues, Vec<Staging>)>, RunError> {
+    // Of several inputs, the first one's arena is in the heap by now, so what the process held before it was noted.
+    let before = &options.settings.process;
+    let process = || match before.is_empty() {
+        true => Process::of(&options.settings),
+        false => Some(Process { lines: before.clone() }),
+    };
+    let measure = || match files {
+        true => extent(&options.inputs, &|| stopped(observer, "nothing had begun")),
+        false => Ok(options.settings.of_pipe(budget).unwrap_or_default()),
+    };
+    planned::hosts(options, opened.head.trained, budget, process, measure)
+}
+
+/// Whether a folder is one of these, whatever they are called.
+pub(crate) fn among(folder: &Path, folders: &[PathBuf]) -> bool {
+    let place = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let folder = place(folder);
+    folders.iter().any(|other| place(other) == folder)
+}
+
+/// Files that are missing or no sequence files are found before anything else happens.
+fn look_at_inputs(options: &Options) -> Result<(), RunError> {
+    Reader::open(&options.inputs)?;
+    for path in options.inputs.iter().filter(|p| p.is_file()) {
+        data::sequence::look(path)?;
+    }
+    Ok(())
+}
+
+fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, RunError> {
+    let env = HubEnv::from_process();
+    let models = &options.models;
+    let dna = match &models.dna {
+        Some(name) => EncoderModel::open(name, &env, observer)?,
+        None => EncoderModel::builtin_dna()?,
+    };
+    let protein = match &models.protein {
+        Some(name) => EncoderModel::open(name, &env, observer)?,
+        None => EncoderModel::builtin_protein()?,
+    };
+    for (model, wanted) in [(&dna, "DNABERT-S"), (&protein, "ESM-2")] {
+        let fits = match &model.encoder {
+            Encoder::DnabertS(_) => wanted == "DNABERT-S",
+            Encoder::Esm2(_) => wanted == "ESM-2",
+        };
+        if !fits {
+            let found = model.encoder.family();
+            return Err(RunError::Refused(format!("{}: {wanted} is wanted here, this is {found}", model.name)));
+        }
+    }
+    let (d, p) = (dna.encoder.hidden_size(), protein.encoder.hidden_size());
+    let head = match &models.head {
+        Some(path) => HeadModel::open(path, d, p)?,
+        None => HeadModel::builtin(d, p)?,
+    };
+    if !head.trained {
+        let text = "the built-in models are UNTRAINED: scores are NA and calls read `untrained`; \
+                    give --weights with trained ones";
+        observer.say(Level::Warning, text);
+    }
+    if let Some(length) = head.named_length().filter(|&l| l != options.length) {
+        return Err(RunError::Refused(format!(
+            "{} is a head for windows of {length} bases, --length is {}; leave --length out, or give the head for {} \
+             bases",
+            head.name, options.length, options.length
+        )));
+    }
+    let digests = record::digests(&dna, &protein, &head)?;
+    if options.length > MOST_GENES {
+        let text = format!(
+            "windows of {} bases are longer than most genes: a frame is scored only if no stop codon is in it over the \
+             whole window, so most windows will have no call; VirNucPro's heads are for 300 and 500 bases",
+            options.length
+        );
+        observer.say(Level::Warning, &text);
+    }
+    Ok(Opened { dna, protein, head, digests })
+}
+
+/// The report of a run that is already in the output folder; an error where another run's result is.
+fn already_there(
+    options: &Options,
+    opened: &Opened,
+    inputs: Option<&[Input]>,
+    keys: Option<&Keys>,
+) -> Result<Option<Report>, RunError> {
+    let Found::Record(old) = folder::look(&options.output_dir, options.force)? else { return Ok(None) };
+    let dir = options.output_dir.display();
+    let Some(inputs) = inputs else {
+        let text = format!(
+            "{dir} holds a result, and what can be read only once cannot be compared with its input; \
+                            use --force or another folder with -o"
+        );
+        return Err(RunError::Unusable(text));
+    };
+    // Who puts shards together computes nothing.
+    let arithmetic = match options.merge.is_empty() {
+        true => options.settings.arithmetic()?,
+        false => old["identity"]["arithmetic"].clone(),
+    };
+    let identity = record::identity(options, opened, inputs, arithmetic);
+    if let Some(what) = folder::difference(&old["identity"], &identity) {
+        if keys.is_some_and(|keys| keys.replaces().unwrap_or(false)) {
+            return Ok(None);
+        }
+        let text =
+            format!("{dir} holds the result of another run ({what}); use --force or another folder with -o");
+        return Err(RunError::Unusable(text));
+    }
+    if options.shard.is_some() {
+        let text = format!("{dir} holds a complete result, no shard; name another folder for it with -o");
+        return Err(RunError::Unusable(text));
+    }
+    // Tables name the inputs, which the identity does not.
+    let names = record::names(inputs);
+    if old["inputs"] != names {
+        let text = format!(
+            "{dir} holds the result of the same input under another name (was {}, is {names}); use --force or \
+             another folder with -o",
+            old["inputs"]
+        );
+        return Err(RunError::Unusable(text));
+    }
+    // A kill between the last result and the removal of the journals.
+    keys.map_or(Ok(()), Keys::remove_left)?;
+    let notes = old["counts"]["notes"].as_u64().unwrap_or(0);
+    if options.strict && notes > 0 {
+        let text = format!("--strict: the result is in {dir}, with {notes} notes; see notes.tsv there");
+        return Err(RunError::Refused(text));
+    }
+    Ok(Some(Report {
+        already_complete: true,
+        shard: None,
+        failed: old["sequences"]["failed"].as_u64().unwrap_or(0),
+        notes,
+        counts: Counts::from_record(&old),
+        output_dir: options.output_dir.clone(),
+        trained: opened.head.trained,
+        seconds: 0.0,
+        tokens_per_second: 0.0,
+        fill: [None; 2],
+        memory_line: String::new(),
+        run_record: old,
+    }))
+}
+
+fn shape(opened: &Opened, options: &Options) -> Shape {
+    Shape {
+        dna: opened.dna.encoder.clone(),
+        protein: opened.protein.encoder.clone(),
+        head: opened.head.config,
+        length: options.length as u64,
+    }
+}

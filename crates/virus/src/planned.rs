@@ -1,0 +1,395 @@
+//! `plimsoll plan --predict`: what a prediction would take, planned by the code of `predict` without its weights. Invariant:
+//! stages, steps and queues are chosen by [`choose`] and [`hosts`], which `predict` calls too; what is assumed about models and
+//! input that are not here is in the report.
+
+use super::program::{DNA, HEAD, HEAD_ROWS, PLANS, PROTEIN, Shape};
+use super::queues::Queues;
+use super::stage::Stage;
+use super::{Models, Options};
+use data::chunk::chunks;
+use data::sequence::{Extent, extent};
+use data::weights::HubEnv;
+use exec::{DeviceError, Kind, Machine};
+use graph::{Bytes, Counts};
+use models::{Encoder, HeadConfig};
+use plan::{PlanError, Precision, Program, Staging, Stream, Target, step_seconds};
+use run::process::Process;
+use run::session::lanes_worth;
+use run::{Device, EncoderModel, HeadModel, RunError, Settings, Silent, price};
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+/// VirNucPro's encoders, where no others are named.
+const DNA_ID: &str = "zhihan1996/DNABERT-S";
+const PROTEIN_ID: &str = "facebook/esm2_t36_3B_UR50D";
+
+/// Hidden units of VirNucPro's head.
+const HIDDEN: u64 = 512;
+
+/// Records and the longest name that are assumed where no input is given.
+const RECORDS: u64 = 1_000_000;
+const NAME: u64 = 64;
+
+/// Bases of a token of DNABERT-S on average: 4.6 in 2600 random bases, by its own tokenizer.
+const BASES_OF_TOKEN: f64 = 4.6;
+
+/// Tokens that both encoders put around a sequence.
+const ENDS: f64 = 2.0;
+
+/// What is asked.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The prediction; its inputs may be none, and its models are not opened where they are not here.
+    pub options: Options,
+    /// Bases of a read, for the expected speed.
+    pub read_length: u64,
+    /// Open reading frames of a window, for the expected speed.
+    pub orfs: f64,
+}
+
+/// The plan of a prediction.
+#[derive(Debug)]
+pub struct Planned {
+    target: Target,
+    budget: Bytes,
+    models: [String; 3],
+    length: u64,
+    stages: Vec<(Stage, Program)>,
+    process: Vec<Staging>,
+    queues: Queues,
+    reads: Reads,
+}
+
+/// How fast reads of one length go through.
+#[derive(Clone, Copy, Debug)]
+struct Reads {
+    length: u64,
+    windows: u64,
+    orfs: f64,
+    per_second: f64,
+}
+
+/// A machine that is planned for and need not be here.
+#[derive(Debug)]
+struct PlannedMachine {
+    target: Target,
+    depth: usize,
+}
+
+impl Machine for PlannedMachine {
+    fn kind(&self) -> Kind {
+        Kind { family: "planned", model: self.target.name.clone() }
+    }
+
+    fn name(&self) -> String {
+        self.kind().to_string()
+    }
+
+    fn precisions(&self) -> Vec<Precision> {
+        vec![Precision::Bf16, Precision::Fp16, Precision::F32, Precision::Tf32, Precision::Fp8]
+    }
+
+    fn target(&self) -> Result<Target, DeviceError> {
+        Ok(self.target.clone())
+    }
+
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn free(&self) -> Result<Bytes, DeviceError> {
+        Ok(self.target.memory)
+    }
+
+    fn arithmetic(&self) -> String {
+        self.target.name.clone()
+    }
+
+    fn open(&self) -> Result<Vec<Box<dyn exec::Device>>, DeviceError> {
+        let text = format!("{} is planned for, and not opened", self.target.name);
+        Err(DeviceError::Machine { source: text.into() })
+    }
+}
+
+/// The device of a target: the CPU in place, or a machine that need not be here and keeps `depth` steps open.
+///
+/// # Errors
+/// Another CPU: how it would be used is not known here.
+pub fn device(target: Target, depth: usize) -> Result<Device, RunError> {
+    match (&*target.name, &*target.space) {
+        ("cpu", _) => Ok(Device::Cpu),
+        (name, run::lanes::HOST) => Err(RunError::Refused(format!(
+            "--predict --target {name}: a prediction is planned for the CPU in place (--target cpu) or a GPU; plan each \
+             encoder there with --model"
+        ))),
+        _ => Device::machines(vec![Arc::new(PlannedMachine { target, depth })]),
+    }
+}
+
+/// Plans a prediction.
+pub fn plan(request: &Request) -> Result<Planned, RunError> {
+    let Request { options, .. } = request;
+    let settings = &options.settings;
+    let names = names(&options.models);
+    let (dna, protein) = (encoder(&names[DNA], "DNABERT-S")?, encoder(&names[PROTEIN], "ESM-2")?);
+    let (d, p) = (dna.hidden_size(), protein.hidden_size());
+    let head = match &options.models.head {
+        Some(path) => HeadModel::open(path, d, p)?.config,
+        None => HeadConfig { dna: d, protein: p, hidden: HIDDEN, classes: 2 },
+    };
+    // Headers of weights and tokenizers are in the heap of a run, so models that are here are opened. Of one that is not they are
+    // within the margin of the heap's line.
+    let offline = HubEnv { offline: true, ..HubEnv::from_process() };
+    let opened: Vec<EncoderModel> =
+        names[..HEAD].iter().filter_map(|name| EncoderModel::open(name, &offline, &mut Silent).ok()).collect();
+    let budget = settings.line()?;
+    let process = || Process::of(settings);
+    let measure = || {
+        let assumed = Extent {
+            records: RECORDS,
+            longest: request.read_length,
+            longest_name: NAME,
+            longest_title: NAME,
+            name: String::new(),
+        };
+        if options.inputs.is_empty() {
+            return Ok(assumed);
+        }
+        extent(&options.inputs, &|| Ok(()))
+    };
+    let shape = Shape { dna, protein, head, length: options.length as u64 };
+    let hosts = hosts(options, true, budget, process, measure)?;
+    let work = if options.inputs.is_empty() { None } else { lanes_worth(&options.inputs) };
+    let (chosen, stages) = choose(&hosts, settings, budget, &shape, settings.worth(work), true)?;
+    drop(opened);
+    let (queues, process) = hosts.into_iter().nth(chosen).unwrap_or((Queues::USUAL, vec![]));
+    let reads = reads(request, &stages)?;
+    let (target, length) = (settings.target()?, shape.length);
+    Ok(Planned { target, budget, models: names, length, stages, process, queues, reads })
+}
+
+fn names(models: &Models) -> [String; 3] {
+    let head = || format!("a head of {HIDDEN} hidden units");
+    [
+        models.dna.clone().unwrap_or_else(|| DNA_ID.to_owned()),
+        models.protein.clone().unwrap_or_else(|| PROTEIN_ID.to_owned()),
+        models.head.as_ref().map_or_else(head, |path| path.display().to_string()),
+    ]
+}
+
+fn encoder(name: &str, wanted: &str) -> Result<Encoder, RunError> {
+    let encoder = price::encoder(name)?;
+    match encoder.family() == wanted {
+        true => Ok(encoder),
+        false => {
+            Err(RunError::Refused(format!("{name}: {wanted} is wanted here, this is {}", encoder.family())))
+        }
+    }
+}
+
+/// How large the queues may be, from the largest down, each with the lines of its process, where the host's memory has a line.
+/// `measure` is asked only then; `process` is asked again after it, since what measured has held memory by then.
+pub(crate) fn hosts(
+    options: &Options,
+    trained: bool,
+    budget: Bytes,
+    process: impl Fn() -> Option<Process>,
+    measure: impl FnOnce() -> Result<Extent, RunError>,
+) -> Result<Vec<(Queues, Vec<Staging>)>, RunError> {
+    if process().is_none() {
+        return Ok(vec![(Queues::USUAL, vec![])]);
+    }
+    let extent = measure()?;
+    let Some(process) = process() else { return Ok(vec![(Queues::USUAL, vec![])]) };
+    let line = Settings { budget: Some(budget), ..options.settings.clone() }.host_line()?;
+    let billed = |queues: Queues| {
+        let mut process = process.clone();
+        queues.bill(options, &extent, trained, &mut process);
+        (queues, process.lines)
+    };
+    Ok(Queues::within(line, options, &extent).map(billed).collect())
+}
+
+/// Which of the queues, and the stages with their programs: one for all, or where that does not fit the nucleotide encoder first.
+/// `reread` says whether the input can be read a second time.
+pub(crate) fn choose(
+    hosts: &[(Queues, Vec<Staging>)],
+    settings: &Settings,
+    budget: Bytes,
+    shape: &Shape,
+    worth: usize,
+    reread: bool,
+) -> Result<(usize, Vec<(Stage, Program)>), RunError> {
+    for (number, (_, process)) in hosts.iter().enumerate() {
+        // The line was read once: what is free changes from moment to moment.
+        let settings = Settings { budget: Some(budget), process: process.clone(), ..settings.clone() };
+        match settings.in_lanes(worth, |settings| stages(settings, shape, reread)) {
+            // Beside smaller queues there is more for plans.
+            Err(RunError::Plan(PlanError::OverBudget(_))) if number + 1 < hosts.len() => {}
+            planned => return planned.map(|stages| (number, stages)),
+        }
+    }
+    Err(RunError::Refused("there are no queues to plan with; this is a bug of ours".to_owned()))
+}
+
+/// Which of the queues, where nothing is computed: those of a merge, which takes the memory of its process alone.
+pub(crate) fn choose_alone(
+    hosts: &[(Queues, Vec<Staging>)],
+    settings: &Settings,
+    budget: Bytes,
+) -> Result<usize, RunError> {
+    let mut refusal = Ok(0);
+    for (number, (_, process)) in hosts.iter().enumerate() {
+        let settings = Settings { budget: Some(budget), process: process.clone(), ..settings.clone() };
+        refusal = settings.alone_within_line("the merge").map(|()| number);
+        if refusal.is_ok() {
+            break;
+        }
+    }
+    refusal
+}
+
+/// The stages in lanes that were chosen: several only where one stage does all.
+fn stages(settings: &Settings, shape: &Shape, reread: bool) -> Result<Vec<(Stage, Program)>, RunError> {
+    let (target, precision) = (settings.target()?, settings.precision()?);
+    let fit = |stage: Stage, stream: Stream| {
+        let settings = Settings { stream, ..settings.clone() };
+        let parts = (stage, settings.lanes);
+        let build = &mut |tokens, weights| shape.program(&target, precision, parts, tokens, weights);
+        Ok((stage, settings.fit_streaming(shape.longest(stage), build)?))
+    };
+    // Two passes over the input cost less than reading the weights in every step.
+    // What can be read only once has no second pass.
+    let whole = match settings.stream {
+        Stream::Auto if reread => Stream::Never,
+        stream => stream,
+    };
+    match fit(Stage::Whole, whole) {
+        Err(RunError::Plan(PlanError::OverBudget(_))) if reread && settings.lanes == 1 => {}
+        whole => return Ok(vec![whole?]),
+    }
+    let stages = [Stage::Nucleotide, Stage::Protein].map(|stage| fit(stage, settings.stream));
+    match stages {
+        // The bill of the larger one names what both would fit in.
+        [Err(RunError::Plan(PlanError::OverBudget(a))), Err(RunError::Plan(PlanError::OverBudget(b)))] => {
+            let larger = if a.ledger.total() > b.ledger.total() { a } else { b };
+            Err(PlanError::OverBudget(larger).into())
+        }
+        stages => stages.into_iter().collect(),
+    }
+}
+
+/// The expected speed: every open reading frame takes its share of full steps of both encoders and the head.
+fn reads(request: &Request, stages: &[(Stage, Program)]) -> Result<Reads, RunError> {
+    let Request { options, read_length, orfs, .. } = request;
+    let (mut windows, mut seconds) = (0, 0.0);
+    for chunk in chunks(*read_length as usize, options.length) {
+        windows += 1;
+        let tokens = [chunk.len as f64 / BASES_OF_TOKEN + ENDS, chunk.len as f64 / 3.0 + ENDS];
+        for (_, program) in stages {
+            for (name, plan) in program.plans() {
+                let bounds = plan.graph.bounds;
+                let part = PLANS.iter().position(|part| part == name);
+                let (counts, share) = match part {
+                    Some(HEAD) | None => (bounds.full(), 1.0 / HEAD_ROWS as f64),
+                    Some(encoder) => {
+                        let sequences = (bounds.tokens as f64 / tokens[encoder]) as u64;
+                        let counts =
+                            Counts { tokens: bounds.tokens, sequences: sequences.clamp(1, bounds.sequences) };
+                        (counts, tokens[encoder] / bounds.tokens as f64)
+                    }
+                };
+                let reading = plan.streamed().0 as f64 / program.target().rates.storage;
+                let step = step_seconds(&plan.graph, program.target(), counts) + reading;
+                seconds += orfs * share * step / program.lanes() as f64;
+            }
+        }
+    }
+    Ok(Reads { length: *read_length, windows, orfs: *orfs, per_second: 1.0 / seconds })
+}
+
+impl Stage {
+    /// What it computes, in words.
+    fn about(self) -> &'static str {
+        match self {
+            Self::Whole => "both encoders and the head",
+            Self::Nucleotide => "the nucleotide encoder",
+            Self::Protein => "the protein encoder and the head",
+        }
+    }
+}
+
+impl Planned {
+    /// The most that a stage takes, the process included where it counts against the same memory.
+    pub fn peak(&self) -> Bytes {
+        let plans = self.stages.iter().map(|(_, program)| program.peak()).max().unwrap_or_default();
+        plans + self.process.iter().map(|line| line.bytes).sum()
+    }
+
+    /// The plan as JSON.
+    pub fn to_json(&self) -> Result<Value, RunError> {
+        let stage = |(stage, program): &(Stage, Program)| -> Result<Value, RunError> {
+            let mut plan = price::to_json(program)?;
+            plan["stage"] = stage.about().into();
+            Ok(plan)
+        };
+        let Reads { length, windows, orfs, per_second } = self.reads;
+        let Queues { job_bases, job_parts, items, bytes, block, sort } = self.queues;
+        Ok(json!({
+            "target": self.target.name,
+            "budget_bytes": self.budget.0,
+            "models": {"dna": self.models[0], "protein": self.models[1], "head": self.models[2]},
+            "window_bases": self.length,
+            "stages": self.stages.iter().map(stage).collect::<Result<Vec<_>, RunError>>()?,
+            "process": run::process::to_json(&self.process),
+            "queues": {
+                "job_bases": job_bases, "job_parts": job_parts, "items": items, "bytes": bytes,
+                "journal_block_bytes": block, "sorted_bytes": sort,
+            },
+            "peak_bytes": self.peak().0,
+            "reads": {"bases": length, "windows": windows, "orfs_of_a_window": orfs, "per_second": per_second},
+        }))
+    }
+
+    /// The plan as a person reads it.
+    pub fn to_text(&self) -> Result<String, RunError> {
+        let [dna, protein, head] = &self.models;
+        let mut text = format!(
+            "a prediction on {} ({}), windows of {} bases\n  DNA model      {dna}\n  protein model  {protein}\n  head           \
+             {head}\n",
+            self.target.name, self.target.about, self.length
+        );
+        for (number, (stage, program)) in self.stages.iter().enumerate() {
+            let lanes = match program.lanes() {
+                1 => String::new(),
+                lanes => format!(" in each of {lanes} lanes"),
+            };
+            let tokens = program.plans().iter().map(|(_, plan)| plan.graph.bounds.tokens).max().unwrap_or(0);
+            let precision =
+                program.plans().first().map_or_else(String::new, |(_, plan)| plan.products().to_string());
+            let weights = match program.streamed() {
+                Bytes::ZERO => "weights are resident".to_owned(),
+                streamed => format!("weights stream from disk: {streamed} per step"),
+            };
+            let (count, about) = (self.stages.len(), stage.about());
+            let _ = writeln!(text, "stage {} of {count}: {about}", number + 1);
+            let _ = writeln!(text, "  steps of up to {tokens} tokens{lanes}, precision {precision}, {weights}");
+            for line in program.ledger().to_string().lines() {
+                let _ = writeln!(text, "{line}");
+            }
+        }
+        text += &run::process::to_text("of the budget the process takes", &self.process);
+        let Reads { length, windows, orfs, per_second } = self.reads;
+        let _ = writeln!(text, "peak {}, the budget is {}", self.peak(), self.budget);
+        let windows = if windows == 1 { "1 window".to_owned() } else { format!("{windows} windows") };
+        let frames = if orfs == 1.0 { "frame" } else { "frames" };
+        let digits = if per_second < 10.0 { 2 } else { 0 };
+        let _ = write!(
+            text,
+            "expected {per_second:.digits$} reads/s of {length} bases, at {windows} a read and {orfs} open reading {frames} \
+             a window"
+        );
+        Ok(text)
+    }
+}

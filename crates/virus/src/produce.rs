@@ -1,0 +1,425 @@
+//! From bytes to tokens, ahead of the encoders: one thread reads and cuts records into jobs, workers
+//! translate and tokenize them, and the engine receives their events in input order.
+//! Invariant: what is in flight is bounded by workers x prefetch jobs, however long or odd a record is.
+
+use crate::kept::Coverage;
+use crate::options::Shard;
+use crate::output::{Field, HitsFormat, Note, RecordText};
+use crate::queues::Queues;
+use data::alphabet::{Alphabet, count_uracil, uracil_to_thymine};
+use data::chunk::{Chunk, chunks};
+use data::ids::IdSet;
+use data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
+use data::limits::spawn;
+use data::sequence::{Extent, Format, Input, Reader, Record};
+use data::translate::{Frame, Orf, Scratch, orfs};
+use data::{DataError, DataErrorKind};
+use run::ordered::{self, Feed, Gone, Results, Worker};
+use run::{RunError, Tokenizer};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+/// What the front end needs to know.
+pub(crate) struct Front {
+    pub(crate) length: usize,
+    pub(crate) dna: Tokenizer,
+    pub(crate) protein: Tokenizer,
+    /// Whether U is left as it is, as in VirNucPro, which drops codons with it.
+    pub(crate) original_alphabet: bool,
+    /// Whether jobs carry the text of the intermediate files.
+    pub(crate) intermediate: bool,
+    /// The format in which records called virus are written: then the end of a record carries its text.
+    pub(crate) hits: Option<HitsFormat>,
+    pub(crate) workers: usize,
+    pub(crate) prefetch: usize,
+    /// How large a job is.
+    pub(crate) queues: Queues,
+    /// Windows whose results are known: they come without open reading frames.
+    pub(crate) kept: Arc<Coverage>,
+    /// The windows that this run is for; the others do not come at all.
+    pub(crate) shard: Option<Shard>,
+    /// The most that records may take, where they were not measured.
+    pub(crate) most: Option<Extent>,
+}
+
+/// What happened, in input order.
+pub(crate) enum Event {
+    /// A chunk of a record; its ORFs are those of the job that follow those of the chunks before it.
+    Window { number: u64, record: Arc<str>, chunk: Chunk, orfs: usize },
+    /// What follows comes from this input.
+    Source(Arc<str>),
+    /// The end of a record; one without letters has no windows.
+    End { record: Arc<str>, length: usize, text: Option<Arc<RecordText>> },
+    /// Something odd.
+    Note(Note),
+}
+
+/// The tokens of an open reading frame, as ranges of its job's.
+pub(crate) struct OrfTokens {
+    pub(crate) frame: Frame,
+    pub(crate) bases: u32,
+    pub(crate) dna: Range<usize>,
+    pub(crate) protein: Range<usize>,
+}
+
+/// A finished job.
+#[derive(Default)]
+pub(crate) struct Batch {
+    pub(crate) events: Vec<Event>,
+    pub(crate) orfs: Vec<OrfTokens>,
+    pub(crate) dna: Vec<i32>,
+    pub(crate) protein: Vec<i32>,
+    /// Text for chunked.fa, nucleotide.fa and protein.faa.
+    pub(crate) text: [Vec<u8>; 3],
+}
+
+/// Chunks of records, to be translated.
+#[derive(Default)]
+struct Job {
+    parts: Vec<Part>,
+    bases: Vec<u8>,
+}
+
+enum Part {
+    /// A chunk whose bases are a range of the job's.
+    Chunk {
+        number: u64,
+        record: Arc<str>,
+        chunk: Chunk,
+        bases: Range<usize>,
+    },
+    Event(Event),
+}
+
+/// The running front end. Dropping it leaves the threads to end by themselves: the reader may wait for a pipe
+/// that says nothing for hours.
+pub(crate) struct Stream {
+    batches: Results<Batch>,
+    reader: JoinHandle<Result<Vec<Input>, RunError>>,
+    /// Bytes of the inputs read so far.
+    pub(crate) bytes_read: Arc<AtomicU64>,
+    /// Bytes of the inputs, where they are known.
+    pub(crate) bytes_total: Option<u64>,
+}
+
+impl Stream {
+    /// The next batch in input order; `None` at the end of the input. While there is none, `wait` is asked
+    /// now and then, and its error ends the wait: a pipe may say nothing for hours.
+    pub(crate) fn next(
+        &self,
+        wait: &mut dyn FnMut() -> Result<(), RunError>,
+    ) -> Result<Option<Batch>, RunError> {
+        self.batches.next(wait)
+    }
+
+    /// The inputs with their digests, or why reading ended early.
+    pub(crate) fn finish(self) -> Result<Vec<Input>, RunError> {
+        drop(self.batches);
+        match self.reader.join() {
+            Ok(inputs) => inputs,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+}
+
+/// Starts the threads. They end with the input, or when they meet a stream that is dropped.
+pub(crate) fn start(front: Front, inputs: &[PathBuf]) -> Result<Stream, RunError> {
+    let mut input = Reader::open(inputs)?;
+    input.keep_qualities(front.hits.is_some_and(HitsFormat::has_qualities));
+    front.most.iter().for_each(|most| input.hold_to(most.clone()));
+    let front = Arc::new(front);
+    let bytes_total = input.total_bytes();
+    let bytes_read = Arc::new(AtomicU64::new(0));
+    let worker = |_| -> Worker<Job, Batch> {
+        let (front, mut scratch, mut name) = (Arc::clone(&front), Scratch::default(), String::new());
+        Box::new(move |job| translate(&front, job, &mut scratch, &mut name))
+    };
+    let workers = (0..front.workers).map(worker).collect();
+    let (feed, batches) = ordered::start(workers, front.workers * front.prefetch)?;
+    let progress = Arc::clone(&bytes_read);
+    let reader = move || {
+        let (job, ids, source) = (Job::default(), IdSet::new(), None);
+        let mut cutter = Cutter { front, job, feed, ids, progress, windows: 0, source, file: 0, record: 0 };
+        cutter.read(input)
+    };
+    let reader = spawn("reader", reader).map_err(RunError::thread("reader"))?;
+    Ok(Stream { batches, reader, bytes_read, bytes_total })
+}
+
+/// Reads records and cuts them into jobs.
+struct Cutter {
+    front: Arc<Front>,
+    job: Job,
+    feed: Feed<Job, Batch>,
+    ids: IdSet,
+    progress: Arc<AtomicU64>,
+    /// Windows so far.
+    windows: u64,
+    /// The file of the last record.
+    source: Option<PathBuf>,
+    /// The numbers of that file and of the record in it, from 1.
+    file: usize,
+    record: u64,
+}
+
+impl Cutter {
+    fn read(&mut self, mut reader: Reader) -> Result<Vec<Input>, RunError> {
+        let mut record = Record::default();
+        loop {
+            match reader.read_into(&mut record) {
+                Ok(true) => {}
+                Ok(false) => {
+                    let _ = self.flush();
+                    return Ok(reader.inputs().to_vec());
+                }
+                Err(error) => {
+                    // What came before it is computed first; then the engine meets the error in its place.
+                    let _ = self.flush();
+                    self.feed.fail(error.into());
+                    return Ok(vec![]);
+                }
+            }
+            self.announce(&reader);
+            let accepted =
+                self.check_qualities(&reader).and_then(|()| Alphabet::Nucleotides.check(&record, &reader));
+            if let Err(error) = accepted {
+                let _ = self.flush();
+                self.feed.fail(error.into());
+                return Ok(vec![]);
+            }
+            let place = reader.position().map_or(String::new(), |(p, line)| format!("{}:{line}", p.display()));
+            if self.cut(&mut record, &place).and_then(|()| self.flush_full()).is_err() {
+                return Ok(vec![]);
+            }
+            self.progress.store(reader.bytes_read(), Ordering::Relaxed);
+        }
+    }
+
+    /// Says from which file the record comes that was read last, where it is another one.
+    fn announce(&mut self, reader: &Reader) {
+        let file = reader.inputs().len() + 1;
+        self.record = if file == self.file { self.record + 1 } else { 1 };
+        self.file = file;
+        let Some((path, _)) = reader.position() else { return };
+        if self.source.as_deref() != Some(path) {
+            self.source = Some(path.to_owned());
+            let name: Arc<str> = path.display().to_string().into();
+            self.job.parts.push(Part::Event(Event::Source(name)));
+        }
+    }
+
+    /// An error where records called virus are to be written with qualities, and the record has none.
+    fn check_qualities(&self, reader: &Reader) -> Result<(), DataError> {
+        let wanted = self.front.hits.is_some_and(HitsFormat::has_qualities);
+        let (true, Some(Format::Fasta), Some((path, line))) = (wanted, reader.format(), reader.position())
+        else {
+            return Ok(());
+        };
+        let what =
+            "FASTA has no qualities, which --hits-format fastq writes; take --hits-format fasta".to_owned();
+        Err(DataError::at(path, DataErrorKind::Malformed(what)).with_line(line))
+    }
+
+    fn cut(&mut self, record: &mut Record, place: &str) -> Result<(), Gone> {
+        let name = record.id.clone();
+        let note = |kind: &'static str, detail: String, action: &'static str| {
+            Part::Event(Event::Note(Note { seq_name: name.clone(), kind, detail, action }))
+        };
+        // As it stands in tables: there, two ids must not become one.
+        let shown = |name: &str| Field(name).to_string();
+        if let Some(name) = self.ids.rename(&record.id, self.file, self.record, shown) {
+            let detail = format!("{place}: the id came before; in the tables this record is {}", Field(&name));
+            self.job.parts.push(note("duplicate_id", detail, "computed under a name of its own"));
+            record.id = name;
+        }
+        if record.seq.is_empty() {
+            self.job.parts.push(note("empty", place.to_owned(), "skipped"));
+            let record = record.id.as_str().into();
+            self.job.parts.push(Part::Event(Event::End { record, length: 0, text: None }));
+            return Ok(());
+        }
+        // The record itself stays as it is: a record called virus is written with its own letters.
+        let uracil = if self.front.original_alphabet { 0 } else { count_uracil(&record.seq) };
+        if uracil > 0 {
+            let detail = format!("{place}: {uracil} letters are U");
+            self.job.parts.push(note("rna", detail, "U is read as T"));
+        }
+        if let Some(detail) = odd_characters(&record.seq) {
+            self.job.parts.push(note("non_iupac", detail, "codons with them are dropped"));
+        }
+        let id: Arc<str> = record.id.as_str().into();
+        // The bases of this record that the job holds: from which one on, and where.
+        let mut held: Option<(usize, usize)> = None;
+        for chunk in chunks(record.seq.len(), self.front.length) {
+            let number = self.windows;
+            self.windows += 1;
+            if self.front.shard.is_some_and(|shard| !shard.contains(number)) {
+                continue;
+            }
+            if self.job.bases.len() >= self.front.queues.job_bases {
+                self.flush()?;
+                held = None;
+            }
+            let end = self.job.bases.len();
+            // Chunks overlap, but for those that are left out.
+            let reaches = |&(from, base): &(usize, usize)| from + (end - base) >= chunk.start;
+            let (from, base) = held.filter(reaches).unwrap_or((chunk.start, end));
+            held = Some((from, base));
+            self.job.bases.extend_from_slice(&record.seq[from + (end - base)..chunk.end()]);
+            if uracil > 0 {
+                uracil_to_thymine(&mut self.job.bases[end..]);
+            }
+            let bases = base + chunk.start - from..base + chunk.end() - from;
+            self.job.parts.push(Part::Chunk { number, record: Arc::clone(&id), chunk, bases });
+        }
+        let length = record.seq.len();
+        let text = self.front.hits.map(|_| {
+            let description = std::mem::take(&mut record.description);
+            let sequence = std::mem::take(&mut record.seq);
+            Arc::new(RecordText { description, sequence, quality: std::mem::take(&mut record.quality) })
+        });
+        self.job.parts.push(Part::Event(Event::End { record: id, length, text }));
+        Ok(())
+    }
+
+    /// After every record, skipped ones too: their notes take memory.
+    fn flush_full(&mut self) -> Result<(), Gone> {
+        let Queues { job_bases, job_parts, .. } = self.front.queues;
+        match self.job.bases.len() >= job_bases || self.job.parts.len() >= job_parts {
+            true => self.flush(),
+            false => Ok(()),
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), Gone> {
+        if self.job.parts.is_empty() {
+            return Ok(());
+        }
+        self.feed.send(std::mem::take(&mut self.job))
+    }
+}
+
+/// The characters of a sequence that are no IUPAC nucleotide code, counted.
+fn odd_characters(sequence: &[u8]) -> Option<String> {
+    const IUPAC: [bool; 256] = {
+        let mut table = [false; 256];
+        let letters = b"ACGTURYSWKMBDHVNacgturyswkmbdhvn-";
+        let mut i = 0;
+        while i < letters.len() {
+            table[letters[i] as usize] = true;
+            i += 1;
+        }
+        table
+    };
+    let odd = |b: &&u8| !IUPAC[usize::from(**b)];
+    let count = sequence.iter().filter(odd).count();
+    let first = sequence.iter().find(odd)?;
+    Some(format!("{count} characters, the first is {:?}", char::from(*first)))
+}
+
+/// Translates and tokenizes a job.
+fn translate(front: &Front, job: Job, scratch: &mut Scratch, name: &mut String) -> Result<Batch, RunError> {
+    let mut batch = Batch::default();
+    for part in job.parts {
+        match part {
+            Part::Event(event) => batch.events.push(event),
+            Part::Chunk { number, record, chunk, bases } => {
+                let bases = &job.bases[bases];
+                let kept = front.kept.contains(number);
+                if bases.iter().all(|b| b.eq_ignore_ascii_case(&b'N')) {
+                    batch.events.push(Event::Note(Note {
+                        seq_name: record.to_string(),
+                        kind: "all_n",
+                        detail: format!("window {}", chunk.index + 1),
+                        action: "no open reading frame, no call",
+                    }));
+                }
+                if front.intermediate {
+                    chunk_name(&record, chunk.index, name);
+                    // Writing to a Vec cannot fail.
+                    let _ = write_chunk(&mut batch.text[0], name, bases);
+                }
+                if kept && !front.intermediate {
+                    batch.events.push(Event::Window { number, record, chunk, orfs: 0 });
+                    continue;
+                }
+                let before = batch.orfs.len();
+                let mut failed = None;
+                orfs(bases, scratch, |orf| {
+                    if front.intermediate {
+                        orf_name(&record, chunk.index, orf.frame, name);
+                        let _ = write_nucleotide(&mut batch.text[1], name, &orf);
+                        let _ = write_protein(&mut batch.text[2], name, &orf);
+                    }
+                    if kept {
+                        return;
+                    }
+                    if let Err(error) = tokenize(front, &orf, &mut batch) {
+                        failed.get_or_insert(error);
+                    }
+                });
+                if let Some(error) = failed {
+                    return Err(error);
+                }
+                let orfs = batch.orfs.len() - before;
+                batch.events.push(Event::Window { number, record, chunk, orfs });
+            }
+        }
+    }
+    Ok(batch)
+}
+
+fn tokenize(front: &Front, orf: &Orf<'_>, batch: &mut Batch) -> Result<(), RunError> {
+    let (dna, protein) = (batch.dna.len(), batch.protein.len());
+    front.dna.encode(orf.nucleotide, &mut batch.dna)?;
+    front.protein.encode(orf.protein, &mut batch.protein)?;
+    batch.orfs.push(OrfTokens {
+        frame: orf.frame,
+        bases: orf.nucleotide.len() as u32,
+        dna: dna..batch.dna.len(),
+        protein: protein..batch.protein.len(),
+    });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use run::EncoderModel;
+
+    /// Records that are skipped are notes, and notes are memory.
+    #[test]
+    fn jobs_of_skipped_records_are_bounded() {
+        let job_parts = Queues::USUAL.job_parts;
+        let path = std::env::temp_dir().join(format!("plimsoll-skipped-{}.fa", std::process::id()));
+        std::fs::write(&path, ">empty\n".repeat(10 * job_parts)).expect("written");
+        let front = Front {
+            length: 500,
+            dna: EncoderModel::builtin_dna().expect("built in").tokenizer,
+            protein: Tokenizer::Esm,
+            original_alphabet: false,
+            intermediate: false,
+            hits: None,
+            workers: 2,
+            prefetch: 2,
+            queues: Queues::USUAL,
+            kept: Arc::default(),
+            shard: None,
+            most: None,
+        };
+        let stream = start(front, std::slice::from_ref(&path)).expect("started");
+        let (mut notes, mut ends) = (0, 0);
+        while let Some(batch) = stream.next(&mut || Ok(())).expect("a batch") {
+            // An empty record adds at most three events: two notes and its end.
+            assert!(batch.events.len() < job_parts + 3, "{}", batch.events.len());
+            ends += batch.events.iter().filter(|e| matches!(e, Event::End { length: 0, .. })).count();
+            notes += batch.events.iter().filter(|e| matches!(e, Event::Note(_))).count();
+        }
+        assert_eq!((notes, ends), (2 * 10 * job_parts - 1, 10 * job_parts), "all but the first have its id");
+        stream.finish().expect("ended");
+        std::fs::remove_file(path).expect("removed");
+    }
+}

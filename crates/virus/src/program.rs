@@ -1,0 +1,124 @@
+//! The program of a prediction: two encoders and the head over one arena. Invariant: embeddings wait for each other in the
+//! host's memory; where that is what the line is about, every byte of them is in the ledger.
+
+use super::stage::Stage;
+use graph::{Bounds, Bytes};
+use models::{Encoder, HeadConfig, Output, mlp_head};
+use plan::{PlanError, Policy, Precision, Program, Staging, Target, Weights, compile};
+use run::lanes::{HOST, enough, planned};
+use run::session::bounds;
+
+/// The parts of the work: both encoders and the head, in this order where there is one of each.
+pub(crate) const DNA: usize = 0;
+pub(crate) const PROTEIN: usize = 1;
+pub(crate) const HEAD: usize = 2;
+
+/// What their plans are called in a program.
+pub(crate) const PLANS: [&str; 3] = ["nucleotide encoder", "protein encoder", "head"];
+
+/// Rows of a step of the head.
+pub(crate) const HEAD_ROWS: u64 = 256;
+
+/// Open reading frames in flight for each sequence that a step can hold: the pools of both packers (four
+/// packs each) and the packs themselves, of one device with one open step.
+const SLOTS_PER_SEQUENCE: u64 = 6;
+
+/// What a prediction computes with.
+#[derive(Clone, Debug)]
+pub(crate) struct Shape {
+    pub(crate) dna: Encoder,
+    pub(crate) protein: Encoder,
+    pub(crate) head: HeadConfig,
+    /// Bases of a chunk.
+    pub(crate) length: u64,
+}
+
+impl Shape {
+    /// Tokens of the longest nucleotide sequence: one for each base, and two more.
+    pub(crate) fn longest_dna(&self) -> u64 {
+        self.length + 2
+    }
+
+    /// Tokens of the longest protein.
+    pub(crate) fn longest_protein(&self) -> u64 {
+        self.length / 3 + 2
+    }
+
+    /// Open reading frames that can be in flight at `tokens` with so many steps open on all devices together.
+    pub(crate) fn slots(&self, tokens: u64, open: usize) -> u64 {
+        (SLOTS_PER_SEQUENCE + open as u64 - 1) * bounds(tokens, self.longest_dna()).sequences.max(64)
+    }
+
+    /// What waits in the host's memory, to the byte: the embeddings of open reading frames, those that steps give, of which
+    /// there are so many `copies`, and those that the head is given.
+    pub(crate) fn waiting(&self, stage: Stage, tokens: u64, open: usize, copies: u64) -> Vec<Staging> {
+        let wait = |label: &str, rows: u64, width: u64| Staging {
+            label: label.to_owned(),
+            bytes: Bytes(rows * width * 4),
+        };
+        let slots = self.slots(tokens, open);
+        let widths = [self.head.dna, self.head.protein];
+        // Nucleotide embeddings wait in every stage.
+        let mut waiting = vec![wait("nucleotide embeddings", slots, widths[DNA])];
+        if stage.runs(PROTEIN) {
+            waiting.push(wait("protein embeddings", slots, widths[PROTEIN]));
+        }
+        let widest =
+            widths.into_iter().enumerate().filter(|(encoder, _)| stage.runs(*encoder)).map(|(_, w)| w).max();
+        let step = bounds(tokens, 1).sequences * copies;
+        waiting.push(wait("embeddings of a step", step, widest.unwrap_or(0)));
+        if stage.scores() {
+            waiting.push(wait("rows of the head", HEAD_ROWS * open as u64, widths[DNA] + widths[PROTEIN]));
+        }
+        waiting
+    }
+
+    /// The program of a stage for steps of `tokens`, with the encoders' weights where `weights` says. The head's
+    /// are always there, in f32. A CPU computes in so many `lanes`.
+    pub(crate) fn program(
+        &self,
+        target: &Target,
+        precision: Precision,
+        (stage, lanes): (Stage, usize),
+        tokens: u64,
+        weights: Weights,
+    ) -> Result<Program, PlanError> {
+        let plan_with = |graph: Result<graph::Graph, graph::VerifyError>, policy: Policy| {
+            let graph = graph.map_err(|source| PlanError::Verify { after: "build", source })?;
+            compile(&graph, &policy, target)
+        };
+        let plan = |graph| plan_with(graph, Policy { precision, weights, ..Policy::default() });
+        let mut plans = vec![];
+        let mut add = |part: usize, plan| plans.push((PLANS[part].to_owned(), plan));
+        if stage.runs(DNA) {
+            add(DNA, plan(self.dna.graph(bounds(tokens, self.longest_dna()), &[Output::Mean]))?);
+        }
+        if stage.runs(PROTEIN) {
+            add(PROTEIN, plan(self.protein.graph(bounds(tokens, self.longest_protein()), &[Output::Mean]))?);
+        }
+        if stage.scores() {
+            let rows = Bounds { tokens: 1, sequences: HEAD_ROWS, longest: 1 };
+            add(HEAD, plan_with(mlp_head(&self.head, rows), Policy::default())?);
+        }
+        let program = Program::new(target.clone(), plans, vec![]);
+        if target.space != HOST {
+            return Ok(program);
+        }
+        Ok(program.beside(self.waiting(stage, tokens, enough(lanes), planned::copies(lanes))))
+    }
+
+    /// Tokens of the longest sequence of a stage.
+    pub(crate) fn longest(&self, stage: Stage) -> u64 {
+        let of = |encoder, longest| if stage.runs(encoder) { longest } else { 0 };
+        of(DNA, self.longest_dna()).max(of(PROTEIN, self.longest_protein()))
+    }
+
+    /// Values of a row that a journal keeps of each open reading frame.
+    pub(crate) fn kept_width(&self, stage: Stage, embeddings: bool) -> usize {
+        match stage {
+            Stage::Nucleotide => self.head.dna as usize,
+            Stage::Whole | Stage::Protein if embeddings => (self.head.dna + self.head.protein) as usize,
+            Stage::Whole | Stage::Protein => 0,
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The run record: what was run, on what, with which plan, and how it went. Invariant: its `identity` holds
+//! all that results depend on; equal identities mean equal bytes on one machine, and on others but for the last digits
+//! that cards' tables of products decide.
+
+use super::engine::Totals;
+use super::{Opened, Options};
+use data::pack::Fill;
+use data::sequence::Input;
+use graph::Bytes;
+use plan::{Program, Staging};
+use run::lanes::Usage;
+use run::machine::Tracker;
+use run::{EncoderModel, HeadModel, RunError, price, process};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The digests of all files of the models. Reads everything once.
+pub(crate) fn digests(dna: &EncoderModel, protein: &EncoderModel, head: &HeadModel) -> Result<Value, RunError> {
+    let encoder = |model: &EncoderModel| -> Result<Value, RunError> {
+        let described = model.described_by.iter().map(|(file, sha)| ((*file).to_owned(), sha.clone()));
+        Ok(object(model.weights.sha256()?.into_iter().chain(described)))
+    };
+    Ok(json!({
+        "dna": encoder(dna)?,
+        "protein": encoder(protein)?,
+        "head": object(head.weights.sha256()?),
+    }))
+}
+
+/// What results depend on. `arithmetic` is that of the device: another precision, instruction set or kind of card gives
+/// other bits. Of a card it names the kind and the canonical orders of products; which kernel was timed to be the fastest is not
+/// in it, for that changes no bits.
+pub(crate) fn identity(options: &Options, opened: &Opened, inputs: &[Input], arithmetic: Value) -> Value {
+    let inputs: Vec<Value> =
+        inputs.iter().map(|i| json!({"bytes": i.bytes, "sha256": i.sha256_hex()})).collect();
+    let parameters = options.result_key();
+    json!({"inputs": inputs, "models": opened.digests, "parameters": parameters, "arithmetic": arithmetic})
+}
+
+/// The inputs as they were given: tables and notes name them so.
+pub(crate) fn names(inputs: &[Input]) -> Value {
+    inputs.iter().map(|input| Value::from(input.path.display().to_string())).collect()
+}
+
+/// Digests by file.
+fn object(digests: impl IntoIterator<Item = (String, String)>) -> Value {
+    digests.into_iter().map(|(file, sha)| (file, Value::from(sha))).collect()
+}
+
+/// How it went.
+pub(crate) struct Story<'a> {
+    pub(crate) options: &'a Options,
+    pub(crate) opened: &'a Opened,
+    /// What was computed; `None` where shards were put together.
+    pub(crate) program: Option<&'a Program>,
+    /// What each device did.
+    pub(crate) devices: &'a [Usage],
+    /// The plan of the stage before, where there was one.
+    pub(crate) before: Option<&'a Value>,
+    pub(crate) budget: Bytes,
+    /// What the process itself was planned to take of the host's memory.
+    pub(crate) process: &'a [Staging],
+    pub(crate) totals: &'a Totals,
+    pub(crate) fill: [Fill; 2],
+    pub(crate) seconds: f64,
+    pub(crate) tracker: &'a Tracker,
+    pub(crate) inputs: &'a [Input],
+    pub(crate) identity: Value,
+}
+
+impl Story<'_> {
+    /// run.json, but for the counts, which the writers add.
+    pub(crate) fn record(&self) -> Result<Value, RunError> {
+        let t = self.totals;
+        let s = &t.seconds;
+        let rate = |tokens: u64, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
+        let stages: Vec<Value> = self
+            .tracker
+            .stages()
+            .iter()
+            .map(|s| json!({"stage": s.name, "resident_bytes": s.resident.0, "peak_bytes": s.peak.0}))
+            .collect();
+        Ok(json!({
+            "plimsoll": env!("CARGO_PKG_VERSION"),
+            "identity": self.identity,
+            "inputs": names(self.inputs),
+            "models": {
+                "dna": self.opened.dna.name,
+                "protein": self.opened.protein.name,
+                "head": self.opened.head.name,
+                "trained": self.opened.head.trained,
+            },
+            "device": self.devices.first().map(|device| &device.name),
+            "devices": self.devices.iter().map(|device| device.to_json(self.seconds)).collect::<Vec<_>>(),
+            "kernels": self.program.map(kernels),
+            "merged": self.options.merge,
+            "precision": self.identity["arithmetic"]["precision"],
+            "arithmetic": self.devices.first().map(|device| &device.arithmetic),
+            "settings": {
+                "threads": self.options.settings.threads,
+                "dataloader_workers": self.options.workers,
+                "prefetch": self.options.prefetch,
+                "tokens": self.options.settings.tokens,
+                "strict": self.options.strict,
+                "sort_by_length": self.options.sort_by_length,
+                "budget_bytes": self.budget.0,
+                "gpu": self.options.settings.device.options(),
+                "flags_without_effect": self.options.settings.unused_flags,
+            },
+            "plan": self.program.map(price::to_json).transpose()?,
+            "plan_of_nucleotide_stage": self.before,
+            "process": process::to_json(self.process),
+            "windows_from_journal": t.kept,
+            "sequences": {"orfs": t.orfs, "failed": t.failed, "records": t.records},
+            "seconds": {
+                "total": self.seconds,
+                "starting": self.seconds - s.streaming,
+                "waiting_for_input": s.waiting,
+                "waiting_for_devices": s.devices,
+                "between": s.between(),
+                "nucleotide_encoder": s.encoders[0],
+                "protein_encoder": s.encoders[1],
+                "head": s.head,
+                "writing": s.writing,
+            },
+            "tokens": {"nucleotide": t.tokens[0], "protein": t.tokens[1]},
+            "tokens_per_second": {
+                "nucleotide": rate(t.tokens[0], s.encoders[0]),
+                "protein": rate(t.tokens[1], s.encoders[1]),
+                "all": rate(t.tokens[0] + t.tokens[1], self.seconds),
+            },
+            "packing_fill": {
+                "nucleotide": self.fill[0].all(),
+                "nucleotide_but_last": self.fill[0].but_last(),
+                "protein": self.fill[1].all(),
+                "protein_but_last": self.fill[1].but_last(),
+            },
+            "memory": stages,
+        }))
+    }
+}
+
+/// The kernels of each op that the program runs: more than one where its models are of different element types.
+fn kernels(program: &Program) -> Value {
+    let mut kernels: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (node, kernel) in program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().zip(&p.kernels)) {
+        kernels.entry(node.op.name()).or_default().insert(kernel.name());
+    }
+    json!(kernels)
+}

@@ -1,0 +1,248 @@
+//! What makes a broken run go on: journals under a key that holds all that results depend on. Invariant: a
+//! journal of another run, or a damaged one, is never used, never mixed and never removed without `--force`.
+
+use super::kept::{Keeper, Looked, Shelf, Watch};
+use super::stage::Stage;
+use super::{Opened, Options, folder, record};
+use data::journal::{Blocks, Journal};
+use data::sequence::Input;
+use run::{Level, Observer, RunError};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+/// Results as they are finished.
+pub(crate) const RESULTS: &str = "progress.journal";
+/// Nucleotide embeddings, where both encoders do not fit in memory together.
+pub(crate) const EMBEDDINGS: &str = "nucleotide.journal";
+
+/// Which journals a run may use.
+pub(crate) struct Keys {
+    dir: PathBuf,
+    key: Value,
+    every: std::time::Duration,
+    watch: Watch,
+}
+
+/// A journal that is there to be gone on with.
+pub(crate) struct Opening {
+    pub(crate) shelf: Shelf,
+    /// `None` where all is in it.
+    pub(crate) keeper: Option<Keeper>,
+}
+
+impl Keys {
+    /// Those of a run on `inputs`, whose `watch` began before they were looked at.
+    pub(crate) fn new(
+        options: &Options,
+        opened: &Opened,
+        inputs: &[Input],
+        watch: Watch,
+    ) -> Result<Self, RunError> {
+        let shard = options.shard.map(|p| format!("{}/{}", p.number, p.of));
+        let key = json!({
+            "plimsoll": env!("CARGO_PKG_VERSION"),
+            "identity": record::identity(options, opened, inputs, options.settings.arithmetic()?),
+            "shard": shard,
+            // Results of another run that were there may be replaced.
+            "replaces": options.force,
+        });
+        let (dir, every) = (options.output_dir.clone(), options.commit_every);
+        Ok(Self { dir, key, every, watch })
+    }
+
+    /// Whether a run that was told to replace what is in the folder was broken, and this is the same.
+    pub(crate) fn replaces(&self) -> Result<bool, RunError> {
+        let path = self.dir.join(RESULTS);
+        let Some(blocks) = open(&path)? else { return Ok(false) };
+        let found = parse(&path, blocks.key())?;
+        Ok(difference(&found, &self.key).is_none() && found["replaces"] == true)
+    }
+
+    /// Opens the journal of a stage, or starts it: rows of `width` values, in blocks of about `block` bytes.
+    pub(crate) fn open(
+        &self,
+        stage: Stage,
+        (width, block): (usize, usize),
+        observer: &mut dyn Observer,
+    ) -> Result<Opening, RunError> {
+        let (path, what) = match stage {
+            Stage::Whole | Stage::Protein => (self.dir.join(RESULTS), "windows are finished"),
+            Stage::Nucleotide => (self.dir.join(EMBEDDINGS), "windows are through the nucleotide encoder"),
+        };
+        let Some(blocks) = self.of_this_run(&path)? else {
+            let journal = Journal::create(&path, self.key.to_string().as_bytes())?;
+            let keeper = Some(Keeper::new(journal, self.watch.clone(), self.every, 0, block));
+            return Ok(Opening { shelf: Shelf::default(), keeper });
+        };
+        let looked = Looked::through(&path, blocks, width).map_err(unusable)?;
+        let count = looked.coverage.count();
+        let (shelf, journal) = looked.open(width)?;
+        if count > 0 {
+            let text = format!("{count} {what} ({}): going on behind them", path.display());
+            observer.say(Level::Info, &text);
+        }
+        let keeper = journal.map(|journal| Keeper::new(journal, self.watch.clone(), self.every, count, block));
+        Ok(Opening { shelf, keeper })
+    }
+
+    /// The journal that is there; none where it holds nothing but a key, which need not be this run's: nothing
+    /// is lost with it.
+    fn of_this_run(&self, path: &Path) -> Result<Option<Blocks>, RunError> {
+        let Some(blocks) = open(path)? else { return Ok(None) };
+        let Err(refused) = same_run(path, blocks.key(), &self.key) else { return Ok(Some(blocks)) };
+        let (mut rest, mut block) = (blocks, vec![]);
+        match rest.next_into(&mut block).map_err(|e| unusable(e.into()))? {
+            false => Ok(None),
+            true => Err(refused),
+        }
+    }
+
+    /// The nucleotide embeddings that a stage of this run has left, all of them.
+    pub(crate) fn embeddings(&self, width: usize) -> Result<Shelf, RunError> {
+        let path = self.dir.join(EMBEDDINGS);
+        let Some(blocks) = open(&path)? else { return Ok(Shelf::default()) };
+        same_run(&path, blocks.key(), &self.key)?;
+        let looked = Looked::through(&path, blocks, width).map_err(unusable)?;
+        Shelf::of([(path.as_path(), looked.coverage)], width)
+    }
+
+    /// The results of all shards, whose folders are named, and how they were computed; each must be complete, and of
+    /// this run.
+    pub(crate) fn merge(&self, folders: &[PathBuf], width: usize) -> Result<(Shelf, Value), RunError> {
+        let (mut all, mut shards) = (vec![], vec![]);
+        let mut arithmetic: Option<Value> = None;
+        for folder in folders {
+            let path = folder.join(RESULTS);
+            let Some(blocks) = open(&path)? else {
+                let text = "there is no journal of a shard; compute it with --shard K/N first";
+                return Err(RunError::Unusable(format!("{}: {text}", path.display())));
+            };
+            let found = parse(&path, blocks.key())?;
+            // Shards of one result are computed alike; who puts them together computes nothing.
+            let mut wanted = self.key.clone();
+            wanted["shard"] = found["shard"].clone();
+            let computed = arithmetic.get_or_insert_with(|| found["identity"]["arithmetic"].clone());
+            wanted["identity"]["arithmetic"] = computed.clone();
+            same_run(&path, blocks.key(), &wanted)?;
+            let looked = Looked::through(&path, blocks, width).map_err(unusable)?;
+            if !looked.complete {
+                let (dir, shard) = (folder.display(), found["shard"].as_str().unwrap_or("1/1"));
+                let text =
+                    format!("{dir}: shard {shard} is not complete; run the command that computes it again");
+                return Err(RunError::Unusable(text));
+            }
+            shards.extend(found["shard"].as_str().and_then(|shard| {
+                let (number, of) = shard.split_once('/')?;
+                Some((number.parse::<u64>().ok()?, of.parse::<u64>().ok()?))
+            }));
+            all.push(looked);
+        }
+        all_there(&shards)?;
+        let journals = all.iter().map(|journal| (journal.path.as_path(), journal.coverage.clone()));
+        Ok((Shelf::of(journals, width)?, arithmetic.unwrap_or_default()))
+    }
+
+    /// Removes journals of this very run that were left beside its complete results, and no others: the
+    /// folder may be that of a run with `--force` that was broken.
+    pub(crate) fn remove_left(&self) -> Result<(), RunError> {
+        for path in [RESULTS, EMBEDDINGS].map(|name| self.dir.join(name)) {
+            let Ok(Some(blocks)) = Blocks::open(&path) else { continue };
+            if same_run(&path, blocks.key(), &self.key).is_ok() {
+                run::lock::remove(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the journals: the results are complete.
+    pub(crate) fn done(&self) -> Result<(), RunError> {
+        remove(&self.dir)
+    }
+}
+
+/// Looks at the journals in the output folder, also at those that the run will not open itself, before it
+/// removes them at its end: an error where one holds something of another run.
+pub(crate) fn look(options: &Options, keys: Option<&Keys>) -> Result<(), RunError> {
+    if super::among(&options.output_dir, &options.merge) {
+        return Ok(());
+    }
+    for path in [RESULTS, EMBEDDINGS].map(|name| options.output_dir.join(name)) {
+        let Some(mut blocks) = open(&path)? else { continue };
+        let other = match keys {
+            Some(keys) => same_run(&path, blocks.key(), &keys.key),
+            None => Err(RunError::Unusable(format!(
+                "{} is of another run, for this input can be read only once; --force starts over, -o names \
+                 another folder",
+                path.display()
+            ))),
+        };
+        // With a key alone nothing is lost.
+        if other.is_err() && blocks.next_into(&mut vec![]).map_err(|e| unusable(e.into()))? {
+            return other;
+        }
+    }
+    Ok(())
+}
+
+/// An error that names the shards that are not among these (number, of).
+fn all_there(shards: &[(u64, u64)]) -> Result<(), RunError> {
+    let Some(&(_, of)) = shards.first() else { return Ok(()) };
+    if let Some((number, other)) = shards.iter().find(|(_, other)| *other != of) {
+        let text =
+            format!("--merge: a shard is one of {of}, shard {number} is one of {other}; they do not fit");
+        return Err(RunError::Unusable(text));
+    }
+    let missing = (1..=of).filter(|number| !shards.iter().any(|(n, _)| n == number));
+    let missing: Vec<String> = missing.take(10).map(|number| format!("{number}/{of}")).collect();
+    match missing.is_empty() {
+        true => Ok(()),
+        false => Err(RunError::Unusable(format!(
+            "--merge: missing {} {}; give the folders of all shards",
+            if missing.len() == 1 { "is shard" } else { "are the shards" },
+            missing.join(", ")
+        ))),
+    }
+}
+
+/// Removes what is left of journals beside complete results.
+pub(crate) fn remove(dir: &Path) -> Result<(), RunError> {
+    [RESULTS, EMBEDDINGS].iter().try_for_each(|name| run::lock::remove(&dir.join(name)))
+}
+
+fn open(path: &Path) -> Result<Option<Blocks>, RunError> {
+    Blocks::open(path).map_err(|e| unusable(e.into()))
+}
+
+fn parse(path: &Path, key: &[u8]) -> Result<Value, RunError> {
+    serde_json::from_slice(key)
+        .map_err(|_| RunError::Unusable(format!("{} is no journal of a prediction", path.display())))
+}
+
+fn same_run(path: &Path, key: &[u8], wanted: &Value) -> Result<(), RunError> {
+    match difference(&parse(path, key)?, wanted) {
+        None => Ok(()),
+        Some(what) => Err(RunError::Unusable(format!(
+            "{} was left by another run ({what}); --force starts over, -o names another folder",
+            path.display()
+        ))),
+    }
+}
+
+/// Which part of two keys differs, in words.
+fn difference(old: &Value, new: &Value) -> Option<String> {
+    folder::difference(&old["identity"], &new["identity"]).or_else(|| {
+        let names = [("plimsoll", "version"), ("shard", "shard")];
+        let differs = names.iter().find(|(field, _)| old[field] != new[field]);
+        differs.map(|(field, name)| format!("{name}: was {}, is {}", old[field], new[field]))
+    })
+}
+
+/// What cannot be read of a journal makes it unusable: nothing else is wrong.
+fn unusable(error: RunError) -> RunError {
+    match error {
+        RunError::Data(e) if matches!(e.kind, data::DataErrorKind::Damaged(_)) => {
+            RunError::Unusable(format!("{e}; bring it back from a copy, or use --force to start over"))
+        }
+        other => other,
+    }
+}

@@ -1,0 +1,501 @@
+//! A prediction from the plan to the results: in one stage or two, as a shard, or put together from shards.
+//! Invariant: whatever ends it, what was finished by then is in the journal, and no result has its name before
+//! all of them are whole.
+
+use super::compute::Compute;
+use super::engine::{Engine, Parts, Totals};
+use super::kept::{Keeper, Shelf, changed};
+use super::output::{self, Counts, Outputs};
+use super::planned;
+use super::produce::{self, Event, Front};
+use super::program::{DNA, PLANS, PROTEIN, Shape};
+use super::queues::Queues;
+use super::record::{self, Story};
+use super::resume::{self, Keys, Opening};
+use super::stage::Stage;
+use super::{Opened, Options, Report, Warm};
+use data::pack::Fill;
+use data::sequence::{Extent, Input};
+use exec::Executor;
+use graph::Bytes;
+use plan::{Program, Staging};
+use run::ladder::Planned;
+use run::lanes::say_given_back;
+use run::machine::{Tracker, resident};
+use run::observer::stopped;
+use run::session::{attach_all, computing_lines, lanes_worth, load_all, memory_lines};
+use run::{Level, Observer, RunError, Settings, price};
+use serde_json::{Value, json};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+/// A prediction whose output folder was looked at.
+pub(crate) struct Run<'a> {
+    pub(crate) options: &'a Options,
+    pub(crate) opened: &'a Opened,
+    pub(crate) shape: &'a Shape,
+    pub(crate) budget: Bytes,
+    /// `None` where the input can be read only once, so that nothing can be gone on with.
+    pub(crate) keys: Option<Keys>,
+    /// What the inputs are; `None` where they can be read only once.
+    pub(crate) inputs: Option<Vec<Input>>,
+    /// How large the queues may be, from the largest down, each with the lines of its process.
+    pub(crate) hosts: Vec<(Queues, Vec<Staging>)>,
+    /// Which of them it is, once there is a plan.
+    pub(crate) chosen: Cell<usize>,
+}
+
+/// What a stage leaves.
+struct Done {
+    parts: Parts,
+    totals: Totals,
+    fill: [Fill; 2],
+    inputs: Vec<Input>,
+}
+
+impl Run<'_> {
+    /// Computes, in as many stages as the memory line wants.
+    pub(crate) fn stages(
+        &self,
+        start: Instant,
+        mut tracker: Tracker,
+        warm: &mut Warm,
+        observer: &mut dyn Observer,
+    ) -> Result<Report, RunError> {
+        if self.keys.is_none() && self.options.shard.is_some() {
+            let text = "--shard: the input must be files that every shard reads, not a pipe";
+            return Err(RunError::Refused(text.to_owned()));
+        }
+        if self.keys.is_none() {
+            let text = "the input can be read only once, so a run that is broken will start over";
+            observer.say(Level::Info, text);
+        }
+        let (mut before, mut earlier, mut held) = (None, Totals::default(), Bytes::ZERO);
+        let mut plans = self.plan(observer)?;
+        self.start_over()?;
+        let (last, program) = plans.pop().ok_or_else(|| RunError::Refused("there is no stage".to_owned()))?;
+        for (stage, program) in plans {
+            before = Some(price::to_json(&program)?);
+            held = held.max(program.arena_bytes());
+            earlier = self.embed(stage, program, warm, observer)?;
+            tracker.track("nucleotide embeddings");
+        }
+        let embeddings = self.options.save_embeddings.is_some();
+        let width = self.shape.kept_width(last, embeddings);
+        let Opening { shelf: results, keeper } = self.journal(last, width, observer)?;
+        if self.options.shard.is_some() && keeper.is_none() {
+            return Ok(self.shard(&Totals::default(), start, true));
+        }
+        let nucleotides = match (last, &self.keys) {
+            (Stage::Protein, Some(keys)) => Some(keys.embeddings(self.shape.head.dna as usize)?),
+            (Stage::Whole | Stage::Nucleotide | Stage::Protein, _) => None,
+        };
+        let memory_line = self.memory_line(last, &program);
+        let compute = Some(self.compute(last, program, warm, observer)?);
+        tracker.track("loaded");
+        let outputs = match self.options.shard {
+            Some(_) => None,
+            None => Some(self.outputs()?),
+        };
+        let parts =
+            Parts { compute, results, embeddings: nucleotides, keeper, outputs, strict: self.options.strict };
+        let mut done = self.stream(parts, observer)?;
+        tracker.track("computed");
+        if let Some(compute) = &done.parts.compute {
+            self.options.settings.compare(compute.program(), held, "at the end", observer);
+        }
+        done.totals.add_stage(&earlier);
+        if self.options.shard.is_some() {
+            if let Some(keeper) = done.parts.keeper {
+                keeper.finish()?;
+            }
+            return Ok(self.shard(&done.totals, start, false));
+        }
+        let arithmetic = self.options.settings.arithmetic()?;
+        self.finish(done, (before.as_ref(), warm), start, &tracker, (memory_line, arithmetic))
+    }
+
+    /// Computes the nucleotide embeddings of all open reading frames, if they are not there.
+    fn embed(
+        &self,
+        stage: Stage,
+        program: Program,
+        warm: &mut Warm,
+        observer: &mut dyn Observer,
+    ) -> Result<Totals, RunError> {
+        let width = self.shape.kept_width(stage, false);
+        let Opening { shelf: results, keeper } = self.journal(stage, width, observer)?;
+        let Some(keeper) = keeper else { return Ok(Totals::default()) };
+        let compute = Some(self.compute(stage, program, warm, observer)?);
+        let strict = self.options.strict;
+        let parts = Parts { compute, results, embeddings: None, keeper: Some(keeper), outputs: None, strict };
+        let Done { parts, totals, .. } = self.stream(parts, observer)?;
+        parts.keeper.map_or(Ok(()), Keeper::finish)?;
+        // The next stage follows on the same devices.
+        *warm = parts.compute.map(Compute::into_executors);
+        Ok(totals)
+    }
+
+    /// Puts the results of shards together.
+    pub(crate) fn merge(
+        &self,
+        start: Instant,
+        mut tracker: Tracker,
+        observer: &mut dyn Observer,
+    ) -> Result<Report, RunError> {
+        let Some(keys) = &self.keys else {
+            let text = "--merge: the input must be the files that the shards were computed from, not a pipe";
+            return Err(RunError::Refused(text.to_owned()));
+        };
+        self.chosen.set(planned::choose_alone(&self.hosts, &self.options.settings, self.budget)?);
+        let width = self.shape.kept_width(Stage::Whole, self.options.save_embeddings.is_some());
+        let (results, arithmetic) = keys.merge(&self.options.merge, width)?;
+        self.start_over()?;
+        let (outputs, strict) = (Some(self.outputs()?), self.options.strict);
+        let parts = Parts { compute: None, results, embeddings: None, keeper: None, outputs, strict };
+        let done = self.stream(parts, observer)?;
+        tracker.track("merged");
+        self.finish(done, (None, &mut None), start, &tracker, (String::new(), arithmetic))
+    }
+
+    /// With `--force` nothing is gone on with: only once it is known that the run can begin. What is to be put
+    /// together stays.
+    fn start_over(&self) -> Result<(), RunError> {
+        let Options { force, output_dir, merge, .. } = self.options;
+        if *force && !super::among(output_dir, merge) { resume::remove(output_dir) } else { Ok(()) }
+    }
+
+    /// The journal of a stage; nothing where the input can be read only once.
+    fn journal(&self, stage: Stage, width: usize, observer: &mut dyn Observer) -> Result<Opening, RunError> {
+        match &self.keys {
+            Some(keys) => keys.open(stage, (width, self.queues().block), observer),
+            None => Ok(Opening { shelf: Shelf::default(), keeper: None }),
+        }
+    }
+
+    fn outputs(&self) -> Result<Outputs, RunError> {
+        let options = output_options(self.options, self.opened, self.shape);
+        let mut outputs = Outputs::create(&self.options.output_dir, options)?;
+        outputs.hold(self.queues().sort);
+        Ok(outputs)
+    }
+
+    /// The stages and their programs: one for all, or where that does not fit the nucleotide encoder first.
+    fn plan(&self, observer: &mut dyn Observer) -> Result<Vec<(Stage, Program)>, RunError> {
+        let settings = &self.options.settings;
+        let worth = settings.worth(lanes_worth(&self.options.inputs));
+        let reread = self.keys.is_some();
+        let (chosen, stages) = planned::choose(&self.hosts, settings, self.budget, self.shape, worth, reread)?;
+        self.chosen.set(chosen);
+        if stages.len() > 1 {
+            let bytes = Bytes(self.shape.head.dna * 4);
+            let text = format!(
+                "both encoders do not fit under {} together: the nucleotide encoder runs first, and its embeddings \
+                 wait on disk ({bytes} for each open reading frame, in {})",
+                self.budget,
+                self.options.output_dir.join(resume::EMBEDDINGS).display()
+            );
+            observer.say(Level::Info, &text);
+        }
+        Ok(stages)
+    }
+
+    /// The arithmetic of a stage, with its weights. Devices that are warm with another program are switched to this one.
+    fn compute(
+        &self,
+        stage: Stage,
+        program: Program,
+        warm: &mut Warm,
+        observer: &mut dyn Observer,
+    ) -> Result<Compute, RunError> {
+        let fits = |executors: &[Executor]| executors.iter().all(|e| e.program() == &program);
+        if let Some((_, executors)) = warm.take_if(|(s, executors)| *s == stage && fits(executors)) {
+            return Compute::new(executors, stage, self.shape, self.options);
+        }
+        self.settings().within_line(&program, self.budget, self.kept(stage, &program))?;
+        observer.say(Level::Info, &self.memory_line(stage, &program));
+        let plans = PLANS.map(|name| program.index(name));
+        let lanes = program.lanes();
+        let settings = Settings { budget: Some(self.budget), lanes, ..self.settings() };
+        let (target, precision) = (settings.target()?, settings.precision()?);
+        let build =
+            &mut |tokens, weights| self.shape.program(&target, precision, (stage, lanes), tokens, weights);
+        let planned = Planned { program, longest: self.shape.longest(stage), build };
+        settings.first_use().iter().for_each(|text| observer.say(Level::Info, text));
+        let running = warm.take().map(|(_, executors)| executors).unwrap_or_default();
+        let mut executors = settings.start_smaller(planned, running, observer)?;
+        for line in computing_lines(&executors, settings.precision()?) {
+            observer.say(settings.computing_level(), &line);
+        }
+        let Opened { dna, protein, head, .. } = self.opened;
+        for (part, plan) in plans.into_iter().enumerate() {
+            let Some(plan) = plan else { continue };
+            match part {
+                DNA => attach_all(&mut executors, plan, dna)?,
+                PROTEIN => attach_all(&mut executors, plan, protein)?,
+                _ => load_all(&mut executors, plan, |p, range, out| head.read(p, range, out))?,
+            }
+        }
+        if let Some(executor) = executors.first() {
+            let program = executor.program();
+            self.settings().within_line(program, self.budget, self.kept(stage, program))?;
+        }
+        Compute::new(executors, stage, self.shape, self.options)
+    }
+
+    /// The plan against the line.
+    fn memory_line(&self, stage: Stage, program: &Program) -> String {
+        let kept = self.kept(stage, program);
+        memory_lines(&self.settings(), program, self.budget, kept, "embeddings")
+    }
+
+    /// How large the queues are.
+    fn queues(&self) -> Queues {
+        self.hosts.get(self.chosen.get()).map_or(Queues::USUAL, |(queues, _)| *queues)
+    }
+
+    /// The machine, with the lines of the process beside these queues.
+    fn settings(&self) -> Settings {
+        let process = self.hosts.get(self.chosen.get()).map_or(vec![], |(_, process)| process.clone());
+        Settings { process, ..self.options.settings.clone() }
+    }
+
+    /// What waits in the host's memory between steps.
+    fn kept(&self, stage: Stage, program: &Program) -> Bytes {
+        let tokens = program.plans().iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0);
+        let open = Settings { lanes: program.lanes(), ..self.options.settings.clone() }.ahead();
+        self.shape.waiting(stage, tokens, open, open as u64).iter().map(|wait| wait.bytes).sum()
+    }
+
+    /// Reads and computes until the input ends. What is finished when it ends too early is kept.
+    fn stream(&self, parts: Parts, observer: &mut dyn Observer) -> Result<Done, RunError> {
+        let front = self.front(&parts);
+        let mut engine = Engine::new(parts, self.queues());
+        let start = Instant::now();
+        let poured = self.pour(front, &mut engine, observer);
+        engine.totals.seconds.streaming = start.elapsed().as_secs_f64();
+        match poured {
+            Ok(inputs) => {
+                let fill = engine.fill();
+                let (parts, totals) = engine.into_parts();
+                say_given_back(parts.compute.as_ref().map_or(&[], Compute::usage), observer);
+                self.say_silent(parts.outputs.as_ref(), observer);
+                Ok(Done { parts, totals, fill, inputs })
+            }
+            Err(RunError::Interrupted { signal, .. }) => {
+                let kept = self.kept_windows(engine.commit()?);
+                Err(RunError::Interrupted { signal, kept })
+            }
+            Err(error) => {
+                // The first error is the one to tell.
+                if let Ok(count @ 1..) = engine.commit() {
+                    let kept = self.kept_windows(count);
+                    let text = "for an input that was changed give --force or another folder with -o";
+                    observer.say(Level::Info, &format!("{kept}; {text}"));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// What a run that ended early leaves, and how to go on from it.
+    fn kept_windows(&self, count: u64) -> String {
+        let dir = self.options.output_dir.display();
+        match self.keys {
+            Some(_) if !self.options.merge.is_empty() => {
+                "the shards are as they were; the same command puts them together".to_owned()
+            }
+            Some(_) if self.options.force => {
+                format!("{count} windows are kept in {dir}; the same command without --force goes on there")
+            }
+            Some(_) => format!("{count} windows are kept in {dir}; the same command goes on there"),
+            None => "the input can be read only once: the next run starts over".to_owned(),
+        }
+    }
+
+    /// Says so where not one window could be scored.
+    fn say_silent(&self, outputs: Option<&Outputs>, observer: &mut dyn Observer) {
+        let Some(counts) = outputs.map(Outputs::counts) else { return };
+        if counts.windows > 0 && counts.scored_windows == 0 {
+            let text = format!(
+                "not one of {} windows of at most {} bases has an open reading frame (a frame without a stop codon over \
+                 the whole window), so nothing was scored; a smaller --length finds more, with a head trained for it",
+                counts.windows, self.options.length
+            );
+            observer.say(Level::Warning, &text);
+        }
+    }
+
+    fn front(&self, parts: &Parts) -> Front {
+        Front {
+            length: self.options.length,
+            dna: self.opened.dna.tokenizer.clone(),
+            protein: self.opened.protein.tokenizer.clone(),
+            original_alphabet: self.options.original_alphabet,
+            intermediate: self.options.keep_intermediate && parts.outputs.is_some(),
+            hits: (self.opened.head.trained && parts.outputs.is_some()).then_some(self.options.hits_format),
+            workers: self.options.workers,
+            prefetch: self.options.prefetch,
+            queues: self.queues(),
+            kept: Arc::clone(&parts.results.coverage),
+            shard: self.options.shard,
+            most: self.most(),
+        }
+    }
+
+    /// The most that the records of a pipe may take, where the run has a line.
+    fn most(&self) -> Option<Extent> {
+        let billed = self.hosts.iter().any(|(_, process)| !process.is_empty());
+        self.options.settings.of_pipe(self.budget).filter(|_| billed && self.keys.is_none())
+    }
+
+    fn pour(
+        &self,
+        front: Front,
+        engine: &mut Engine,
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<Input>, RunError> {
+        let stream = produce::start(front, &self.options.inputs)?;
+        loop {
+            let wait = Instant::now();
+            let batch = stream.next(&mut || stopped(observer, ""));
+            engine.totals.seconds.waiting += wait.elapsed().as_secs_f64();
+            let Some(batch) = batch? else { break };
+            say_notes(&batch.events, observer);
+            let taken = engine.take(batch, &|| stopped(observer, ""));
+            warn(engine, observer);
+            taken?;
+            let bytes = stream.bytes_read.load(Ordering::Relaxed);
+            observer.progress(&engine.progress(bytes, stream.bytes_total));
+        }
+        loop {
+            let more = engine.drain(&|| stopped(observer, ""));
+            warn(engine, observer);
+            if !more? {
+                break;
+            }
+        }
+        let total = stream.bytes_total;
+        let inputs = stream.finish()?;
+        self.same_inputs(&inputs)?;
+        let bytes = inputs.iter().map(|i| i.bytes).sum();
+        observer.progress(&engine.progress(bytes, total));
+        observer.say(Level::Detail, &format!("peak resident memory {}", resident().1));
+        Ok(inputs)
+    }
+
+    /// The inputs are still what they were when the run began.
+    fn same_inputs(&self, read: &[Input]) -> Result<(), RunError> {
+        let Some(before) = &self.inputs else { return Ok(()) };
+        match before.iter().zip(read).find(|(a, b)| a != b) {
+            None => Ok(()),
+            Some((input, _)) => Err(changed(&input.path)),
+        }
+    }
+
+    /// Writes the results.
+    fn finish(
+        &self,
+        done: Done,
+        (before, warm): (Option<&Value>, &mut Warm),
+        start: Instant,
+        tracker: &Tracker,
+        (memory_line, arithmetic): (String, Value),
+    ) -> Result<Report, RunError> {
+        let Done { parts, totals, fill, inputs } = done;
+        let seconds = start.elapsed().as_secs_f64();
+        let story = Story {
+            options: self.options,
+            opened: self.opened,
+            program: parts.compute.as_ref().map(Compute::program),
+            devices: parts.compute.as_ref().map_or(&[], Compute::usage),
+            before,
+            budget: self.budget,
+            process: &self.settings().process,
+            totals: &totals,
+            fill,
+            seconds,
+            tracker,
+            inputs: &inputs,
+            identity: record::identity(self.options, self.opened, &inputs, arithmetic),
+        };
+        let mut run_record = story.record()?;
+        let counts = match parts.outputs {
+            Some(outputs) => outputs.finish(&mut run_record)?,
+            None => Counts::default(),
+        };
+        if let Some(keys) = &self.keys {
+            keys.done()?;
+        }
+        *warm = parts.compute.map(Compute::into_executors);
+        let mut report = self.report(&totals, seconds);
+        (report.run_record, report.counts, report.notes) = (run_record, counts, counts.notes);
+        (report.fill, report.memory_line) = (fill.map(|f| (f.packs > 1).then(|| f.but_last())), memory_line);
+        Ok(report)
+    }
+
+    /// The report of a shard: its journal is the result.
+    fn shard(&self, totals: &Totals, start: Instant, already_complete: bool) -> Report {
+        let mut report = self.report(totals, start.elapsed().as_secs_f64());
+        report.already_complete = already_complete;
+        report.shard = self.options.shard;
+        let shard = self.options.shard.map(|s| format!("{}/{}", s.number, s.of));
+        let journal = self.options.output_dir.join(resume::RESULTS);
+        report.run_record = json!({
+            "plimsoll": env!("CARGO_PKG_VERSION"),
+            "shard": shard,
+            "journal": journal.display().to_string(),
+            "windows_from_journal": totals.kept,
+            "tokens": {"nucleotide": totals.tokens[0], "protein": totals.tokens[1]},
+            "seconds": {"total": report.seconds},
+        });
+        // They are listed, and counted, when the shards are put together.
+        report.failed = 0;
+        report
+    }
+
+    fn report(&self, totals: &Totals, seconds: f64) -> Report {
+        let tokens: u64 = totals.tokens.iter().sum();
+        Report {
+            already_complete: false,
+            shard: None,
+            failed: totals.failed,
+            notes: 0,
+            run_record: Value::Null,
+            counts: Counts::default(),
+            output_dir: self.options.output_dir.clone(),
+            trained: self.opened.head.trained,
+            seconds,
+            tokens_per_second: tokens as f64 / seconds.max(1e-9),
+            fill: [None; 2],
+            memory_line: String::new(),
+        }
+    }
+}
+
+fn output_options(options: &Options, opened: &Opened, shape: &Shape) -> output::Options {
+    output::Options {
+        trained: opened.head.trained,
+        threshold: options.threshold,
+        keep_intermediate: options.keep_intermediate,
+        save_embeddings: options.save_embeddings,
+        hits_format: options.hits_format,
+        width: (shape.head.dna + shape.head.protein) as usize,
+        source: options.source,
+    }
+}
+
+/// What a device that failed leaves to say.
+fn warn(engine: &mut Engine, observer: &mut dyn Observer) {
+    engine.warnings().iter().for_each(|text| observer.say(Level::Warning, text));
+}
+
+/// What notes.tsv will say, for those who asked for details.
+fn say_notes(events: &[Event], observer: &mut dyn Observer) {
+    for event in events {
+        if let Event::Note(output::Note { seq_name, kind, detail, action }) = event {
+            observer.say(Level::Detail, &format!("'{seq_name}': {kind}: {detail}: {action}"));
+        }
+    }
+}

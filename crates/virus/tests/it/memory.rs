@@ -1,0 +1,153 @@
+//! Cards that are short of memory: what is refused before anything is allocated, what another process takes in between,
+//! and an arena that follows a run from stage to stage.
+
+use crate::cards::{Card, Memory};
+use crate::rig::{Folder, fixture, golden};
+use graph::Bytes;
+use run::{Device, Level, Machine, Observer, Precision, Progress, Settings};
+use std::path::Path;
+use std::sync::Arc;
+use virus::{self, predict};
+
+/// Remembers what is said.
+#[derive(Default)]
+struct Listener(Vec<(Level, String)>);
+
+impl Listener {
+    fn said(&self, level: Level, part: &str) -> Option<&str> {
+        let mut lines = self.0.iter().filter(|(at, _)| *at == level).map(|(_, text)| text.as_str());
+        lines.find(|text| text.contains(part))
+    }
+}
+
+impl Observer for Listener {
+    fn say(&mut self, level: Level, text: &str) {
+        self.0.push((level, text.to_owned()));
+    }
+
+    fn progress(&mut self, _: &Progress) {}
+}
+
+fn on(memory: &Arc<Memory>, output: &Path) -> virus::Options {
+    let card = Arc::new(Card::new(0).with(Arc::clone(memory))) as Arc<dyn Machine>;
+    let device = Device::machines(vec![card]).unwrap_or_else(|e| panic!("{e}"));
+    let budget = Some(Bytes(1 << 30));
+    let settings =
+        Settings { device, precision: Some(Precision::F32), threads: 1, budget, ..Settings::default() };
+    virus::Options { settings, ..golden(&fixture("goldens/pipeline/reads.fa"), output) }
+}
+
+/// What `run.json` says of the plan's peak.
+fn planned(report: &virus::Report) -> u64 {
+    report.run_record["plan"]["peak_bytes"].as_u64().expect("a number")
+}
+
+#[test]
+fn what_is_not_free_is_refused_before_anything_is_allocated() {
+    let folder = Folder::new("memory-free");
+    let memory = Arc::new(Memory::of(4 << 30));
+    let whole = predict(&on(&memory, &folder.path("whole")), &mut Listener::default());
+    let peak = planned(&whole.unwrap_or_else(|e| panic!("{e}")));
+    let arenas = memory.arenas();
+
+    // The budget would allow it, but another process holds what is missing.
+    memory.free(peak - 1);
+    let options = on(&memory, &folder.path("short"));
+    let error = predict(&options, &mut Listener::default()).expect_err("too little is free");
+    assert_eq!(error.exit_code(), 4, "{error}");
+    assert_eq!(memory.arenas(), arenas, "nothing was allocated");
+    let text = error.to_string();
+    for part in [
+        "free are",
+        "before the first allocation",
+        "largest tensors: ",
+        "process 7 (python) holds 5 B",
+        "what fits, cheapest first:  --tokens ",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    // The flag is right: so many fit, and no more.
+    let tokens = text.split("--tokens ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a number");
+    let tokens: u64 = tokens.parse().expect("a number");
+    for (tokens, fits) in [(tokens + 128, false), (tokens, true)] {
+        let mut with = options.clone();
+        with.settings.tokens = Some(tokens);
+        let ran = predict(&with, &mut Listener::default());
+        assert_eq!(ran.is_ok(), fits, "{tokens} tokens");
+    }
+}
+
+#[test]
+fn what_another_process_takes_in_between_makes_steps_smaller() {
+    let folder = Folder::new("memory-between");
+    let memory = Arc::new(Memory::of(4 << 30));
+    let whole = predict(&on(&memory, &folder.path("whole")), &mut Listener::default());
+    let whole = whole.unwrap_or_else(|e| panic!("{e}"));
+
+    memory.refuse(2);
+    let mut listener = Listener::default();
+    let smaller = predict(&on(&memory, &folder.path("smaller")), &mut listener);
+    let smaller = smaller.unwrap_or_else(|e| panic!("{e}"));
+    assert!(planned(&smaller) < planned(&whole));
+    let said = listener.said(Level::Warning, "another process took memory").expect("it is said");
+    assert!(said.contains(&Bytes(planned(&whole)).to_string()), "{said}");
+    let text = |folder: &Path, name| std::fs::read_to_string(folder.join(name)).expect("text");
+    for name in ["prediction_results.txt", "prediction_results_highestscore.csv"] {
+        assert_eq!(text(&whole.output_dir, name), text(&smaller.output_dir, name), "{name}");
+    }
+}
+
+#[test]
+fn a_card_that_gives_nothing_is_refused_with_all_that_is_known() {
+    let folder = Folder::new("memory-nothing");
+    for tokens in [None, Some(502)] {
+        let memory = Arc::new(Memory::of(4 << 30));
+        memory.refuse(u64::MAX);
+        let mut options = on(&memory, &folder.path("none"));
+        options.settings.tokens = tokens;
+        let error = predict(&options, &mut Listener::default()).expect_err("nothing is given");
+        assert_eq!(error.exit_code(), 4, "{error}");
+        let text = error.to_string();
+        for part in ["at start: an arena of", "largest tensors: ", "process 7 (python) holds 5 B"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        // A number of tokens that was asked for is not lowered in silence.
+        let tries = memory.refused();
+        assert!(if tokens.is_some() { tries == 1 } else { tries > 2 }, "{tries} tries");
+    }
+}
+
+/// The nucleotide encoder first, then the protein encoder: one device, whose arena follows, and whose pages are given back
+/// where the second is the smaller.
+#[test]
+fn two_stages_share_a_device() {
+    let folder = Folder::new("memory-stages");
+    let memory = Arc::new(Memory::of(4 << 30));
+    memory.clear_every(1);
+    let mut options = on(&memory, &folder.path("stages"));
+    options.settings.tokens = Some(502);
+    let stages = |budget: u64| {
+        let mut options = options.clone();
+        (options.settings.budget, options.force) = (Some(Bytes(budget)), true);
+        let report = predict(&options, &mut Listener::default()).ok()?;
+        Some(!report.run_record["plan_of_nucleotide_stage"].is_null())
+    };
+    let (mut low, mut high) = (0, 1 << 30);
+    while high - low > 1024 {
+        let middle = low + (high - low) / 2;
+        match stages(middle) {
+            Some(false) => high = middle,
+            Some(true) | None => low = middle,
+        }
+    }
+    (options.settings.budget, options.force) = (Some(Bytes(low)), true);
+    let (devices, arenas) = (memory.devices(), memory.arenas());
+    let mut listener = Listener::default();
+    let report = predict(&options, &mut listener).unwrap_or_else(|e| panic!("{e}"));
+    assert!(!report.run_record["plan_of_nucleotide_stage"].is_null(), "it took one stage");
+    assert_eq!(memory.devices() - devices, 1, "one device for both");
+    assert_eq!(memory.arenas() - arenas, 2, "with an arena for each");
+    assert!(listener.said(Level::Detail, "becomes one of").is_some(), "{:?}", listener.0);
+    assert_eq!(memory.given_back() > 0, listener.said(Level::Info, "given back").is_some(), "{:?}", listener.0);
+    assert!(memory.given_back() > 0, "the protein encoder's arena is the smaller here");
+}

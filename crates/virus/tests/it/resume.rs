@@ -1,0 +1,595 @@
+//! Runs that are broken and go on, shards that are put together, stages under a tight budget: always the bytes
+//! of a run that was left alone.
+
+use crate::rig::{Folder, fixture, golden, read, run};
+use data::journal::Journal;
+use data::weights::{StoredAs, Tensor, TensorData, Weights, write_safetensors};
+use run::{Level, Observer, Progress, RunError};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use virus::output::EmbeddingFormat;
+use virus::{Options, Report, Shard, predict};
+
+pub fn reads() -> PathBuf {
+    fixture("goldens/pipeline/reads.fa")
+}
+
+/// Small steps that are committed at once, so that there is something to be broken.
+pub fn options(output: &Path) -> Options {
+    let mut options = Options {
+        commit_every: Duration::ZERO,
+        save_embeddings: Some(EmbeddingFormat::Npy),
+        ..golden(&reads(), output)
+    };
+    options.settings.tokens = Some(502);
+    options
+}
+
+/// Every result but run.json, which holds times.
+pub fn results(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let files = fs::read_dir(dir).expect("a folder").flatten();
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    files
+        .map(|file| (name(&file.path()), fs::read(file.path()).expect("bytes")))
+        .filter(|(name, _)| name != "run.json")
+        .collect()
+}
+
+pub fn same(found: &Path, wanted: &BTreeMap<String, Vec<u8>>) {
+    let found = results(found);
+    assert_eq!(found.keys().collect::<Vec<_>>(), wanted.keys().collect::<Vec<_>>());
+    for (name, bytes) in wanted {
+        assert!(&found[name] == bytes, "{name} differs");
+    }
+}
+
+/// Asks for the end when it was asked so many times, and remembers what was said.
+pub struct Stopper {
+    left: Cell<usize>,
+    pub said: Vec<String>,
+}
+
+impl Stopper {
+    fn after(asked: usize) -> Self {
+        Self { left: Cell::new(asked), said: vec![] }
+    }
+
+    pub fn never() -> Self {
+        Self::after(usize::MAX)
+    }
+}
+
+impl Observer for Stopper {
+    fn say(&mut self, _: Level, text: &str) {
+        self.said.push(text.to_owned());
+    }
+
+    fn progress(&mut self, _: &Progress) {}
+
+    fn stop(&self) -> Option<u8> {
+        self.left.set(self.left.get().saturating_sub(1));
+        (self.left.get() == 0).then_some(15)
+    }
+}
+
+/// Breaks a run after `steps` looks at the signal.
+fn break_off(options: &Options, steps: usize) -> RunError {
+    let error = predict(options, &mut Stopper::after(steps)).map(|_| ()).expect_err("it was broken");
+    assert_eq!(error.exit_code(), 143, "{error}");
+    error
+}
+
+/// Breaks a run, later and later, until it leaves results behind: waiting for a busy machine takes looks too.
+pub fn break_off_with_results(options: &Options) -> RunError {
+    let journal = options.output_dir.join("progress.journal");
+    for steps in (8..).step_by(2) {
+        let error = break_off(options, steps);
+        if fs::metadata(&journal).is_ok_and(|journal| journal.len() > 10_000) {
+            return error;
+        }
+    }
+    unreachable!("the run ends before the numbers do");
+}
+
+pub fn kept(report: &Report) -> u64 {
+    report.run_record["windows_from_journal"].as_u64().expect("a count")
+}
+
+#[test]
+fn a_broken_run_goes_on_and_ends_with_the_same_bytes() {
+    let folder = Folder::new("broken");
+    run(&options(&folder.path("whole"))).unwrap_or_else(|e| panic!("{e}"));
+    let wanted = results(&folder.path("whole"));
+    let go_on = |broken: &Options| {
+        let mut observer = Stopper::never();
+        let report = predict(broken, &mut observer).unwrap_or_else(|e| panic!("{e}"));
+        same(&broken.output_dir, &wanted);
+        let told = observer.said.iter().any(|s| s.contains("windows are finished"));
+        assert_eq!(told, kept(&report) > 0, "{:?}", observer.said);
+        kept(&report)
+    };
+    let early = options(&folder.path("early"));
+    break_off(&early, 1);
+    assert_eq!(go_on(&early), 0);
+    let late = options(&folder.path("late"));
+    break_off_with_results(&late);
+    assert!(go_on(&late) > 0);
+}
+
+#[test]
+fn a_run_that_is_broken_again_and_again_ends() {
+    let folder = Folder::new("again-and-again");
+    run(&options(&folder.path("whole"))).unwrap_or_else(|e| panic!("{e}"));
+    let broken = options(&folder.path("broken"));
+    let mut starts = 0;
+    loop {
+        starts += 1;
+        match predict(&broken, &mut Stopper::after(8 + starts)) {
+            Ok(_) => break,
+            Err(error) => assert_eq!(error.exit_code(), 143, "{error}"),
+        }
+        assert!(starts < 1000, "it does not get on");
+    }
+    same(&broken.output_dir, &results(&folder.path("whole")));
+}
+
+#[test]
+fn a_journal_of_another_run_is_refused() {
+    let folder = Folder::new("foreign");
+    let out = folder.path("out");
+    let first = options(&out);
+    break_off_with_results(&first);
+    let before = results(&out);
+    let refused = |options: &Options, says: &str| {
+        let error = run(options).expect_err("another run");
+        assert_eq!(error.exit_code(), 3, "{error}");
+        assert!(error.to_string().contains(says), "{error}");
+        assert_eq!(results(&out), before, "it was touched");
+    };
+    refused(&Options { length: 300, ..first.clone() }, "length");
+    refused(&Options { inputs: vec![folder.write("other.fa", ">x\nACGT\n")], ..first.clone() }, "input");
+    let mut models = first.clone();
+    models.models.head = Some(folder.path("head.safetensors"));
+    let weights = Weights::open(&fixture("goldens/head.pth")).expect("the head");
+    copy_changed(&weights, &folder.path("head.safetensors"), |_, _, data| data[0] += 0.5);
+    refused(&models, "weights");
+    refused(&Options { shard: Some(Shard { number: 1, of: 2 }), ..first.clone() }, "shard");
+    // What is asked for by force starts over.
+    let forced = Options { length: 300, force: true, ..first };
+    let report = run(&forced).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(kept(&report), 0);
+}
+
+/// A copy of weights, each tensor changed by its name, shape and values.
+fn copy_changed(weights: &Weights, to: &Path, change: impl Fn(&str, &[u64], &mut [f32])) {
+    let copy = |t: &Tensor| {
+        let mut data = vec![0.0; t.elements() as usize];
+        weights.read_f32(t.name(), 0..t.elements(), &mut data).expect("read");
+        change(t.name(), t.shape(), &mut data);
+        (t.name().to_owned(), t.shape().to_vec(), data)
+    };
+    let tensors: Vec<_> = weights.tensors().filter(|t| t.dtype().name() == "F32").map(copy).collect();
+    let data: Vec<TensorData<'_>> =
+        tensors.iter().map(|(name, shape, data)| TensorData { name, shape, data }).collect();
+    write_safetensors(to, &data, &BTreeMap::new(), StoredAs::F32).expect("written");
+}
+
+#[test]
+fn a_journal_of_another_run_that_holds_nothing_is_no_hindrance() {
+    let folder = Folder::new("nothing");
+    let whole = "@a\nACGTACGTACGT\n+\nIIIIIIIIIIII\n@b\nACGT\n+\nIIII\n";
+    let input = folder.write("cut.fq", &whole[..whole.len() - 3]);
+    let options = Options { inputs: vec![input], ..options(&folder.path("out")) };
+    assert_eq!(run(&options).expect_err("cut short").exit_code(), 1);
+    // A run that fails before its first window leaves nothing; one that is killed there leaves a key alone.
+    assert!(!folder.path("out").exists());
+    fs::create_dir(folder.path("out")).expect("made");
+    let key = br#"{"identity": {}, "plimsoll": "0"}"#;
+    drop(Journal::create(&folder.path("out/progress.journal"), key).expect("written"));
+    folder.write("cut.fq", whole);
+    run(&options).unwrap_or_else(|e| panic!("{e}"));
+}
+
+#[test]
+fn the_same_input_under_another_name_is_another_result() {
+    let folder = Folder::new("renamed");
+    let (a, b) = (folder.write("a.fa", ">x\nACGTACGTACGT\n"), folder.write("b.fa", ">x\nACGTACGTACGT\n"));
+    let out = folder.path("out");
+    run(&Options { inputs: vec![a], ..options(&out) }).unwrap_or_else(|e| panic!("{e}"));
+    let error = run(&Options { inputs: vec![b], ..options(&out) }).expect_err("its tables name a.fa");
+    assert_eq!(error.exit_code(), 3, "{error}");
+    assert!(error.to_string().contains("under another name"), "{error}");
+}
+
+#[test]
+fn ids_that_tables_show_alike_are_told_apart() {
+    let folder = Folder::new("alike");
+    let input = folder.write("alike.fa", ">a\u{1b}\nACGTACGTACGT\n>a\\u{1b}\nTTGTACGTACGT\n");
+    let report = run(&Options { inputs: vec![input], ..options(&folder.path("out")) });
+    assert_eq!(report.unwrap_or_else(|e| panic!("{e}")).counts.records, 2);
+    assert!(read(folder.path("out/notes.tsv")).contains("duplicate_id"));
+    let table = read(folder.path("out/predictions.tsv"));
+    let names: std::collections::BTreeSet<&str> =
+        table.lines().skip(1).filter_map(|l| l.split('\t').next()).collect();
+    assert_eq!(names.len(), 2, "{table}");
+}
+
+#[test]
+fn a_forced_run_that_was_broken_goes_on_without_force() {
+    let folder = Folder::new("forced");
+    let out = folder.path("out");
+    run(&Options { length: 300, ..options(&out) }).unwrap_or_else(|e| panic!("{e}"));
+    let old = results(&out);
+    let forced = Options { force: true, ..options(&out) };
+    let error = break_off_with_results(&forced);
+    assert!(error.to_string().contains("without --force"), "{error}");
+    assert_eq!(results(&out)["predictions.tsv"], old["predictions.tsv"], "the old results stay until the end");
+    let report = run(&options(&out)).unwrap_or_else(|e| panic!("{e}"));
+    assert!(kept(&report) > 0);
+    run(&options(&folder.path("whole"))).unwrap_or_else(|e| panic!("{e}"));
+    same(&out, &results(&folder.path("whole")));
+}
+
+#[test]
+fn what_another_run_has_kept_is_only_lost_to_force() {
+    let folder = Folder::new("foreign");
+    let out = folder.path("out");
+    let other = |name: &str| Options { length: 300, ..options(&folder.path(name)) };
+    let journal = out.join("progress.journal");
+    // A forced run was broken beside complete results: who asks for those gets them, and it can still go on.
+    run(&other("out")).unwrap_or_else(|e| panic!("{e}"));
+    break_off_with_results(&Options { force: true, ..options(&out) });
+    let left = fs::read(&journal).expect("a journal");
+    assert!(run(&other("out")).unwrap_or_else(|e| panic!("{e}")).already_complete);
+    assert_eq!(fs::read(&journal).expect("a journal"), left);
+    assert!(kept(&run(&options(&out)).unwrap_or_else(|e| panic!("{e}"))) > 0);
+    // Force that is refused has begun nothing.
+    break_off_with_results(&Options { force: true, ..other("out") });
+    let left = fs::read(&journal).expect("a journal");
+    let mut narrow = Options { force: true, ..options(&out) };
+    narrow.settings.budget = Some(graph::Bytes(1));
+    assert_eq!(run(&narrow).expect_err("no room").exit_code(), 4);
+    assert_eq!(fs::read(&journal).expect("a journal"), left);
+    // A merge opens no journal in its own folder, one stage none of the two stages.
+    let shard = Options { shard: Some(Shard { number: 1, of: 1 }), ..options(&folder.path("shard")) };
+    run(&shard).unwrap_or_else(|e| panic!("{e}"));
+    let merge = |name: &str, force: bool| {
+        let merge = vec![folder.path("shard")];
+        run(&Options { merge, force, ..options(&folder.path(name)) })
+    };
+    for name in ["progress.journal", "nucleotide.journal"] {
+        fs::remove_dir_all(&out).expect("removed");
+        break_off_with_results(&other("out"));
+        fs::rename(&journal, out.join(name)).expect("renamed");
+        let found = fs::read(out.join(name)).expect("a journal");
+        for refused in [run(&options(&out)), merge("out", false)] {
+            let error = refused.expect_err("of another run");
+            assert_eq!(error.exit_code(), 3, "{error}");
+            assert!(error.to_string().contains(name) && error.to_string().contains("`length`"), "{error}");
+        }
+        assert_eq!(fs::read(out.join(name)).expect("a journal"), found);
+    }
+    fs::remove_dir_all(&out).expect("removed");
+    let merging = Options { merge: vec![folder.path("shard")], ..options(&out) };
+    assert!(break_off(&merging, 4).to_string().contains("shards are as they were"));
+    // Force replaces results, not the shard that they are made of.
+    fs::write(folder.path("shard/predictions.tsv"), "old").expect("written");
+    merge("shard", true).unwrap_or_else(|e| panic!("{e}"));
+    run(&options(&folder.path("whole"))).unwrap_or_else(|e| panic!("{e}"));
+    same(&folder.path("shard"), &results(&folder.path("whole")));
+    let error = run(&shard).expect_err("no shard any more");
+    assert_eq!(error.exit_code(), 3, "{error}");
+}
+
+#[test]
+fn damage_to_a_journal_is_met() {
+    let folder = Folder::new("damage");
+    let out = folder.path("out");
+    run(&options(&folder.path("whole"))).unwrap_or_else(|e| panic!("{e}"));
+    let wanted = results(&folder.path("whole"));
+    break_off_with_results(&options(&out));
+    let path = out.join("progress.journal");
+    let journal = fs::read(&path).expect("a journal");
+    // A torn tail, at a few places: it is computed again.
+    for cut in [journal.len() - 1, journal.len() * 2 / 3, 30, 0] {
+        fs::write(&path, &journal[..cut]).expect("written");
+        run(&options(&out)).unwrap_or_else(|e| panic!("{e}"));
+        same(&out, &wanted);
+        fs::remove_dir_all(&out).expect("removed");
+        fs::create_dir(&out).expect("made");
+    }
+    // A flipped bit in the first block of results: an error that names the file, and nothing is lost.
+    let mut damaged = journal.clone();
+    let key = u64::from_le_bytes(std::array::from_fn(|i| journal[16 + i])) as usize;
+    damaged[2 * 56 + key + 40] ^= 1;
+    fs::write(&path, &damaged).expect("written");
+    let error = run(&options(&out)).expect_err("damaged");
+    assert_eq!(error.exit_code(), 3, "{error}");
+    assert!(error.to_string().contains("progress.journal"), "{error}");
+    assert_eq!(fs::read(&path).expect("a journal"), damaged);
+    run(&Options { force: true, ..options(&out) }).unwrap_or_else(|e| panic!("{e}"));
+    same(&out, &wanted);
+}
+
+#[test]
+fn shards_put_together_are_one_run() {
+    let folder = Folder::new("shards");
+    let base = |name: &str| {
+        let out = folder.path(name);
+        let mut options = Options { length: 30, ..options(&out) };
+        options.settings.tokens = None;
+        options
+    };
+    run(&base("whole")).unwrap_or_else(|e| panic!("{e}"));
+    let wanted = results(&folder.path("whole"));
+    let windows = read(folder.path("whole/windows.tsv")).lines().count();
+    assert!(windows > 3 * 256, "{windows} windows are too few for three shards");
+    let shard = |number| Options {
+        shard: Some(Shard { number, of: 3 }),
+        keep_intermediate: false,
+        ..base(&format!("s{number}"))
+    };
+    let merge = |shards: &[u64]| Options {
+        merge: shards.iter().map(|n| folder.path(&format!("s{n}"))).collect(),
+        keep_intermediate: false,
+        ..base("merged")
+    };
+    for number in [3, 1] {
+        // The second one is broken on its way.
+        if number == 1 {
+            break_off(&shard(number), 3);
+        }
+        let report = run(&shard(number)).unwrap_or_else(|e| panic!("{e}"));
+        assert!(!report.already_complete && report.shard.is_some());
+        assert!(run(&shard(number)).unwrap_or_else(|e| panic!("{e}")).already_complete);
+        assert!(!folder.path(&format!("s{number}/windows.tsv")).exists());
+    }
+    let refused = |shards: &[u64], says: &str| {
+        let error = run(&merge(shards)).expect_err("refused");
+        assert_eq!(error.exit_code(), 3, "{error}");
+        assert!(error.to_string().contains(says), "{error}");
+    };
+    refused(&[1, 2, 3], "s2");
+    refused(&[1, 3], "missing is shard 2/3");
+    // Later and later, until some windows are kept.
+    let breaks = |&steps: &usize| {
+        break_off(&shard(2), steps);
+        folder.path("s2/progress.journal").exists()
+    };
+    (3..).step_by(2).find(breaks).expect("windows are kept");
+    refused(&[1, 2, 3], "not complete");
+    run(&shard(2)).unwrap_or_else(|e| panic!("{e}"));
+    run(&merge(&[2, 1, 3])).unwrap_or_else(|e| panic!("{e}"));
+    let without = ["chunked.fa", "nucleotide.fa", "protein.faa"];
+    let wanted = wanted.into_iter().filter(|(name, _)| !without.contains(&name.as_str())).collect();
+    same(&folder.path("merged"), &wanted);
+    assert!(run(&merge(&[1, 2, 3])).unwrap_or_else(|e| panic!("{e}")).already_complete);
+}
+
+/// The budget under which both encoders do not fit together, but each of them does.
+pub fn tight(options: &Options) -> Options {
+    let planned = |budget: u64| {
+        let mut options = options.clone();
+        options.settings.budget = Some(graph::Bytes(budget));
+        let out = options.output_dir.with_extension("probe");
+        let done = run(&Options { output_dir: out.clone(), ..options });
+        let _ = fs::remove_dir_all(out);
+        done.map(|report| report.run_record["plan_of_nucleotide_stage"].is_null())
+    };
+    let (mut low, mut high) = (0, 1 << 30);
+    // The smallest budget with one stage; one byte less takes two.
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        match planned(middle) {
+            Ok(true) => high = middle,
+            Ok(false) | Err(_) => low = middle,
+        }
+    }
+    let mut tight = options.clone();
+    tight.settings.budget = Some(graph::Bytes(low));
+    tight
+}
+
+#[test]
+fn a_tight_budget_takes_two_stages_and_gives_the_same_bytes() {
+    let folder = Folder::new("tight");
+    run(&options(&folder.path("whole"))).unwrap_or_else(|e| panic!("{e}"));
+    let wanted = results(&folder.path("whole"));
+    let short = folder.write("short.fa", ">a\nACGTACGTACGTACGT\n");
+    let mut probe = Options { inputs: vec![short], ..options(&folder.path("probe")) };
+    probe.settings.tokens = Some(502);
+    let line = tight(&probe).settings.budget;
+    let mut stages = options(&folder.path("stages"));
+    stages.settings.budget = line;
+    let mut observer = Stopper::never();
+    let report = predict(&stages, &mut observer).unwrap_or_else(|e| panic!("{e}"));
+    assert!(!report.run_record["plan_of_nucleotide_stage"].is_null(), "it took one stage");
+    assert!(observer.said.iter().any(|s| s.contains("do not fit")), "{:?}", observer.said);
+    same(&stages.output_dir, &wanted);
+    // Broken anywhere, in the first stage and in the second.
+    let mut broken = options(&folder.path("broken"));
+    broken.settings.budget = line;
+    let mut starts = 0;
+    while let Err(error) = predict(&broken, &mut Stopper::after(8 + starts)) {
+        assert_eq!(error.exit_code(), 143, "{error}");
+        starts += 1;
+        assert!(starts < 1000, "it does not get on");
+    }
+    assert!(starts > 2, "broken {starts} times");
+    same(&broken.output_dir, &wanted);
+}
+
+/// Windows of which nothing could be embedded leave no row for the second stage, and must not be waited for.
+#[test]
+fn what_fails_in_the_first_of_two_stages_is_listed() {
+    let folder = Folder::new("first_fails");
+    let model = folder.path("dna");
+    fs::create_dir_all(&model).expect("a folder");
+    for file in ["config.json", "tokenizer.json"] {
+        fs::copy(fixture("goldens/dnabert_s").join(file), model.join(file)).expect("copied");
+    }
+    let weights = Weights::open(&fixture("goldens/dnabert_s")).expect("weights");
+    copy_changed(&weights, &model.join("model.safetensors"), |name, shape, data| {
+        if name.ends_with("word_embeddings.weight") {
+            // Half of the longer tokens.
+            data.chunks_exact_mut(shape[1] as usize).skip(200).step_by(2).for_each(|row| row.fill(f32::NAN));
+        }
+    });
+    let poisoned = |name: &str| {
+        let mut options = Options { length: 60, ..options(&folder.path(name)) };
+        options.models.dna = Some(model.display().to_string());
+        options
+    };
+    let whole = run(&poisoned("whole")).unwrap_or_else(|e| panic!("{e}"));
+    assert!(whole.failed > 0 && whole.counts.orfs > 0, "{} failed", whole.failed);
+    let short = folder.write("short.fa", ">a\nACGTACGTACGTACGT\n");
+    let mut stages = poisoned("stages");
+    stages.settings.budget = tight(&Options { inputs: vec![short], ..poisoned("probe") }).settings.budget;
+    let report = run(&stages).unwrap_or_else(|e| panic!("{e}"));
+    assert!(!report.run_record["plan_of_nucleotide_stage"].is_null(), "it took one stage");
+    assert_eq!(report.failed, whole.failed);
+    same(&folder.path("stages"), &results(&folder.path("whole")));
+}
+
+/// The smallest budget under which a prediction of one short record runs, from `low`, which is too small.
+pub fn smallest(options: &Options) -> u64 {
+    let fits = |budget: u64| {
+        let mut options = options.clone();
+        options.settings.budget = Some(graph::Bytes(budget));
+        match run(&Options { force: true, ..options }) {
+            Ok(_) => true,
+            Err(error) => {
+                assert_eq!(error.exit_code(), 4, "{error}");
+                false
+            }
+        }
+    };
+    let (mut low, mut high) = (0, 1 << 30);
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if fits(middle) { high = middle } else { low = middle }
+    }
+    high
+}
+
+#[test]
+fn the_tightest_budget_streams_weights_and_gives_the_same_bytes() {
+    let folder = Folder::new("tightest");
+    run(&options(&folder.path("whole"))).unwrap_or_else(|e| panic!("{e}"));
+    let wanted = results(&folder.path("whole"));
+    let short = folder.write("short.fa", ">a\nACGTACGTACGTACGT\n");
+    let line = smallest(&Options { inputs: vec![short], ..options(&folder.path("probe")) });
+    let mut streamed = options(&folder.path("streamed"));
+    streamed.settings.budget = Some(graph::Bytes(line));
+    let mut observer = Stopper::never();
+    let report = predict(&streamed, &mut observer).unwrap_or_else(|e| panic!("{e}"));
+    let plans = ["plan", "plan_of_nucleotide_stage"].map(|stage| &report.run_record[stage]);
+    assert!(plans.iter().any(|p| p["streamed_bytes_per_step"].as_u64() > Some(0)), "{plans:?}");
+    assert!(observer.said.iter().any(|s| s.contains("weights stream from disk")), "{:?}", observer.said);
+    same(&streamed.output_dir, &wanted);
+    // One byte less is refused with the bill, before anything is written.
+    let mut less = options(&folder.path("less"));
+    less.settings.budget = Some(graph::Bytes(line - 1));
+    let error = run(&less).expect_err("refused");
+    assert_eq!(error.exit_code(), 4, "{error}");
+    assert!(error.to_string().contains("short by 1 B"), "{error}");
+}
+
+#[test]
+fn an_input_that_changes_is_refused() {
+    let folder = Folder::new("changes");
+    let input = folder.write("reads.fa", read(reads()));
+    let out = folder.path("out");
+    let changing = Options { inputs: vec![input.clone()], ..options(&out) };
+    break_off_with_results(&changing);
+    folder.write("reads.fa", format!("{}>more\nACGTACGT\n", read(reads())));
+    let error = run(&changing).expect_err("another input");
+    assert_eq!(error.exit_code(), 3, "{error}");
+    assert!(error.to_string().contains("input files"), "{error}");
+}
+
+/// Does something to the input when the first progress is told.
+struct Meddler<F: FnMut()>(Option<F>);
+
+impl<F: FnMut()> Observer for Meddler<F> {
+    fn say(&mut self, _: Level, _: &str) {}
+
+    fn progress(&mut self, _: &Progress) {
+        if let Some(mut meddle) = self.0.take() {
+            meddle();
+        }
+    }
+}
+
+#[test]
+fn an_input_that_shrinks_or_vanishes_on_the_way_is_an_error_and_nothing_kept_is_lost() {
+    let folder = Folder::new("shrinks");
+    // Longer than all that is read ahead, and soon done: windows of N alone.
+    let empty = |i: usize| format!(">n{i}\n{}\n", "N".repeat(20_000));
+    let long = || folder.write("long.fa", read(reads()) + &(0..200).map(empty).collect::<String>());
+    let more = || folder.write("more.fa", ">m\nACGTACGTACGT\n");
+    let (a, b) = (long(), more());
+    let two = |name: &str| Options {
+        inputs: vec![a.clone(), b.clone()],
+        save_embeddings: None,
+        ..options(&folder.path(name))
+    };
+    run(&two("whole")).unwrap_or_else(|e| panic!("{e}"));
+    let wanted = results(&folder.path("whole"));
+    let check = |name: &str, meddle: &dyn Fn(), says: &str| {
+        let meddled = two(name);
+        let error = predict(&meddled, &mut Meddler(Some(meddle))).map(|_| ()).expect_err("meddled with");
+        assert_eq!(error.exit_code(), 1, "{error}");
+        assert!(error.to_string().contains(says), "{error}");
+        assert!(!meddled.output_dir.join("predictions.tsv").exists());
+        long();
+        more();
+        let report = run(&meddled).unwrap_or_else(|e| panic!("{e}"));
+        assert!(kept(&report) > 0, "{name}: what was finished is lost");
+        same(&meddled.output_dir, &wanted);
+    };
+    let shrink =
+        || fs::OpenOptions::new().write(true).open(&a).and_then(|f| f.set_len(1 << 20)).expect("shrunk");
+    check("shrunk", &shrink, "long.fa: the file changed while it was read");
+    check("vanished", &|| fs::remove_file(&b).expect("removed"), "more.fa: there is no such file");
+}
+
+#[test]
+fn results_by_input_are_those_of_the_inputs() {
+    let folder = Folder::new("each");
+    let text = read(reads());
+    let (a, b) = (folder.write("a.fa", &text), folder.write("b.fq", "@x\nACGTACGTACGT\n+\nIIIIIIIIIIII\n"));
+    let all = Options { inputs: vec![a.clone(), b.clone()], ..options(&folder.path("all")) };
+    let reports = virus::predict_each(&all, &mut Stopper::never()).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(reports.len(), 2);
+    for (input, name) in [(&a, "a"), (&b, "b")] {
+        let alone = Options { inputs: vec![input.clone()], ..options(&folder.path(&format!("alone-{name}"))) };
+        run(&alone).unwrap_or_else(|e| panic!("{e}"));
+        same(&folder.path("all").join(name), &results(&alone.output_dir));
+    }
+    let twins = Options { inputs: vec![a.clone(), folder.write("a.fq", "@x\nACGT\n+\nIIII\n")], ..all };
+    let error = virus::predict_each(&twins, &mut Stopper::never()).expect_err("one folder");
+    assert!(error.to_string().contains("both"), "{error}");
+}
+
+#[test]
+fn tables_can_name_the_source() {
+    let folder = Folder::new("source");
+    let (a, b) =
+        (folder.write("a.fa", ">a\nACGTACGTACGT\n"), folder.write("b.fa", ">b\nACGTACGTACGT\n>n\nNNN\n"));
+    let out = folder.path("out");
+    let options = Options { inputs: vec![a.clone(), b.clone()], source: true, ..options(&out) };
+    run(&options).unwrap_or_else(|e| panic!("{e}"));
+    for file in ["predictions.tsv", "windows.tsv"] {
+        let text = read(out.join(file));
+        let rows: Vec<Vec<&str>> = text.lines().map(|l| l.split('\t').collect()).collect();
+        assert_eq!(rows[0].last(), Some(&"source"));
+        assert!(rows.iter().all(|r| r.len() == rows[0].len()), "{text}");
+        let sources: Vec<&str> = rows[1..].iter().filter_map(|r| r.last().copied()).collect();
+        let (a, b) = (a.display().to_string(), b.display().to_string());
+        assert_eq!(sources, [a.as_str(), &b, &b], "{text}");
+    }
+}
