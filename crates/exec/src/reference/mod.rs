@@ -27,6 +27,7 @@ mod layer_norm;
 mod layer_norm_grad;
 mod linear;
 mod linear_grad;
+mod machine;
 mod mlp;
 mod operands;
 mod optimizer;
@@ -47,6 +48,7 @@ mod testing;
 pub use device::ReferenceDevice;
 pub use error::ReferenceError;
 pub(crate) use half::{BF16, F16};
+pub use machine::ReferenceMachine;
 pub use tensor::{Data, Tensor};
 
 use graph::Op;

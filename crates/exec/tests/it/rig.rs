@@ -5,8 +5,8 @@ use cpu::{CpuDevice, Isa};
 use cuda::{CudaDevice, CudaError};
 use graph::{Counts, Graph, Param};
 use plan::{Capability, Fuse, Kernels, Plan, PlanError, Policy, Precision, Program, Target, Weights, compile};
-use plimsoll_exec::reference::ReferenceDevice;
-use plimsoll_exec::{Device, Executor, ParamSource};
+use plimsoll_exec::reference::ReferenceMachine;
+use plimsoll_exec::{Device, Executor, Machine, ParamSource};
 use std::ops::Range;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
@@ -95,7 +95,7 @@ impl On {
     /// An executor of a program.
     pub fn executor(self, program: Program) -> Executor {
         let device: Box<dyn Device> = match self {
-            Self::Reference | Self::Narrow(_) => Box::new(ReferenceDevice::new()),
+            Self::Reference | Self::Narrow(_) => ReferenceMachine.open().expect("the reference").swap_remove(0),
             Self::Cpu(isa, threads) | Self::CpuNarrow(isa, threads, _) => {
                 Box::new(CpuDevice::with_isa(threads, isa))
             }
