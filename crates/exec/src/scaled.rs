@@ -21,6 +21,7 @@ pub enum Codes {
 }
 
 /// Bytes of a row of codes.
+#[inline]
 pub fn stride(columns: usize) -> usize {
     columns.next_multiple_of(GRANULE as usize)
 }
@@ -32,6 +33,7 @@ const MOST_TRIED: usize = 512;
 
 impl Codes {
     /// The largest code.
+    #[inline]
     pub fn largest(self) -> f32 {
         match self {
             Self::E4m3 => 448.0,
