@@ -1,7 +1,7 @@
 //! Kernels of CPUs. Invariant: a workspace holds what the kernel's own sizes ask for, which the crate of the kernels asserts
 //! when it is compiled.
 
-use super::{chunk_words, columns, output_columns, rows, table};
+use super::{WIDEST_HEAD, chunk_words, columns, output_columns, rows, table};
 use graph::ops::{Attention, Epilogue, Prologue};
 use graph::{Bytes, DType, Graph, Layout, Node, Op};
 use serde::{Deserialize, Serialize};
@@ -147,9 +147,8 @@ enum Scratch {
 /// Rows of the panels that products of f32 stream.
 const PANEL: u32 = 32;
 
-/// Most heads and columns of a head in attention.
+/// Most heads of attention.
 const MOST_HEADS: u32 = 128;
-const WIDEST_HEAD: u32 = 128;
 
 /// Bytes of workspace of each worker for a product of f32 with packed weights; on tiles the factors are split in three.
 const GEMM_F32: u64 = 698_880;

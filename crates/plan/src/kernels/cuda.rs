@@ -1,7 +1,7 @@
 //! Kernels of NVIDIA GPUs. Invariant: what they accept depends on the compute capability alone, so a plan for a card can be
 //! made anywhere.
 
-use super::{Fusions, table};
+use super::{Fusions, WIDEST_HEAD, table};
 use graph::ops::{Epilogue, Mask, Prologue};
 use graph::{Bytes, DType, Layout, Node, Op};
 use serde::{Deserialize, Serialize};
@@ -52,9 +52,6 @@ enum Row {
     /// Codes with their scales beside bf16, and the same workspace.
     Codes,
 }
-
-/// Most columns of a head in attention.
-const WIDEST_HEAD: u32 = 128;
 
 /// The widest rows that a product of Hopper takes through a norm in front of it. Measured on an H200: in front of products of
 /// 640 columns a norm of its own is as fast.

@@ -10,8 +10,12 @@ pub use cpu::{CpuKernel, InstructionSet, flash_bytes, flash_grad_bytes};
 pub use cuda::{Capability, CudaKernel};
 pub use reference::ReferenceKernel;
 
-use graph::{Bytes, Counts, DType, Graph, Layout, Node, TensorSpec};
+use graph::ops::Mask;
+use graph::{Bytes, Counts, DType, Graph, Layout, Node, Op, TensorSpec};
 use serde::{Deserialize, Serialize};
+
+/// Most columns of a head in attention, on CPUs and GPUs.
+const WIDEST_HEAD: u32 = 128;
 
 /// Makes a kernel table: an enum with a variant for each kernel, its name in records and target files, the op that it
 /// computes, and a row of facts about it. The order is that of preference, where several accept a node.
@@ -230,13 +234,43 @@ pub const fn chunk_words(rows: u64, columns: u64, classes: u64) -> u64 {
 /// The op of a node with the element type of its inputs, as a refusal names it.
 pub(crate) fn op_in(graph: &Graph, node: &Node) -> (&'static str, DType) {
     let mut dtypes = node.inputs.iter().map(|&v| graph.spec(v).dtype);
-    (node.op.name(), dtypes.find(|d| d.is_float()).unwrap_or(DType::I32))
+    (described(&node.op), dtypes.find(|d| d.is_float()).unwrap_or(DType::I32))
+}
+
+/// An op by its name, and by what of it some kernels do not have.
+fn described(op: &Op) -> &'static str {
+    let attention = if let Op::Attention(op) = op {
+        op
+    } else if let Op::AttentionGrad(op) = op {
+        &op.forward
+    } else {
+        return op.name();
+    };
+    match attention.mask {
+        _ if attention.head_dim > WIDEST_HEAD => "attention with heads wider than 128 columns",
+        Mask::Window(_) => "attention with a sliding window",
+        Mask::BlockSparse { .. } => "attention with a block-sparse mask",
+        Mask::Full | Mask::Causal => op.name(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use graph::Op;
+    use graph::ops::{Attention, Bias, Qkv};
+
+    #[test]
+    fn a_refusal_says_what_of_attention_is_missing() {
+        let of = |head_dim, mask| {
+            let (bias, qkv) = (Bias::None, Qkv::Separate);
+            let attention =
+                Attention { heads: 2, kv_heads: 2, head_dim, scale: 1.0, mask, bias, rotary: false, qkv };
+            described(&Op::Attention(attention))
+        };
+        assert_eq!(of(128, Mask::Full), "attention");
+        assert_eq!(of(129, Mask::Full), "attention with heads wider than 128 columns");
+        assert_eq!(of(64, Mask::Window(7)), "attention with a sliding window");
+    }
 
     fn of_op(op: &str) -> Vec<CpuKernel> {
         CpuKernel::ALL.iter().copied().filter(|kernel| kernel.op().name() == op).collect()
