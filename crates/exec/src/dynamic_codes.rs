@@ -57,14 +57,12 @@ impl Codes {
 
     /// What a code stands for.
     #[inline(always)]
-    #[inline]
     pub fn value(&self, code: u8) -> f32 {
         self.values[code as usize]
     }
 
     /// The code nearest to `x`, the lower one of two; for what is beyond, or no number, any.
     #[inline(always)]
-    #[inline]
     pub fn nearest(&self, x: f32) -> u8 {
         let bits = x.to_bits();
         let cell = ((bits & 0x7FFF_FFFF) >> 16) as usize;
