@@ -93,7 +93,12 @@ impl Settings {
 
     /// The element type of encoders' weights and activations.
     pub fn precision(&self) -> Result<Precision, RunError> {
-        precision_of(self.precision, &self.machine().precisions())
+        match (self.is_on_host(), self.precision) {
+            (true, asked) => on_cpu(asked),
+            // What its kernels lack is said when it is planned.
+            (false, Some(asked)) => Ok(asked),
+            (false, None) => Ok(self.machine().precisions()[0]),
+        }
     }
 
     /// How encoders are compiled.
@@ -263,15 +268,10 @@ fn several() -> RunError {
 
 /// The element type of models on this CPU, of what was asked for.
 pub fn on_cpu(asked: Option<Precision>) -> Result<Precision, RunError> {
-    precision_of(asked, &CpuMachine::formats())
-}
-
-/// The element type of what was asked for, or the best of those that a machine computes in.
-fn precision_of(asked: Option<Precision>, formats: &[Precision]) -> Result<Precision, RunError> {
+    let formats = CpuMachine::formats();
     match asked {
         None => Ok(formats[0]),
         Some(asked) if formats.contains(&asked) => Ok(asked),
-        // The formats of GPUs are more.
         Some(asked) => Err(RunError::Refused(format!(
             "--precision {}: the CPU computes in bf16, f32 or int8; give one of these or auto, or --device cuda",
             asked.name()

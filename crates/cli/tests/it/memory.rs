@@ -250,6 +250,11 @@ fn a_pipe_is_held_to_its_share_of_the_line() {
             assert!(refusal.is_none_or(|refusal| said.contains(refusal)), "{command:?} {input}: {said}");
         }
     }
+    // What the queues may hold does not grow with the line: more of them fit more of it.
+    let more = words(&["-o", "queues.npy", "--prefetch", "128", "--memory-budget", "1GB"]);
+    let stdin = File::open(folder.path("few.fa")).expect("a file");
+    let Ended { code, said, .. } = measured_with(&folder, &[&commands[1][..], &more].concat(), stdin.into());
+    assert_eq!(code, Some(0), "{said}");
 }
 
 /// One long record and many short reads: their sizes are those of the issue with `PLIMSOLL_LARGE_INPUTS=1`, and a hundredth

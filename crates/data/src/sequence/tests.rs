@@ -148,6 +148,16 @@ fn pieces_of_any_size_give_the_same_records() {
     }
 }
 
+/// Also where blanks stand between the title and what differs, in whatever pieces they come.
+#[test]
+fn a_title_behind_plus_differs_in_pieces_of_any_size() {
+    let text = b"@a\nACGTACGT\n+a          X\nIIIIIIII\n";
+    let trickle = Reader::from_read("x", Trickle(Cursor::new(text.to_vec()))).unwrap();
+    for found in [trickle.records().collect::<Result<Vec<Record>, DataError>>(), read(text)] {
+        assert!(found.unwrap_err().to_string().contains("the title after '+' differs"));
+    }
+}
+
 #[test]
 fn a_long_record_takes_little_more_than_its_bases() {
     let (line, lines) = ([b'A'; 61], 200_000);

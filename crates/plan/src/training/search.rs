@@ -322,9 +322,9 @@ impl Look<'_> {
             loop {
                 let mut tried: Vec<Tried> = vec![];
                 for open in open.iter().filter(|open| open.candidate.optimizer == optimizer) {
-                    // The most that it can do is no more than what another one does: so it is with all that follow.
+                    // The most that it can do is no more than what another one does.
                     if tried.iter().any(|t| t.rate() >= open.most(budget)) {
-                        break;
+                        continue;
                     }
                     tried.extend(self.squeezed(open)?);
                 }

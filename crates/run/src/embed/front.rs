@@ -17,6 +17,9 @@ use std::thread::JoinHandle;
 /// Letters of a batch, or a little more: some milliseconds of an encoder.
 pub(super) const BATCH_LETTERS: usize = 16 << 10;
 
+/// Bytes of names with which a batch is full.
+pub(super) const BATCH_NAMES: usize = 256 << 10;
+
 /// How long a sequence may be.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
@@ -68,6 +71,8 @@ pub(super) struct Batch {
     pub(super) rna: u64,
     /// Bytes taken from the files so far.
     pub(super) bytes_read: u64,
+    /// Bytes of names.
+    names: usize,
 }
 
 impl Batch {
@@ -90,7 +95,9 @@ impl Batch {
     }
 
     fn is_full(&self) -> bool {
-        self.letters.len() >= BATCH_LETTERS || self.skipped.len() + self.renamed.len() >= BATCH_LETTERS
+        self.letters.len() >= BATCH_LETTERS
+            || self.skipped.len() + self.renamed.len() >= BATCH_LETTERS
+            || self.names >= BATCH_NAMES
     }
 }
 
@@ -167,6 +174,7 @@ impl Front {
             batch.renamed.push(Renamed { id: id.clone(), name: name.clone() });
         }
         let id = name.unwrap_or_else(|| id.clone());
+        batch.names += id.len();
         batch.heads.push(Sequence { id, length: letters.len() as u64, result: self.result });
         Ok(true)
     }

@@ -24,7 +24,7 @@ use data::sequence::{Extent, Reader};
 use data::weights::HubEnv;
 use engine::{Engine, Reading, Rows};
 use exec::Executor;
-use front::{BATCH_LETTERS, Front, Limits, Renamed, Skipped};
+use front::{BATCH_LETTERS, BATCH_NAMES, Front, Limits, Renamed, Skipped};
 use graph::{Bounds, Bytes, Graph, VerifyError};
 use models::Encoder;
 use output::{Kind, Results, Targets};
@@ -341,7 +341,10 @@ fn process(options: &Options, measured: &Measured, limits: Limits, written: u64)
     let letters = limits.letters.map_or(measured.letters, |limit| measured.letters.min(limit as u64));
     let each = (BATCH_LETTERS as u64 + letters) * LETTER;
     let most = batches * BATCH_LETTERS as u64;
-    let heads = measured.sequences.unwrap_or(most).min(most) * (96 + 2 * measured.name);
+    let sequences = measured.sequences.unwrap_or(most).min(most);
+    // A batch is full with so many bytes of names, and holds the one with which it was.
+    let names = (sequences * measured.name).min(batches * (BATCH_NAMES as u64 + measured.name));
+    let heads = 96 * sequences + 2 * names;
     process.add_queues(settings, batches * each + heads);
     let records = measured.most.as_ref().map_or(measured.sequences.unwrap_or_default(), |most| most.records);
     process.add("names of records", records * NAME + (64 << 10));
