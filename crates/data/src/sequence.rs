@@ -355,8 +355,8 @@ impl Open {
 
     fn no_room(&self, what: &str) -> DataError {
         let what = format!(
-            "{what}, the most that the memory of this run leaves for input that comes through a pipe; give the file itself, \
-             or more memory"
+            "{what}, the most that the memory of this run leaves for input of which a part comes through a pipe; give \
+             files alone, or more memory"
         );
         DataError::at(self.source.path(), DataErrorKind::NoRoom(what)).with_line(self.line)
     }
