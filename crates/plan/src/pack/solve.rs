@@ -11,7 +11,7 @@
 //! The activations that a training step keeps for its backward pass are such floors, nested layer in layer; a residual
 //! stream that is updated in place is one too. What stands above them falls apart into equal parts: each kind is solved
 //! once and its offsets are repeated. Cutting n items takes O(n log n), however deep the floors are nested. Where one item
-//! more crosses the layers nothing falls apart; then so many items rest on each other, which takes O(n log n) too, and are
+//! more crosses the layers nothing falls apart; then so many items rest on each other, which takes O(n log n) for the lives of layers, and are
 //! searched only where that is not low enough.
 
 use std::collections::BTreeMap;
