@@ -24,7 +24,7 @@ use core::ops::Range;
 use graph::ops::Mask;
 
 /// Largest head dim.
-pub const MAX_HEAD_DIM: usize = 128;
+pub const MAX_HEAD_DIM: usize = plan::WIDEST_HEAD as usize;
 
 /// Row stride of rows of one head, past `MAX_HEAD_DIM` so that rows do not share cache sets.
 const ROW: usize = MAX_HEAD_DIM + 16;

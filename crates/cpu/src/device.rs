@@ -7,7 +7,7 @@ use super::{Bf16, Cpu, Isa, launch, reduce, widening};
 use exec::arena::{Arena, Weights};
 use exec::host::{Clock, Fetched};
 use exec::{Device, DeviceError, Launch, Recorder, Ticket, Tracer};
-use graph::{Bytes, Op};
+use graph::Bytes;
 use plan::{CpuKernel, KernelId, Kernels, PlanError, Target};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -79,7 +79,7 @@ impl CpuDevice {
         let arena = self.arena()?;
         let _unchanged = arena.reading();
         let KernelId::Cpu(kernel) = launch.kernel else {
-            return Err(DeviceError::WrongKernel { op: launch.op.name(), kernel: launch.kernel });
+            return Err(launch.wrong_kernel());
         };
         let l = Operands { arena, launch, widened: kernel.widens() };
         widening::widen(&l, &self.cpu)?;
@@ -223,92 +223,83 @@ impl Device for CpuDevice {
     }
 }
 
-/// The op of a launch, as its kernel takes it.
-fn of<'a, T>(l: &Operands<'a>) -> Result<&'a T, DeviceError>
-where
-    &'a T: TryFrom<&'a Op>,
-{
-    let Launch { op, kernel, .. } = *l.launch;
-    op.try_into().map_err(|_| DeviceError::WrongKernel { op: op.name(), kernel })
-}
-
 /// Runs a kernel.
 fn run(kernel: CpuKernel, l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
     use CpuKernel as K;
     match kernel {
-        K::AccumulateF32 => launch::optimizer::accumulate(l, cpu, of(l)?),
-        K::AdafactorF32 => launch::optimizer::adafactor(l, cpu, of(l)?),
-        K::AdamWF32 => launch::optimizer::adamw(l, cpu, of(l)?),
-        K::AdamW8bitF32 => launch::optimizer::adamw_8bit(l, cpu, of(l)?),
-        K::AddF32 => launch::forward::add::<f32>(l, cpu, of(l)?),
-        K::AddBf16 => launch::forward::add::<Bf16>(l, cpu, of(l)?),
-        K::FlashF32 => launch::attention::attention_f32(l, cpu, of(l)?),
-        K::FlashBf16 => launch::attention::attention_bf16(l, cpu, of(l)?),
-        K::FlashGradF32 => launch::attention::attention_grad(l, cpu, of(l)?),
-        K::BatchNormF32 => launch::forward::batch_norm(l, cpu, of(l)?),
-        K::BatchNormGradF32 => launch::backward::batch_norm_grad(l, cpu, of(l)?),
-        K::BatchNormTrainF32 => launch::backward::batch_norm_train(l, cpu, of(l)?),
-        K::BatchNormTrainGradF32 => launch::backward::batch_norm_train_grad(l, cpu, of(l)?),
-        K::Cast => launch::backward::cast(l, cpu, of(l)?),
-        K::CombineF32 => launch::moe::combine(l, cpu, of(l)?),
-        K::CombineGradF32 => launch::moe::combine_grad(l, cpu, of(l)?),
-        K::CopyF32 => launch::forward::concat::<f32>(l, cpu, of(l)?),
-        K::CopyBf16 => launch::forward::concat::<Bf16>(l, cpu, of(l)?),
-        K::ConcatGradF32 => launch::backward::concat_grad(l, cpu, of(l)?),
-        K::DispatchF32 => launch::moe::dispatch(l, cpu, of(l)?),
-        K::DispatchGradF32 => launch::moe::dispatch_grad(l, cpu, of(l)?),
-        K::DropoutF32 => launch::backward::dropout(l, cpu, of(l)?),
-        K::EmbedF32 => launch::forward::embed::<f32>(l, cpu, of(l)?),
-        K::EmbedBf16 => launch::forward::embed::<Bf16>(l, cpu, of(l)?),
-        K::EmbedGradF32 => launch::backward::embed_grad(l, cpu, of(l)?),
-        K::GeluF32 => launch::forward::gelu::<f32>(l, cpu, of(l)?),
-        K::GeluBf16 => launch::forward::gelu::<Bf16>(l, cpu, of(l)?),
-        K::GeluGradF32 => launch::backward::gelu_grad(l, cpu, of(l)?),
-        K::GluF32 => launch::forward::glu::<f32>(l, cpu, of(l)?),
-        K::GluBf16 => launch::forward::glu::<Bf16>(l, cpu, of(l)?),
-        K::GluGradF32 => launch::backward::glu_grad(l, cpu, of(l)?),
-        K::GradScaleF32 => launch::optimizer::grad_scale(l, cpu, of(l)?),
-        K::GroupedLinearF32 => launch::product::grouped_linear(l, cpu, of(l)?),
-        K::GroupedLinearInputGradF32 => launch::product::grouped_linear_input_grad(l, cpu, of(l)?),
-        K::GroupedLinearWeightGradF32 => launch::product::grouped_linear_weight_grad(l, cpu, of(l)?),
-        K::LayerNormF32 => launch::forward::layer_norm::<f32>(l, cpu, of(l)?),
-        K::LayerNormBf16 => launch::forward::layer_norm::<Bf16>(l, cpu, of(l)?),
-        K::LayerNormGradF32 => launch::backward::layer_norm_grad(l, cpu, of(l)?),
-        K::GemmF32 => launch::linear::panels(l, cpu, of(l)?),
-        K::GemmBf16 => launch::linear::tiles(l, cpu, of(l)?),
-        K::GemmInt8 => launch::linear::codes(l, cpu, of(l)?),
-        K::ProductF32 => launch::linear::rows(l, cpu, of(l)?),
-        K::LinearCrossEntropyF32 => launch::product::linear_cross_entropy(l, cpu, of(l)?),
-        K::LinearCrossEntropyGradF32 => launch::product::linear_cross_entropy_grad(l, cpu, of(l)?),
-        K::LinearInputGradF32 => launch::product::linear_input_grad(l, cpu, of(l)?),
-        K::LinearWeightGradF32 => launch::product::linear_weight_grad(l, cpu, of(l)?),
-        K::MlpBf16 => launch::mlp::mlp(l, cpu, of(l)?),
-        K::QuantizeF32 => launch::forward::quantize::<f32>(l, cpu, of(l)?),
-        K::QuantizeBf16 => launch::forward::quantize::<Bf16>(l, cpu, of(l)?),
-        K::ReluF32 => launch::forward::relu::<f32>(l, cpu, of(l)?),
-        K::ReluBf16 => launch::forward::relu::<Bf16>(l, cpu, of(l)?),
-        K::ReluGradF32 => launch::backward::relu_grad(l, cpu, of(l)?),
-        K::RmsNormF32 => launch::forward::rms_norm::<f32>(l, cpu, of(l)?),
-        K::RmsNormBf16 => launch::forward::rms_norm::<Bf16>(l, cpu, of(l)?),
-        K::RmsNormGradF32 => launch::backward::rms_norm_grad(l, cpu, of(l)?),
-        K::RotaryTableF32 => launch::forward::rotary_table(l, of(l)?),
-        K::RouteF32 => launch::moe::route(l, cpu, of(l)?),
-        K::RouteGradF32 => launch::moe::route_grad(l, cpu, of(l)?),
-        K::RouterLossF32 => launch::moe::router_loss(l, cpu, of(l)?),
-        K::RouterLossGradF32 => launch::moe::router_loss_grad(l, cpu, of(l)?),
-        K::ScaleF32 => launch::forward::scale::<f32>(l, cpu, of(l)?),
-        K::ScaleBf16 => launch::forward::scale::<Bf16>(l, cpu, of(l)?),
-        K::SegmentMeanF32 => launch::forward::segment_mean::<f32>(l, cpu, of(l)?),
-        K::SegmentMeanBf16 => launch::forward::segment_mean::<Bf16>(l, cpu, of(l)?),
-        K::SegmentMeanGradF32 => launch::backward::segment_mean_grad(l, cpu, of(l)?),
-        K::SelectRowsF32 => launch::forward::select_rows::<f32>(l, cpu, of(l)?),
-        K::SelectRowsBf16 => launch::forward::select_rows::<Bf16>(l, cpu, of(l)?),
-        K::SelectRowsGradF32 => launch::backward::select_rows_grad(l, cpu, of(l)?),
-        K::SgdF32 => launch::optimizer::sgd(l, cpu, of(l)?),
+        K::AccumulateF32 => launch::optimizer::accumulate(l, cpu, l.launch.op_as()?),
+        K::AdafactorF32 => launch::optimizer::adafactor(l, cpu, l.launch.op_as()?),
+        K::AdamWF32 => launch::optimizer::adamw(l, cpu, l.launch.op_as()?),
+        K::AdamW8bitF32 => launch::optimizer::adamw_8bit(l, cpu, l.launch.op_as()?),
+        K::AddF32 => launch::forward::add::<f32>(l, cpu, l.launch.op_as()?),
+        K::AddBf16 => launch::forward::add::<Bf16>(l, cpu, l.launch.op_as()?),
+        K::FlashF32 => launch::attention::attention_f32(l, cpu, l.launch.op_as()?),
+        K::FlashBf16 => launch::attention::attention_bf16(l, cpu, l.launch.op_as()?),
+        K::FlashGradF32 => launch::attention::attention_grad(l, cpu, l.launch.op_as()?),
+        K::BatchNormF32 => launch::forward::batch_norm(l, cpu, l.launch.op_as()?),
+        K::BatchNormGradF32 => launch::backward::batch_norm_grad(l, cpu, l.launch.op_as()?),
+        K::BatchNormTrainF32 => launch::backward::batch_norm_train(l, cpu, l.launch.op_as()?),
+        K::BatchNormTrainGradF32 => launch::backward::batch_norm_train_grad(l, cpu, l.launch.op_as()?),
+        K::Cast => launch::backward::cast(l, cpu, l.launch.op_as()?),
+        K::CombineF32 => launch::moe::combine(l, cpu, l.launch.op_as()?),
+        K::CombineGradF32 => launch::moe::combine_grad(l, cpu, l.launch.op_as()?),
+        K::CopyF32 => launch::forward::concat::<f32>(l, cpu, l.launch.op_as()?),
+        K::CopyBf16 => launch::forward::concat::<Bf16>(l, cpu, l.launch.op_as()?),
+        K::ConcatGradF32 => launch::backward::concat_grad(l, cpu, l.launch.op_as()?),
+        K::DispatchF32 => launch::moe::dispatch(l, cpu, l.launch.op_as()?),
+        K::DispatchGradF32 => launch::moe::dispatch_grad(l, cpu, l.launch.op_as()?),
+        K::DropoutF32 => launch::backward::dropout(l, cpu, l.launch.op_as()?),
+        K::EmbedF32 => launch::forward::embed::<f32>(l, cpu, l.launch.op_as()?),
+        K::EmbedBf16 => launch::forward::embed::<Bf16>(l, cpu, l.launch.op_as()?),
+        K::EmbedGradF32 => launch::backward::embed_grad(l, cpu, l.launch.op_as()?),
+        K::GeluF32 => launch::forward::gelu::<f32>(l, cpu, l.launch.op_as()?),
+        K::GeluBf16 => launch::forward::gelu::<Bf16>(l, cpu, l.launch.op_as()?),
+        K::GeluGradF32 => launch::backward::gelu_grad(l, cpu, l.launch.op_as()?),
+        K::GluF32 => launch::forward::glu::<f32>(l, cpu, l.launch.op_as()?),
+        K::GluBf16 => launch::forward::glu::<Bf16>(l, cpu, l.launch.op_as()?),
+        K::GluGradF32 => launch::backward::glu_grad(l, cpu, l.launch.op_as()?),
+        K::GradScaleF32 => launch::optimizer::grad_scale(l, cpu, l.launch.op_as()?),
+        K::GroupedLinearF32 => launch::product::grouped_linear(l, cpu, l.launch.op_as()?),
+        K::GroupedLinearInputGradF32 => launch::product::grouped_linear_input_grad(l, cpu, l.launch.op_as()?),
+        K::GroupedLinearWeightGradF32 => launch::product::grouped_linear_weight_grad(l, cpu, l.launch.op_as()?),
+        K::LayerNormF32 => launch::forward::layer_norm::<f32>(l, cpu, l.launch.op_as()?),
+        K::LayerNormBf16 => launch::forward::layer_norm::<Bf16>(l, cpu, l.launch.op_as()?),
+        K::LayerNormGradF32 => launch::backward::layer_norm_grad(l, cpu, l.launch.op_as()?),
+        K::GemmF32 => launch::linear::panels(l, cpu, l.launch.op_as()?),
+        K::GemmBf16 => launch::linear::tiles(l, cpu, l.launch.op_as()?),
+        K::GemmInt8 => launch::linear::codes(l, cpu, l.launch.op_as()?),
+        K::ProductF32 => launch::linear::rows(l, cpu, l.launch.op_as()?),
+        K::LinearCrossEntropyF32 => launch::product::linear_cross_entropy(l, cpu, l.launch.op_as()?),
+        K::LinearCrossEntropyGradF32 => launch::product::linear_cross_entropy_grad(l, cpu, l.launch.op_as()?),
+        K::LinearInputGradF32 => launch::product::linear_input_grad(l, cpu, l.launch.op_as()?),
+        K::LinearWeightGradF32 => launch::product::linear_weight_grad(l, cpu, l.launch.op_as()?),
+        K::MlpBf16 => launch::mlp::mlp(l, cpu, l.launch.op_as()?),
+        K::QuantizeF32 => launch::forward::quantize::<f32>(l, cpu, l.launch.op_as()?),
+        K::QuantizeBf16 => launch::forward::quantize::<Bf16>(l, cpu, l.launch.op_as()?),
+        K::ReluF32 => launch::forward::relu::<f32>(l, cpu, l.launch.op_as()?),
+        K::ReluBf16 => launch::forward::relu::<Bf16>(l, cpu, l.launch.op_as()?),
+        K::ReluGradF32 => launch::backward::relu_grad(l, cpu, l.launch.op_as()?),
+        K::RmsNormF32 => launch::forward::rms_norm::<f32>(l, cpu, l.launch.op_as()?),
+        K::RmsNormBf16 => launch::forward::rms_norm::<Bf16>(l, cpu, l.launch.op_as()?),
+        K::RmsNormGradF32 => launch::backward::rms_norm_grad(l, cpu, l.launch.op_as()?),
+        K::RotaryTableF32 => launch::forward::rotary_table(l, l.launch.op_as()?),
+        K::RouteF32 => launch::moe::route(l, cpu, l.launch.op_as()?),
+        K::RouteGradF32 => launch::moe::route_grad(l, cpu, l.launch.op_as()?),
+        K::RouterLossF32 => launch::moe::router_loss(l, cpu, l.launch.op_as()?),
+        K::RouterLossGradF32 => launch::moe::router_loss_grad(l, cpu, l.launch.op_as()?),
+        K::ScaleF32 => launch::forward::scale::<f32>(l, cpu, l.launch.op_as()?),
+        K::ScaleBf16 => launch::forward::scale::<Bf16>(l, cpu, l.launch.op_as()?),
+        K::SegmentMeanF32 => launch::forward::segment_mean::<f32>(l, cpu, l.launch.op_as()?),
+        K::SegmentMeanBf16 => launch::forward::segment_mean::<Bf16>(l, cpu, l.launch.op_as()?),
+        K::SegmentMeanGradF32 => launch::backward::segment_mean_grad(l, cpu, l.launch.op_as()?),
+        K::SelectRowsF32 => launch::forward::select_rows::<f32>(l, cpu, l.launch.op_as()?),
+        K::SelectRowsBf16 => launch::forward::select_rows::<Bf16>(l, cpu, l.launch.op_as()?),
+        K::SelectRowsGradF32 => launch::backward::select_rows_grad(l, cpu, l.launch.op_as()?),
+        K::SgdF32 => launch::optimizer::sgd(l, cpu, l.launch.op_as()?),
         K::SoftmaxF32 => {
             reduce::softmax(cpu, l.input(0)?, l.output(0)?);
             Ok(())
         }
-        K::SoftmaxGradF32 => launch::backward::softmax_grad(l, cpu, of(l)?),
+        K::SoftmaxGradF32 => launch::backward::softmax_grad(l, cpu, l.launch.op_as()?),
     }
 }

@@ -19,8 +19,9 @@ impl CpuMachine {
         Self { lanes, threads }
     }
 
-    /// The element types of encoders' weights and activations, the best first. bf16 comes first only where products run on
-    /// tiles, which take an f32 product for six of theirs; elsewhere f32 costs twice the time at most, and is the reference.
+    /// The element types of encoders' weights and activations, the best first. bf16 comes first only where products run on the
+    /// tiles of AMX, on which an f32 product takes six bf16 products. Elsewhere f32 takes at most twice the time of bf16, and it
+    /// is the arithmetic of the reference implementations.
     pub fn formats() -> [Precision; 3] {
         match Isa::detect().has_tiles() {
             true => [Precision::Bf16, Precision::F32, Precision::Int8],

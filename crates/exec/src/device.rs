@@ -252,6 +252,21 @@ pub struct Launch<'a> {
     pub counts: Counts,
 }
 
+impl<'a> Launch<'a> {
+    /// The op, as its kernel takes it; an error where the kernel is of another op.
+    pub fn op_as<T>(&self) -> Result<&'a T, DeviceError>
+    where
+        &'a T: TryFrom<&'a Op>,
+    {
+        self.op.try_into().map_err(|_| self.wrong_kernel())
+    }
+
+    /// The error of a kernel that the device does not have for this op.
+    pub fn wrong_kernel(&self) -> DeviceError {
+        DeviceError::WrongKernel { op: self.op.name(), kernel: self.kernel }
+    }
+}
+
 /// A tensor in the arena.
 #[derive(Clone, Debug)]
 pub struct Operand {

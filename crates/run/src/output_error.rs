@@ -41,7 +41,7 @@ pub enum OutputError {
 }
 
 impl OutputError {
-    /// An id whose result is missing, doubled or out of order.
+    /// The error of an id whose result is missing, doubled or out of order; `what` says which.
     pub fn mismatch(id: &str, what: impl Into<String>) -> Self {
         Self::Mismatch { id: id.to_owned(), what: what.into() }
     }

@@ -7,7 +7,7 @@ use exec::DeviceError;
 use graph::ops::{Attention, AttentionGrad, Bias, Qkv, alibi_slopes};
 
 /// As many heads as a launch can have without allocating their slopes.
-const MAX_HEADS: usize = 128;
+const MAX_HEADS: usize = plan::MOST_HEADS as usize;
 
 pub(in super::super) fn attention_f32(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
     let mut slopes = [0.0; MAX_HEADS];

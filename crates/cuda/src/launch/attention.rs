@@ -10,7 +10,7 @@ use graph::ops::{Attention, Bias, Mask, Qkv};
 use graph::{Counts, DType};
 
 /// The widest head.
-const MAX_HEAD_DIM: u32 = 128;
+const MAX_HEAD_DIM: u32 = plan::WIDEST_HEAD;
 /// Warps of a block in the forms of `attention.cu`.
 const WARPS: [u32; 3] = [2, 4, 6];
 /// The forms of `attention_hopper.cu` for heads of 64 columns: warpgroups of a block, tiles of 64 queries of each, stages

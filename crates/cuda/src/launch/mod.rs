@@ -14,7 +14,7 @@ use crate::kernel::{Arg, Kernel, Kernels, Shape};
 use crate::machine::FP8;
 use cudarc::driver::sys::CUtensorMap;
 use exec::{DeviceError, Launch, Operand};
-use graph::{Bytes, DType, GRANULE, Layout, Op};
+use graph::{Bytes, DType, GRANULE, Layout};
 use plan::{CudaKernel, KernelId};
 pub(crate) use rows::{gelu_in_place, norm_of};
 
@@ -137,20 +137,6 @@ impl Call<'_> {
         }
     }
 
-    /// The op, as its kernel takes it.
-    fn op<'o, T>(&self) -> Result<&'o T, DeviceError>
-    where
-        Self: 'o,
-        &'o T: TryFrom<&'o Op>,
-    {
-        self.launch.op.try_into().map_err(|_| self.no_kernel())
-    }
-
-    /// The error of a kernel that is none of this op on a card.
-    fn no_kernel(&self) -> DeviceError {
-        DeviceError::WrongKernel { op: self.launch.op.name(), kernel: self.launch.kernel }
-    }
-
     /// An error of this op.
     pub(crate) fn refused(&self, why: String) -> DeviceError {
         DeviceError::Kernel { op: self.launch.op.name(), why }
@@ -175,23 +161,23 @@ pub(crate) fn refusal(code: u32) -> &'static str {
 /// Runs a kernel.
 pub(crate) fn run(call: &mut Call<'_>) -> Result<(), DeviceError> {
     use CudaKernel as K;
-    let KernelId::Cuda(kernel) = call.launch.kernel else { return Err(call.no_kernel()) };
+    let KernelId::Cuda(kernel) = call.launch.kernel else { return Err(call.launch.wrong_kernel()) };
     match kernel {
         K::Add => rows::add(call),
-        K::Flash => attention::attention(call, call.op()?),
-        K::BatchNorm => rows::batch_norm(call, call.op()?),
+        K::Flash => attention::attention(call, call.launch.op_as()?),
+        K::BatchNorm => rows::batch_norm(call, call.launch.op_as()?),
         K::Cast => rows::cast(call),
         K::Concat => rows::concat(call),
-        K::Embed => sequence::embed(call, call.op()?),
+        K::Embed => sequence::embed(call, call.launch.op_as()?),
         K::Gelu => rows::gelu(call),
-        K::Glu => rows::glu(call, call.op()?),
-        K::LayerNorm => rows::layer_norm(call, call.op()?),
-        K::Gemm => linear::linear(call, call.op()?),
-        K::GemmFp8 => linear::codes(call, call.op()?),
-        K::Quantize => quantize::quantize(call, call.op()?),
+        K::Glu => rows::glu(call, call.launch.op_as()?),
+        K::LayerNorm => rows::layer_norm(call, call.launch.op_as()?),
+        K::Gemm => linear::linear(call, call.launch.op_as()?),
+        K::GemmFp8 => linear::codes(call, call.launch.op_as()?),
+        K::Quantize => quantize::quantize(call, call.launch.op_as()?),
         K::Relu => rows::relu(call),
         K::RotaryTable => sequence::rotary_table(call),
-        K::SegmentMean => sequence::segment_mean(call, call.op()?),
+        K::SegmentMean => sequence::segment_mean(call, call.launch.op_as()?),
         K::SelectRows => sequence::select_rows(call),
         K::Softmax => rows::softmax(call),
     }

@@ -170,9 +170,7 @@ impl Device for ReferenceDevice {
     fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
         match launch.kernel {
             KernelId::Reference(_) => {}
-            kernel @ (KernelId::Cpu(_) | KernelId::Cuda(_)) => {
-                return Err(DeviceError::WrongKernel { op: launch.op.name(), kernel });
-            }
+            KernelId::Cpu(_) | KernelId::Cuda(_) => return Err(launch.wrong_kernel()),
         }
         let start = self.clock.start();
         let counts = launch.counts;

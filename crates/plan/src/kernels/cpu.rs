@@ -148,7 +148,7 @@ enum Scratch {
 const PANEL: u32 = 32;
 
 /// Most heads of attention.
-const MOST_HEADS: u32 = 128;
+pub const MOST_HEADS: u32 = 128;
 
 /// Bytes of workspace of each worker for a product of f32 with packed weights; on tiles the factors are split in three.
 const GEMM_F32: u64 = 698_880;
@@ -160,16 +160,19 @@ const GEMM_TILES: u64 = 797_184;
 /// The same for a product whose factors change in every step.
 const PRODUCT: u64 = 932_352;
 
-/// The same for an MLP: what its products take, and for each column of the widest of its layers.
+/// The same for an MLP. What is for each column of its widest layer holds a strip of tiles, or the tallest tile of lanes; the
+/// rest makes blocks of rows higher.
 const MLP: u64 = 1120 << 10;
 const MLP_COLUMN: u64 = 128;
 
-/// Bytes of workspace of each worker for attention with heads of so many columns.
+/// Bytes of workspace of each worker for attention with heads of so many columns: keys, values and sums for each column; and
+/// queries, scores, and what rounding up the columns takes. That the parts fit for every width is a test of the kernel.
 pub const fn flash_bytes(head_dim: usize) -> usize {
     (180_288 + 2432 * head_dim).next_multiple_of(64)
 }
 
-/// The same for the gradient of attention.
+/// The same for the gradient of attention: sums of keys and of values, their panels and those of a block of queries for each
+/// column; and what has a fixed width.
 pub const fn flash_grad_bytes(head_dim: usize) -> usize {
     (564_312 + 4520 * head_dim).next_multiple_of(64)
 }
@@ -234,7 +237,7 @@ impl CpuKernel {
         }
     }
 
-    /// Whether it computes a node, but for the element types of its inputs.
+    /// Whether it accepts a node, as far as op, attributes and weights tell; the element types of inputs are checked apart.
     pub(super) fn accepts(self, graph: &Graph, node: &Node) -> bool {
         let weights = || node.op.weights().iter().map(|&i| graph.spec(node.inputs[i]).dtype);
         let in_tiles = self.weights() != Layout::Tiles || weights().all(|dtype| dtype == DType::Bf16);

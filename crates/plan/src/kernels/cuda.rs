@@ -80,7 +80,7 @@ impl CudaKernel {
         }
     }
 
-    /// Whether it computes a node, but for the element types of its inputs.
+    /// Whether it accepts a node, as far as op and attributes tell; the element types of inputs are checked apart.
     pub(super) fn accepts(self, capability: Capability, node: &Node) -> bool {
         let has_codes = self.row() != Row::Codes || capability >= Capability::FP8;
         self.op() == node.op.kind() && has_codes && self.has(capability, &node.op)

@@ -6,7 +6,7 @@ mod cpu;
 mod cuda;
 mod reference;
 
-pub use cpu::{CpuKernel, InstructionSet, flash_bytes, flash_grad_bytes};
+pub use cpu::{CpuKernel, InstructionSet, MOST_HEADS, flash_bytes, flash_grad_bytes};
 pub use cuda::{Capability, CudaKernel};
 pub use reference::ReferenceKernel;
 
@@ -15,7 +15,7 @@ use graph::{Bytes, Counts, DType, Graph, Layout, Node, Op, TensorSpec};
 use serde::{Deserialize, Serialize};
 
 /// Most columns of a head in attention, on CPUs and GPUs.
-const WIDEST_HEAD: u32 = 128;
+pub const WIDEST_HEAD: u32 = 128;
 
 /// Makes a kernel table: an enum with a variant for each kernel, its name in records and target files, the op that it
 /// computes, and a row of facts about it. The order is that of preference, where several accept a node.

@@ -30,7 +30,7 @@ impl ReferenceKernel {
         }
     }
 
-    /// Whether it computes a node, but for the element types of its inputs.
+    /// Whether it accepts a node, as far as op and attributes tell; the element types of inputs are checked apart.
     pub(super) fn accepts(self, graph: &Graph, node: &Node) -> bool {
         let of_codes = |op: &Op| matches!(op, Op::Linear(_)) && graph.spec(node.inputs[0]).dtype.size() == 1;
         match self {
