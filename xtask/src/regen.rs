@@ -45,9 +45,9 @@ const DNA: &str = r#"{
 }
 "#;
 
-/// Writes the bundle of random weights into `crates/run/bundle`.
+/// Writes the bundle of random weights into `crates/runtime/bundle`.
 pub fn bundle(root: &Path) -> Result<(), String> {
-    let folder = root.join("crates/run/bundle");
+    let folder = root.join("crates/runtime/bundle");
     let tokenizer = root.join("fixtures/goldens/dnabert_s/tokenizer.json");
     write(&folder.join("dnabert_s/tokenizer.json"), &fs::read(&tokenizer).map_err(|e| e.to_string())?)?;
     for (name, config) in [("dnabert_s", DNA), ("esm2", PROTEIN)] {

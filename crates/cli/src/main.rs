@@ -1,5 +1,5 @@
-//! The command line: words to options of `run`, and back. Invariant: no logic; what a command does is in
-//! `run`, and every flag is read in one place, its file in `flags`.
+//! The command line: words to options of the applications, and back. Invariant: no logic; what a command does is in
+//! `virus`, `embed`, `train`, `tools`, `plot` or `runtime`, and every flag is read in one place, its file in `flags`.
 //!
 //! Exit codes: 0 success; 1 failure, bad usage, bad input; 2 partial (some sequences failed); 3 what an earlier
 //! run left is unusable; 4 does not fit in memory; 130, 143 interrupted.
@@ -10,7 +10,7 @@ mod report;
 mod terminal;
 
 use clap::{Parser, Subcommand};
-use run::RunError;
+use runtime::RuntimeError;
 use std::error::Error;
 use std::process::ExitCode;
 
@@ -51,11 +51,11 @@ enum Command {
 
 /// Memory that the system refuses ends the process with exit code 4.
 #[global_allocator]
-static HEAP: run::Heap = run::Heap;
+static HEAP: runtime::Heap = runtime::Heap;
 
 fn main() -> ExitCode {
-    run::limit_slack();
-    run::bill_whole_process();
+    runtime::limit_slack();
+    runtime::bill_whole_process();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -97,7 +97,7 @@ fn said(error: &clap::Error) -> ExitCode {
 }
 
 /// An error with its causes, a line each.
-fn chain(error: &RunError) -> String {
+fn chain(error: &RuntimeError) -> String {
     let mut text = format!("error: {error}");
     let mut cause = error.source();
     while let Some(error) = cause {

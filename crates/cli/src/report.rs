@@ -1,8 +1,7 @@
 //! The summary at the end of a command. Invariant: every number comes from the report; none is computed here
 //! but shares and units.
 
-use run::embed;
-use run::{Place, machine};
+use runtime::{Place, machine};
 use virus::Shard;
 
 /// The summary of a prediction.

@@ -2,7 +2,7 @@
 //! to standard error, and to the log file with the time.
 
 use indicatif::{ProgressBar, ProgressStyle};
-use run::{Level, Observer, Progress, RunError, Trained, Transfer};
+use runtime::{Level, Observer, Progress, RuntimeError, Trained, Transfer};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::fmt::{self, Display, Formatter, Write as _};
@@ -56,11 +56,11 @@ const BETWEEN_LINES: Duration = Duration::from_secs(30);
 
 impl Terminal {
     /// Progress is a bar on a terminal, and now and then a line elsewhere.
-    pub fn new(loudness: Loudness, progress: bool, log: Option<&Path>) -> Result<Self, RunError> {
+    pub fn new(loudness: Loudness, progress: bool, log: Option<&Path>) -> Result<Self, RuntimeError> {
         let terminal = stderr().is_terminal();
         let open = |path: &Path| {
             let file = OpenOptions::new().create(true).append(true).open(path);
-            file.map_err(|source| RunError::Io { path: path.to_owned(), source })
+            file.map_err(|source| RuntimeError::Io { path: path.to_owned(), source })
         };
         Ok(Self {
             loudness,
@@ -75,14 +75,14 @@ impl Terminal {
     }
 
     /// From now on a first Ctrl-C or SIGTERM asks the run to end, and a second one ends the process.
-    pub fn listen(&self) -> Result<(), RunError> {
+    pub fn listen(&self) -> Result<(), RuntimeError> {
         for signal in [SIGINT, SIGTERM] {
             let (asked, stop) = (Arc::new(AtomicBool::new(false)), Arc::clone(&self.stop));
             // In this order: the flag that the first one sets arms the second.
             flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&asked))
                 .and_then(|_| flag::register(signal, asked))
                 .and_then(|_| flag::register_usize(signal, stop, signal as usize))
-                .map_err(|source| RunError::Io { path: "signals".into(), source })?;
+                .map_err(|source| RuntimeError::Io { path: "signals".into(), source })?;
         }
         Ok(())
     }
@@ -220,7 +220,7 @@ impl Display for Shown<'_> {
         for c in self.0.chars() {
             match c {
                 '\n' | '\t' => f.write_char(c)?,
-                c if !run::is_printable(c) => c.escape_default().try_for_each(|c| f.write_char(c))?,
+                c if !runtime::is_printable(c) => c.escape_default().try_for_each(|c| f.write_char(c))?,
                 c => f.write_char(c)?,
             }
         }

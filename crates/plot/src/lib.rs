@@ -15,7 +15,7 @@ use data::atomic::AtomicFile;
 use data::{DataError, DataErrorKind};
 use draw::{png, scene::Scene, svg};
 use results::Results;
-use run::RunError;
+use runtime::RuntimeError;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use survey::{Entry, Survey};
@@ -81,7 +81,7 @@ struct Picture {
 }
 
 /// Draws; the files that were written, in order.
-pub fn plot(options: &Options) -> Result<Vec<PathBuf>, RunError> {
+pub fn plot(options: &Options) -> Result<Vec<PathBuf>, RuntimeError> {
     let results = Results::open(&options.results)?;
     let (mut survey, asked) = look(&results, &options.records)?;
     let with_overview = matches!(options.output, Output::Folder(..)) || options.records.is_empty();
@@ -106,7 +106,7 @@ pub fn plot(options: &Options) -> Result<Vec<PathBuf>, RunError> {
 }
 
 /// All records, and those that are asked for: each once, every one of an id that is there twice.
-fn look(results: &Results, ids: &[String]) -> Result<(Survey, Vec<Entry>), RunError> {
+fn look(results: &Results, ids: &[String]) -> Result<(Survey, Vec<Entry>), RuntimeError> {
     let mut survey = Survey::new(NAMES, TRACKS);
     let mut found: Vec<Vec<Entry>> = vec![vec![]; ids.len()];
     results.records(|entry| {
@@ -124,13 +124,16 @@ fn look(results: &Results, ids: &[String]) -> Result<(Survey, Vec<Entry>), RunEr
         let mut nearest = names::Nearest::new(id);
         results.records(|entry| nearest.offer(&entry.id))?;
         let folder = results.folder.display();
-        return Err(RunError::Refused(format!("--record {id}: no such record in {folder}{}", nearest.hint())));
+        return Err(RuntimeError::Refused(format!(
+            "--record {id}: no such record in {folder}{}",
+            nearest.hint()
+        )));
     }
     Ok((survey, found.into_iter().flatten().collect()))
 }
 
 /// Nothing is written before everything is drawn and every place is free.
-fn write(pictures: &[Picture], options: &Options) -> Result<Vec<PathBuf>, RunError> {
+fn write(pictures: &[Picture], options: &Options) -> Result<Vec<PathBuf>, RuntimeError> {
     let mut files: Vec<(PathBuf, Vec<u8>)> = vec![];
     for Picture { name, scene } in pictures {
         let places: Vec<(PathBuf, Format)> = match &options.output {
@@ -141,20 +144,20 @@ fn write(pictures: &[Picture], options: &Options) -> Result<Vec<PathBuf>, RunErr
         };
         for (path, format) in places {
             if !options.force && path.exists() {
-                return Err(RunError::Refused(format!(
+                return Err(RuntimeError::Refused(format!(
                     "{} is already there; use --force to replace it, or another place with -o",
                     path.display()
                 )));
             }
             let bytes = match format {
                 Format::Svg => svg::write(scene).into_bytes(),
-                Format::Png => png::write(scene, options.dpi).map_err(RunError::io(&path))?,
+                Format::Png => png::write(scene, options.dpi).map_err(RuntimeError::io(&path))?,
             };
             files.push((path, bytes));
         }
     }
     if let Output::Folder(folder, _) = &options.output {
-        std::fs::create_dir_all(folder).map_err(RunError::io(folder))?;
+        std::fs::create_dir_all(folder).map_err(RuntimeError::io(folder))?;
     }
     for (path, bytes) in &files {
         save(path, bytes)?;

@@ -11,7 +11,7 @@ use data::chunk::chunks;
 use data::printable::{Name, Place};
 use data::sequence::Reader;
 use data::translate::Frame;
-use run::RunError;
+use runtime::RuntimeError;
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ pub struct Original {
 }
 
 /// The folder of tables that a folder is or holds; none where it has none.
-pub fn tables_in(folder: &Path) -> Result<Option<PathBuf>, RunError> {
+pub fn tables_in(folder: &Path) -> Result<Option<PathBuf>, RuntimeError> {
     if folder.join(FRAMES).is_file() {
         return Ok(Some(folder.to_owned()));
     }
@@ -46,7 +46,7 @@ pub fn tables_in(folder: &Path) -> Result<Option<PathBuf>, RunError> {
     match &found[..] {
         [] => Ok(None),
         [one] => Ok(Some(one.clone())),
-        [one, other, ..] => Err(RunError::Refused(format!(
+        [one, other, ..] => Err(RuntimeError::Refused(format!(
             "{} holds the results of several runs of VirNucPro, such as {} and {}; give one of these folders",
             Place(folder),
             Place(one),
@@ -57,7 +57,7 @@ pub fn tables_in(folder: &Path) -> Result<Option<PathBuf>, RunError> {
 
 impl Original {
     /// Reads the tables of a folder and the file of windows beside it.
-    pub fn open(tables: &Path) -> Result<Self, RunError> {
+    pub fn open(tables: &Path) -> Result<Self, RuntimeError> {
         let (path, length) = windows_file(tables)?;
         let mut orfs = frames(&tables.join(FRAMES))?;
         let calls = consensus(&tables.join(CONSENSUS))?;
@@ -68,7 +68,7 @@ impl Original {
             let record = record?;
             let (id, number) = numbered(&record.id).ok_or_else(|| {
                 let name = Name(&record.id);
-                RunError::Refused(format!(
+                RuntimeError::Refused(format!(
                     "{}: `{name}` is no window's name, such as read_chunk_1",
                     Place(&path)
                 ))
@@ -78,7 +78,7 @@ impl Original {
                 gathered.id = id.to_owned();
             }
             if id != gathered.id || number != gathered.windows.len() as u64 + 1 {
-                return Err(RunError::Refused(format!(
+                return Err(RuntimeError::Refused(format!(
                     "{}: `{}` does not follow on window {} of `{}`; the file is torn or of other results",
                     Place(&path),
                     Name(&record.id),
@@ -91,7 +91,7 @@ impl Original {
         records.end(gathered)?;
         let tracks = records.tracks;
         if let Some(id) = orfs.keys().min() {
-            return Err(RunError::Refused(format!(
+            return Err(RuntimeError::Refused(format!(
                 "{}: window `{}` is not in {}; they are of different runs",
                 Place(&tables.join(FRAMES)),
                 Name(id),
@@ -128,14 +128,14 @@ impl Original {
 }
 
 /// `NAME_chunkedLENGTH.fa` beside or in the folder of tables, and its length.
-fn windows_file(tables: &Path) -> Result<(PathBuf, usize), RunError> {
-    let full = tables.canonicalize().map_err(RunError::io(tables))?;
+fn windows_file(tables: &Path) -> Result<(PathBuf, usize), RuntimeError> {
+    let full = tables.canonicalize().map_err(RuntimeError::io(tables))?;
     let folder = full.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let name = folder.strip_suffix(MERGED);
     let above = full.parent().filter(|_| name.is_some()).map(Path::to_owned);
     let mut found: Vec<(PathBuf, usize)> = vec![];
     for place in above.iter().chain([&full]) {
-        for entry in fs::read_dir(place).map_err(RunError::io(place))?.flatten() {
+        for entry in fs::read_dir(place).map_err(RuntimeError::io(place))?.flatten() {
             let file = entry.file_name().to_string_lossy().into_owned();
             let Some((of, length)) = file.strip_suffix(".fa").and_then(|stem| stem.rsplit_once("_chunked"))
             else {
@@ -151,12 +151,12 @@ fn windows_file(tables: &Path) -> Result<(PathBuf, usize), RunError> {
     let wanted = format!("{}_chunkedLENGTH.fa", name.unwrap_or("NAME"));
     match &found[..] {
         [one] => Ok(one.clone()),
-        [] => Err(RunError::Refused(format!(
+        [] => Err(RuntimeError::Refused(format!(
             "{}: VirNucPro's tables do not say where windows lie; put {wanted} of that run beside the folder (virnucpro-broad \
              keeps it with --keep-intermediate)",
             Place(tables)
         ))),
-        [(one, _), (other, _), ..] => Err(RunError::Refused(format!(
+        [(one, _), (other, _), ..] => Err(RuntimeError::Refused(format!(
             "{}: its windows are in {wanted}, of which there are several: {} and {}; leave only that of this run there",
             Place(tables),
             Place(one),
@@ -166,7 +166,7 @@ fn windows_file(tables: &Path) -> Result<(PathBuf, usize), RunError> {
 }
 
 /// The open reading frames of `prediction_results.txt`, by window.
-fn frames(path: &Path) -> Result<HashMap<String, Vec<OrfScore>>, RunError> {
+fn frames(path: &Path) -> Result<HashMap<String, Vec<OrfScore>>, RuntimeError> {
     let mut rows = Rows::open(path, &["Sequence_ID", "score1", "score2"])?;
     let mut orfs: HashMap<String, Vec<OrfScore>> = HashMap::new();
     while let Some((window, orf)) = rows.next(|[id, other, virus]| {
@@ -187,9 +187,9 @@ fn frames(path: &Path) -> Result<HashMap<String, Vec<OrfScore>>, RunError> {
 }
 
 /// VirNucPro's own consensus, by window. virnucpro-broad leaves a file of a line end alone where there are no windows.
-fn consensus(path: &Path) -> Result<HashMap<String, bool>, RunError> {
+fn consensus(path: &Path) -> Result<HashMap<String, bool>, RuntimeError> {
     let mut calls = HashMap::new();
-    if fs::metadata(path).map_err(RunError::io(path))?.len() <= 1 {
+    if fs::metadata(path).map_err(RuntimeError::io(path))?.len() <= 1 {
         return Ok(calls);
     }
     let mut rows = Rows::open(path, &["Modified_ID", "Is_Virus"])?;
@@ -234,13 +234,13 @@ struct Records<'a> {
 
 impl Records<'_> {
     /// Adds a record, all windows of which are there.
-    fn end(&mut self, gathered: Gathered) -> Result<(), RunError> {
+    fn end(&mut self, gathered: Gathered) -> Result<(), RuntimeError> {
         let Gathered { id, windows } = gathered;
         if windows.is_empty() {
             return Ok(());
         }
         let bases = bases_of(&windows, self.length).ok_or_else(|| {
-            RunError::Refused(format!(
+            RuntimeError::Refused(format!(
                 "{}: the windows of `{}` are not those of one sequence at {} bases; the file is torn or its name wrong",
                 Place(self.path),
                 Name(&id),
@@ -254,7 +254,7 @@ impl Records<'_> {
             let said = Consensus::of(&orfs);
             record.add(said.as_ref());
             if said.map(|said| said.is_virus()) != self.calls.get(&name).copied() {
-                return Err(RunError::Refused(format!(
+                return Err(RuntimeError::Refused(format!(
                     "{}: `{}` contradicts {FRAMES} or is missing there; the tables are of different runs",
                     Place(&self.tables.join(CONSENSUS)),
                     Name(&name)

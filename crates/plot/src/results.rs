@@ -7,7 +7,7 @@ use super::survey::{CALLS, Entry, Survey};
 use super::track::{Track, Window};
 use data::DataError;
 use data::translate::Frame;
-use run::RunError;
+use runtime::RuntimeError;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -66,7 +66,7 @@ pub(super) struct RowCounts {
 
 impl Results {
     /// Opens the folder by its run record, which means that the results are complete.
-    pub fn open(folder: &Path) -> Result<Self, RunError> {
+    pub fn open(folder: &Path) -> Result<Self, RuntimeError> {
         let path = folder.join(RUN_RECORD);
         if !path.is_file() {
             // Without a run record, tables of our own are of a run that was broken.
@@ -77,17 +77,17 @@ impl Results {
                 let (about, source) = (original.about.clone(), Source::Original(original));
                 return Ok(Results { folder: folder.to_owned(), about, source });
             }
-            return Err(RunError::Refused(format!(
+            return Err(RuntimeError::Refused(format!(
                 "{}: there is no {RUN_RECORD} in it, so it holds no complete result; give the folder that \
                  plimsoll predict wrote (of shards: that of --merge), or NAME_merged of VirNucPro",
                 folder.display()
             )));
         }
-        let text = fs::read_to_string(&path).map_err(RunError::io(&path))?;
+        let text = fs::read_to_string(&path).map_err(RuntimeError::io(&path))?;
         let record = serde_json::from_str(&text).ok();
         let (about, counts) = record.as_ref().ok_or("JSON").and_then(about).map_err(|what| {
             let text = "is not the run record of a prediction";
-            RunError::Refused(format!(
+            RuntimeError::Refused(format!(
                 "{} {text} (no {what} in it); run plimsoll predict again",
                 path.display()
             ))

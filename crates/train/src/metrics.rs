@@ -3,7 +3,7 @@
 
 use super::trainable::Auxiliary;
 use data::atomic::AtomicFile;
-use run::RunError;
+use runtime::RuntimeError;
 use serde::{Deserialize, Serialize};
 use serde_json::Number;
 use std::fs::{File, OpenOptions};
@@ -86,31 +86,31 @@ struct Step {
 
 impl Metrics {
     /// Of the run in `folder`, with the lines up to `step` that are there.
-    pub fn open(folder: &Path, step: u64) -> Result<Self, RunError> {
+    pub fn open(folder: &Path, step: u64) -> Result<Self, RuntimeError> {
         let path = folder.join(FILE);
         keep(&path, step)?;
-        let file = OpenOptions::new().append(true).open(&path).map_err(RunError::io(&path))?;
+        let file = OpenOptions::new().append(true).open(&path).map_err(RuntimeError::io(&path))?;
         Ok(Self { path, file })
     }
 
     /// Appends a line.
-    pub fn put(&mut self, line: &impl Serialize) -> Result<(), RunError> {
-        let mut text = serde_json::to_string(line).map_err(|e| RunError::Refused(e.to_string()))?;
+    pub fn put(&mut self, line: &impl Serialize) -> Result<(), RuntimeError> {
+        let mut text = serde_json::to_string(line).map_err(|e| RuntimeError::Refused(e.to_string()))?;
         text.push('\n');
-        self.file.write_all(text.as_bytes()).map_err(RunError::io(&self.path))
+        self.file.write_all(text.as_bytes()).map_err(RuntimeError::io(&self.path))
     }
 }
 
 /// Writes the file anew with the lines up to `step`; half a line, which a kill leaves, is none.
-fn keep(path: &Path, step: u64) -> Result<(), RunError> {
+fn keep(path: &Path, step: u64) -> Result<(), RuntimeError> {
     let mut kept = AtomicFile::create(path)?;
     let old = match File::open(path) {
         Ok(file) => Some(BufReader::new(file)),
         Err(e) if e.kind() == ErrorKind::NotFound => None,
-        Err(e) => return Err(RunError::io(path)(e)),
+        Err(e) => return Err(RuntimeError::io(path)(e)),
     };
     for line in old.into_iter().flat_map(BufRead::lines) {
-        let line = line.map_err(RunError::io(path))?;
+        let line = line.map_err(RuntimeError::io(path))?;
         match serde_json::from_str::<Step>(&line) {
             Ok(there) if there.step <= step => writeln!(kept, "{line}").map_err(|e| kept.error(e))?,
             Ok(_) | Err(_) => break,

@@ -4,12 +4,12 @@ use super::config::{PrecisionKind, TrainConfig};
 use super::{Largest, plan_of};
 use graph::{Bytes, Graph, Phase};
 use plan::{Found, Optimizer, Rejected, Target};
-use run::{Observer, RunError, price};
+use runtime::{Observer, RuntimeError, price};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// The machine of a name or a target file; the CPU with as many threads as the run would have.
-pub fn target(config: &TrainConfig, word: &str) -> Result<Target, RunError> {
+pub fn target(config: &TrainConfig, word: &str) -> Result<Target, RuntimeError> {
     match word {
         "cpu" => config.run.target(),
         _ => price::target(word),
@@ -17,17 +17,21 @@ pub fn target(config: &TrainConfig, word: &str) -> Result<Target, RunError> {
 }
 
 /// The fastest plans of a configuration on a machine inside the line of its key `memory.budget`.
-pub fn found(config: &TrainConfig, target: &Target, observer: &mut dyn Observer) -> Result<Found, RunError> {
+pub fn found(
+    config: &TrainConfig,
+    target: &Target,
+    observer: &mut dyn Observer,
+) -> Result<Found, RuntimeError> {
     plan_of(config, target, budget(config, target)?, observer)
 }
 
 /// The line of a configuration on a machine.
-pub fn budget(config: &TrainConfig, target: &Target) -> Result<Bytes, RunError> {
+pub fn budget(config: &TrainConfig, target: &Target) -> Result<Bytes, RuntimeError> {
     price::parse_budget(&config.memory.budget, target)
 }
 
 /// The plans as JSON: the program's, and what was chosen.
-pub fn to_json(config: &TrainConfig, found: &Found) -> Result<Value, RunError> {
+pub fn to_json(config: &TrainConfig, found: &Found) -> Result<Value, RuntimeError> {
     let c = &found.candidate;
     let mut plan = price::to_json(&found.program)?;
     let of = |r: &Rejected| {
@@ -49,14 +53,14 @@ pub fn to_json(config: &TrainConfig, found: &Found) -> Result<Value, RunError> {
 }
 
 /// The same of the largest, and what it is.
-pub fn largest_to_json(largest: &Largest) -> Result<Value, RunError> {
+pub fn largest_to_json(largest: &Largest) -> Result<Value, RuntimeError> {
     let mut plan = to_json(&largest.config, &largest.found)?;
     plan["largest"] = json!({"of": largest.size.name(), "value": largest.value, "refused": largest.refused});
     Ok(plan)
 }
 
 /// The plans as a person reads them.
-pub fn to_text(config: &TrainConfig, found: &Found) -> Result<String, RunError> {
+pub fn to_text(config: &TrainConfig, found: &Found) -> Result<String, RuntimeError> {
     let Found { program, candidate, .. } = found;
     let target = program.target();
     let graph = &program.plans()[0].1.graph;
@@ -95,7 +99,7 @@ pub fn to_text(config: &TrainConfig, found: &Found) -> Result<String, RunError> 
 }
 
 /// The same of the largest, with a line that says what it is.
-pub fn largest_to_text(largest: &Largest) -> Result<String, RunError> {
+pub fn largest_to_text(largest: &Largest) -> Result<String, RuntimeError> {
     let model = &largest.config.model;
     let what = match largest.size {
         super::Size::Tokens => format!("a micro-batch of {} tokens", largest.value),

@@ -5,7 +5,7 @@ use super::checkpoint::{Checkpoint, Checkpoints, Named};
 use super::config::schema::{leaves, schema};
 use super::config::{TrainConfig, Warmup};
 use data::printable::Place;
-use run::{Level, Observer, RunError};
+use runtime::{Level, Observer, RuntimeError};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -27,7 +27,7 @@ pub(super) fn choose(
     own: &Checkpoints,
     config: &TrainConfig,
     observer: &mut dyn Observer,
-) -> Result<Option<Checkpoint>, RunError> {
+) -> Result<Option<Checkpoint>, RuntimeError> {
     let found = match resume {
         Resume::Auto => newest(&own.list()?, observer)?,
         Resume::From(path) => {
@@ -39,7 +39,7 @@ pub(super) fn choose(
             None => None,
             Some(Named { path, .. }) => {
                 let path = Place(path);
-                return Err(RunError::Unusable(format!(
+                return Err(RuntimeError::Unusable(format!(
                     "--resume never: {path} is there already; go on with --resume auto, or choose another folder \
                      with -o"
                 )));
@@ -50,7 +50,7 @@ pub(super) fn choose(
         && let Some(what) = difference(&checkpoint.record.config, config)?
     {
         let path = Place(&checkpoint.path);
-        return Err(RunError::Unusable(format!(
+        return Err(RuntimeError::Unusable(format!(
             "{path} is of another configuration: {what}; choose another folder with -o"
         )));
     }
@@ -58,7 +58,7 @@ pub(super) fn choose(
 }
 
 /// The newest that can be used.
-fn newest(all: &[Named], observer: &mut dyn Observer) -> Result<Option<Checkpoint>, RunError> {
+fn newest(all: &[Named], observer: &mut dyn Observer) -> Result<Option<Checkpoint>, RuntimeError> {
     let mut last = None;
     for Named { path, .. } in all.iter().rev() {
         match Checkpoint::open(path) {
@@ -73,37 +73,38 @@ fn newest(all: &[Named], observer: &mut dyn Observer) -> Result<Option<Checkpoin
     }
     match last {
         None => Ok(None),
-        Some(why) => Err(RunError::Unusable(format!(
+        Some(why) => Err(RuntimeError::Unusable(format!(
             "no checkpoint can be used ({why}); remove the folder to begin anew, or choose another with -o"
         ))),
     }
 }
 
 /// A checkpoint that was named, or the newest of a run that was.
-fn at(path: &Path, observer: &mut dyn Observer) -> Result<Checkpoint, RunError> {
+fn at(path: &Path, observer: &mut dyn Observer) -> Result<Checkpoint, RuntimeError> {
     let shown = Place(path);
     if path.join("checkpoints").is_dir() {
         let found = newest(&Checkpoints::open(path)?.list()?, observer)?;
         return found
-            .ok_or_else(|| RunError::Unusable(format!("--resume {shown}: there is no checkpoint in it")));
+            .ok_or_else(|| RuntimeError::Unusable(format!("--resume {shown}: there is no checkpoint in it")));
     }
-    Checkpoint::open(path).map_err(|why| RunError::Unusable(format!("--resume {shown}: {why}")))
+    Checkpoint::open(path).map_err(|why| RuntimeError::Unusable(format!("--resume {shown}: {why}")))
 }
 
 /// A run that went back would meet its own later checkpoints.
-fn older_than_none(own: &Checkpoints, found: &Checkpoint) -> Result<(), RunError> {
+fn older_than_none(own: &Checkpoints, found: &Checkpoint) -> Result<(), RuntimeError> {
     let newer = own.list()?.into_iter().rfind(|named| named.step > found.record.state.step);
     newer.map_or(Ok(()), |named| {
         let (there, path) = (Place(&named.path), Place(&found.path));
-        Err(RunError::Unusable(format!(
+        Err(RuntimeError::Unusable(format!(
             "--resume {path}: {there} is newer; go on with --resume auto, remove it, or choose another folder with -o"
         )))
     })
 }
 
 /// The first key that can change a result and differs, in words.
-fn difference(old: &Value, config: &TrainConfig) -> Result<Option<String>, RunError> {
-    let broken = |e: serde_json::Error| RunError::Unusable(format!("the configuration of a checkpoint: {e}"));
+fn difference(old: &Value, config: &TrainConfig) -> Result<Option<String>, RuntimeError> {
+    let broken =
+        |e: serde_json::Error| RuntimeError::Unusable(format!("the configuration of a checkpoint: {e}"));
     let new = serde_json::to_value(config).map_err(broken)?;
     let keys = leaves(&schema()).into_iter().filter(|leaf| leaf.changes == "results");
     for leaf in keys {

@@ -7,8 +7,8 @@ use crate::feed;
 use data::bounded;
 use data::tokenize::{bpe, esm};
 use data::train::Tokens;
-use run::RunError;
-use run::hub::{TOKENIZER, tokenizer_files};
+use runtime::RuntimeError;
+use runtime::hub::{TOKENIZER, tokenizer_files};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ const ROLES: [(&str, &str); 5] = [
 ];
 
 /// The files of a run whose weights come from `folder`. Bytes and ids need none.
-pub fn files(config: &TrainConfig, folder: Option<&Path>) -> Result<Vec<(String, Vec<u8>)>, RunError> {
+pub fn files(config: &TrainConfig, folder: Option<&Path>) -> Result<Vec<(String, Vec<u8>)>, RuntimeError> {
     if config.model.kind == ModelKind::Head {
         return Ok(vec![]);
     }
@@ -68,8 +68,8 @@ fn classified(mut files: Vec<(String, Vec<u8>)>, kind: ModelKind) -> Vec<(String
     files
 }
 
-fn read(path: &PathBuf) -> Result<Vec<u8>, RunError> {
-    bounded::read(path, bpe::LARGEST).map_err(RunError::io(path))
+fn read(path: &PathBuf) -> Result<Vec<u8>, RuntimeError> {
+    bounded::read(path, bpe::LARGEST).map_err(RuntimeError::io(path))
 }
 
 /// ESM-2's.

@@ -4,7 +4,7 @@
 use super::config::OptimizerKind;
 use data::weights::DType;
 use graph::Bytes;
-use run::RunError;
+use runtime::RuntimeError;
 use serde::Serialize;
 use serde_json::Value;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use std::ops::Range;
 /// A model with its data, as it is trained.
 pub trait Trainable {
     /// Takes the next micro-batch; `None` where an epoch ends: the next call begins another.
-    fn take(&mut self) -> Result<Option<Taken>, RunError>;
+    fn take(&mut self) -> Result<Option<Taken>, RuntimeError>;
 
     /// Says what the optimizer is told in the step that begins: where one micro-step is a whole step, it moves the
     /// weights.
@@ -20,22 +20,22 @@ pub trait Trainable {
 
     /// Forward and backward of the micro-batch that was taken last. Its gradients begin a group, or join it with `keep`.
     /// They are those of `loss_scale` times the cross-entropy summed over targets.
-    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<Found, RunError>;
+    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<Found, RuntimeError>;
 
     /// Moves the weights by the group's gradients times `unscale`, unless these are not numbers.
-    fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, RunError>;
+    fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, RuntimeError>;
 
     /// The loss of the next micro-batch to evaluate on; `None` at their end: the next call begins again.
-    fn evaluate(&mut self) -> Result<Option<Evaluated>, RunError>;
+    fn evaluate(&mut self) -> Result<Option<Evaluated>, RuntimeError>;
 
     /// Begins the evaluation data again.
-    fn rewind(&mut self) -> Result<(), RunError>;
+    fn rewind(&mut self) -> Result<(), RuntimeError>;
 
     /// The place in the training data behind the batch that was taken last.
-    fn position(&self) -> Result<Value, RunError>;
+    fn position(&self) -> Result<Value, RuntimeError>;
 
     /// Goes on from such a place.
-    fn seek(&mut self, position: &Value) -> Result<(), RunError>;
+    fn seek(&mut self, position: &Value) -> Result<(), RuntimeError>;
 
     /// The optimizer that was planned.
     fn optimizer(&self) -> OptimizerKind;
@@ -49,7 +49,7 @@ pub trait Trainable {
     }
 
     /// The plan, for the run record.
-    fn plan(&self) -> Result<Value, RunError>;
+    fn plan(&self) -> Result<Value, RuntimeError>;
 
     /// The most memory that the process takes: its plans, what is reserved for it, and its data.
     fn peak(&self) -> Bytes;
@@ -70,13 +70,13 @@ pub trait Trainable {
         tensor: usize,
         elements: Range<u64>,
         out: &mut Vec<u8>,
-    ) -> Result<(), RunError>;
+    ) -> Result<(), RuntimeError>;
 
     /// The opposite: `bytes` hold the elements from `start` on.
-    fn write(&mut self, part: Part, tensor: usize, start: u64, bytes: &[u8]) -> Result<(), RunError>;
+    fn write(&mut self, part: Part, tensor: usize, start: u64, bytes: &[u8]) -> Result<(), RuntimeError>;
 
     /// Small files that belong beside the model, by name: config.json, a tokenizer.
-    fn beside(&self) -> Result<Vec<(String, Vec<u8>)>, RunError>;
+    fn beside(&self) -> Result<Vec<(String, Vec<u8>)>, RuntimeError>;
 }
 
 /// A micro-batch that was taken.

@@ -12,9 +12,9 @@ use super::trainable::{Applied, Auxiliary, Found, Taken, Trainable};
 use data::atomic::AtomicFile;
 use data::printable::Place;
 use graph::Bytes;
-use run::lock;
-use run::machine::{self, Tracker, parse_budget};
-use run::{Level, Observer, RunError, Trained};
+use runtime::lock;
+use runtime::machine::{self, Tracker, parse_budget};
+use runtime::{Level, Observer, RuntimeError, Trained};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -33,7 +33,8 @@ pub struct Request {
 }
 
 /// Makes the model of a configuration, with its data at their start.
-pub type Open<'a> = &'a mut dyn FnMut(&TrainConfig, &mut dyn Observer) -> Result<Box<dyn Trainable>, RunError>;
+pub type Open<'a> =
+    &'a mut dyn FnMut(&TrainConfig, &mut dyn Observer) -> Result<Box<dyn Trainable>, RuntimeError>;
 
 /// Why a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +85,11 @@ pub struct Report {
 }
 
 /// Trains, with the model that `open` makes.
-pub fn train_with(request: &Request, open: Open<'_>, observer: &mut dyn Observer) -> Result<Report, RunError> {
+pub fn train_with(
+    request: &Request,
+    open: Open<'_>,
+    observer: &mut dyn Observer,
+) -> Result<Report, RuntimeError> {
     let tracker = Tracker::new();
     let output = &request.output;
     // Held to the end: two runs in one folder would take each other's files.
@@ -99,11 +104,11 @@ pub fn train_with(request: &Request, open: Open<'_>, observer: &mut dyn Observer
     let checkpoints = Checkpoints::open(output)?;
     let found = resume::choose(&request.resume, &checkpoints, &request.config, observer)?;
     // From here on the folder is this run's, whatever becomes of it.
-    let asked = serde_json::to_value(&request.config).map_err(|e| RunError::Refused(e.to_string()))?;
+    let asked = serde_json::to_value(&request.config).map_err(|e| RuntimeError::Refused(e.to_string()))?;
     let started = Status { output, asked: &asked };
     started.write("running", None)?;
     train_from(request, checkpoints, found, &asked, open, tracker, observer).inspect_err(|error| {
-        let status = if matches!(error, RunError::Interrupted { .. }) { "interrupted" } else { "failed" };
+        let status = if matches!(error, RuntimeError::Interrupted { .. }) { "interrupted" } else { "failed" };
         if let Err(why) = started.write(status, Some(error)) {
             observer.say(Level::Warning, &format!("run.json still says that the run is running: {why}"));
         }
@@ -117,7 +122,7 @@ struct Status<'a> {
 }
 
 impl Status<'_> {
-    fn write(&self, status: &str, error: Option<&RunError>) -> Result<(), RunError> {
+    fn write(&self, status: &str, error: Option<&RuntimeError>) -> Result<(), RuntimeError> {
         let mut record = json!({
             "plimsoll": env!("CARGO_PKG_VERSION"),
             "status": status,
@@ -139,7 +144,7 @@ fn train_from(
     open: Open<'_>,
     mut tracker: Tracker,
     observer: &mut dyn Observer,
-) -> Result<Report, RunError> {
+) -> Result<Report, RuntimeError> {
     let output = &request.output;
     let kept = found.as_ref().map(|c| decisive(&c.record.choices)).unwrap_or_default();
     // Of what is free before anything is taken of it.
@@ -190,7 +195,7 @@ fn decisive(choices: &BTreeMap<String, Value>) -> BTreeMap<String, Value> {
     keys.filter_map(|leaf| choices.get_key_value(&leaf.path)).map(|(k, v)| (k.clone(), v.clone())).collect()
 }
 
-fn write_text(path: &Path, text: &str) -> Result<(), RunError> {
+fn write_text(path: &Path, text: &str) -> Result<(), RuntimeError> {
     let mut file = AtomicFile::create(path)?;
     file.write_all(text.as_bytes()).map_err(|e| file.error(e))?;
     Ok(file.commit()?)
@@ -321,7 +326,7 @@ impl Trainer {
         ]
     }
 
-    fn run(&mut self, observer: &mut dyn Observer) -> Result<Ended, RunError> {
+    fn run(&mut self, observer: &mut dyn Observer) -> Result<Ended, RuntimeError> {
         loop {
             if let Some(ended) = self.ended() {
                 let due = self.config.run.evaluate_every.is_some() && self.state.evaluated != self.state.step;
@@ -359,14 +364,14 @@ impl Trainer {
     }
 
     /// One update; false where the data ended instead.
-    fn step(&mut self, observer: &mut dyn Observer) -> Result<bool, RunError> {
+    fn step(&mut self, observer: &mut dyn Observer) -> Result<bool, RuntimeError> {
         let group = self.group()?;
         if group.targets == 0 {
             return Ok(false);
         }
         let step = self.state.step + 1;
         if !group.loss.is_finite() && self.config.precision.kind != PrecisionKind::Fp16 {
-            return Err(RunError::Refused(format!(
+            return Err(RuntimeError::Refused(format!(
                 "step {step}: the loss is no number any more; use a lower optimizer.lr or a longer schedule.warmup; \
                  the last checkpoint is from before"
             )));
@@ -428,7 +433,7 @@ impl Trainer {
     }
 
     /// The micro-steps of the next update: fewer at the end of an epoch, none where the run ends with it.
-    fn group(&mut self) -> Result<Group, RunError> {
+    fn group(&mut self) -> Result<Group, RuntimeError> {
         let batch = &self.config.batch;
         let most = batch.tokens / batch.micro_tokens.0.unwrap_or(batch.tokens);
         let (mut group, mut ends) = (Group::default(), 0);
@@ -438,7 +443,7 @@ impl Trainer {
                 ends += 1;
                 if ends > 1 {
                     let text = "data.train: an epoch gave nothing to train on; is every document too short?";
-                    return Err(RunError::Refused(text.to_owned()));
+                    return Err(RuntimeError::Refused(text.to_owned()));
                 }
                 match group.micro_steps > 0 || self.ended().is_some() {
                     true => break,
@@ -456,7 +461,7 @@ impl Trainer {
         Ok(group)
     }
 
-    fn log(&mut self, group: &Group, applied: Applied, lr: f64, scale: f64) -> Result<(), RunError> {
+    fn log(&mut self, group: &Group, applied: Applied, lr: f64, scale: f64) -> Result<(), RuntimeError> {
         let scales = self.config.precision.kind == PrecisionKind::Fp16;
         let targets = group.targets as f64;
         let mut auxiliary = Auxiliary::default();
@@ -480,7 +485,7 @@ impl Trainer {
     }
 
     /// The loss on what is not trained on, without auxiliary losses; whether it is the lowest so far.
-    fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<bool, RunError> {
+    fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<bool, RuntimeError> {
         let most = self.config.run.evaluate_tokens.unwrap_or(u64::MAX);
         let (mut loss, mut targets) = (0.0, 0);
         self.model.rewind()?;
@@ -492,7 +497,7 @@ impl Trainer {
         }
         if targets == 0 {
             let text = "run.evaluate_every: there is nothing to evaluate on; give more data.validation";
-            return Err(RunError::Refused(text.to_owned()));
+            return Err(RuntimeError::Refused(text.to_owned()));
         }
         let (step, loss) = (self.state.step, loss / targets as f64);
         let best = loss.is_finite() && self.state.best.is_none_or(|best| loss < best.loss);
@@ -510,7 +515,7 @@ impl Trainer {
     }
 
     /// A checkpoint of now, if there is none; older ones go.
-    fn save(&mut self) -> Result<&Path, RunError> {
+    fn save(&mut self) -> Result<&Path, RuntimeError> {
         let step = self.state.step;
         if self.newest.as_ref().is_none_or(|(there, _)| *there != step) {
             self.state.position = self.model.position()?;
@@ -531,15 +536,15 @@ impl Trainer {
     }
 
     /// Ends where a signal asks for it; what was trained is kept.
-    fn heed(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
+    fn heed(&mut self, observer: &mut dyn Observer) -> Result<(), RuntimeError> {
         let Some(signal) = observer.stop() else { return Ok(()) };
         let step = self.state.step;
         let path = Place(self.save()?).to_string();
         let kept = format!("step {step} is kept in {path}; the same command goes on from there");
-        Err(RunError::Interrupted { signal, kept })
+        Err(RuntimeError::Interrupted { signal, kept })
     }
 
-    fn report(mut self, output: &Path, ended: Ended, tracker: &Tracker) -> Result<Report, RunError> {
+    fn report(mut self, output: &Path, ended: Ended, tracker: &Tracker) -> Result<Report, RuntimeError> {
         let checkpoint = self.save()?.to_owned();
         let seconds = self.clock.began.elapsed().as_secs_f64();
         let tokens_per_second = self.clock.rate(self.state.tokens);

@@ -13,8 +13,8 @@ use data::pack::{Fill, Order, Pack, Packer};
 use exec::Executor;
 use graph::Counts;
 use plan::{Program, step_seconds};
-use run::RunError;
-use run::lanes::{Done, Lanes, PARTS, Stop, Usage, Values, Work};
+use runtime::RuntimeError;
+use runtime::lanes::{Done, Lanes, PARTS, Stop, Usage, Values, Work};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -77,7 +77,7 @@ impl Compute {
         stage: Stage,
         shape: &Shape,
         options: &Options,
-    ) -> Result<Self, RunError> {
+    ) -> Result<Self, RuntimeError> {
         let lanes = Lanes::new(executors)?;
         let program = lanes.program();
         let plans = PLANS.map(|name| program.index(name));
@@ -161,9 +161,9 @@ impl Compute {
         orf: &OrfTokens,
         queue: &mut Queue,
         embedding: Option<&[f32]>,
-    ) -> Result<(), RunError> {
+    ) -> Result<(), RuntimeError> {
         let Some(slot) = self.free.pop() else {
-            return Err(RunError::Refused("no slot is free; this is a bug of ours".to_owned()));
+            return Err(RuntimeError::Refused("no slot is free; this is a bug of ours".to_owned()));
         };
         let place = queue.push_orf(orf.frame, orf.bases, slot);
         self.slots[slot] = Slot { place, ..Slot::default() };
@@ -181,13 +181,13 @@ impl Compute {
 
     /// Sends off full packs of both encoders, one of each, where there are any, and what the head can score; takes what
     /// is back. Whether anything was sent to an encoder.
-    pub(crate) fn step(&mut self, sink: &mut Sink<'_>) -> Result<bool, RunError> {
+    pub(crate) fn step(&mut self, sink: &mut Sink<'_>) -> Result<bool, RuntimeError> {
         self.send_packs(false, sink)
     }
 
     /// Gets something through: waits for a step, and sends off what is there, full or not, where devices would have
     /// nothing to do.
-    pub(crate) fn press(&mut self, sink: &mut Sink<'_>) -> Result<(), RunError> {
+    pub(crate) fn press(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
         if self.lanes.in_flight() < self.lanes.working() {
             self.send_packs(true, sink)?;
         }
@@ -196,7 +196,7 @@ impl Compute {
 
     /// The input has ended: sends off a pack of what is left, or where all was sent waits for a step. What is left is cut
     /// so that every device gets some, and the longest steps come first.
-    pub(crate) fn drain(&mut self, sink: &mut Sink<'_>) -> Result<(), RunError> {
+    pub(crate) fn drain(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
         let mut rest = match self.rest.take() {
             Some(rest) => rest,
             None => self.all_packs(),
@@ -217,7 +217,7 @@ impl Compute {
     }
 
     /// The run ends early: what has begun is waited for, and what has both embeddings by then is scored.
-    pub(crate) fn give_up(&mut self, sink: &mut Sink<'_>) -> Result<(), RunError> {
+    pub(crate) fn give_up(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
         for work in self.lanes.cancel() {
             if let Tag::Scored { slots } = work.tag {
                 self.ready.extend(slots);
@@ -261,12 +261,13 @@ impl Compute {
         self.slots[slot].failed |= !row.iter().all(|x| x.is_finite());
     }
 
-    fn plan(&self, part: usize) -> Result<usize, RunError> {
-        self.plans[part].ok_or_else(|| RunError::Refused("a plan is missing; this is a bug of ours".to_owned()))
+    fn plan(&self, part: usize) -> Result<usize, RuntimeError> {
+        self.plans[part]
+            .ok_or_else(|| RuntimeError::Refused("a plan is missing; this is a bug of ours".to_owned()))
     }
 
     /// A pack of each encoder where there is one; with `force` of what is there, full or not.
-    fn send_packs(&mut self, force: bool, sink: &mut Sink<'_>) -> Result<bool, RunError> {
+    fn send_packs(&mut self, force: bool, sink: &mut Sink<'_>) -> Result<bool, RuntimeError> {
         let mut sent = false;
         for encoder in [DNA, PROTEIN] {
             if let Some(pack) = self.packers[encoder].next_pack(force) {
@@ -280,7 +281,7 @@ impl Compute {
     }
 
     /// Sends off a step of an encoder when there is room for it.
-    fn send_pack(&mut self, encoder: usize, pack: Pack, sink: &mut Sink<'_>) -> Result<(), RunError> {
+    fn send_pack(&mut self, encoder: usize, pack: Pack, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
         while self.lanes.in_flight() - self.scoring >= self.lanes.enough() && self.wait(sink)? {}
         let Pack { tokens, spans, owners } = pack;
         let work = Work {
@@ -329,7 +330,7 @@ impl Compute {
 
     /// Sends off what has both embeddings, where it is at least `least` and not too much is on its way. The head's steps
     /// are short, and what waits for them holds slots, so they come first.
-    fn score_ready(&mut self, least: usize) -> Result<(), RunError> {
+    fn score_ready(&mut self, least: usize) -> Result<(), RuntimeError> {
         while self.ready.len() >= least && self.scoring < self.lanes.enough() {
             self.score()?;
         }
@@ -337,7 +338,7 @@ impl Compute {
     }
 
     /// One step of the head over slots that have both embeddings.
-    fn score(&mut self) -> Result<(), RunError> {
+    fn score(&mut self) -> Result<(), RuntimeError> {
         let n = self.ready.len().min(HEAD_ROWS as usize);
         let slots: Vec<usize> = self.ready.drain(..n).collect();
         let mut rows = self.spare_rows.pop().unwrap_or_default();
@@ -361,7 +362,7 @@ impl Compute {
     }
 
     /// Takes what is back by now.
-    fn settle_back(&mut self, sink: &mut Sink<'_>) -> Result<(), RunError> {
+    fn settle_back(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
         while let Some(done) = self.lanes.poll()? {
             self.settle_step(done, sink);
         }
@@ -369,7 +370,7 @@ impl Compute {
     }
 
     /// Waits for a step; false where none is on its way.
-    fn wait(&mut self, sink: &mut Sink<'_>) -> Result<bool, RunError> {
+    fn wait(&mut self, sink: &mut Sink<'_>) -> Result<bool, RuntimeError> {
         let start = Instant::now();
         let done = self.lanes.wait(sink.stop);
         sink.totals.seconds.devices += start.elapsed().as_secs_f64();

@@ -11,8 +11,8 @@ use super::queues::Queues;
 use data::chunk::Chunk;
 use data::intermediate::orf_name;
 use data::pack::Fill;
-use run::lanes::Stop;
-use run::{Progress, RunError};
+use runtime::lanes::Stop;
+use runtime::{Progress, RuntimeError};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -99,7 +99,7 @@ impl Engine {
     }
 
     /// Takes what happened in one job.
-    pub(crate) fn take(&mut self, mut batch: Batch, stop: Stop<'_>) -> Result<(), RunError> {
+    pub(crate) fn take(&mut self, mut batch: Batch, stop: Stop<'_>) -> Result<(), RuntimeError> {
         let mut orfs = std::mem::take(&mut batch.orfs).into_iter();
         self.queue.push(Item::Text(std::mem::take(&mut batch.text)));
         for event in std::mem::take(&mut batch.events) {
@@ -129,13 +129,13 @@ impl Engine {
     }
 
     /// Sends off some of what waits when the input has ended; whether there is more.
-    pub(crate) fn drain(&mut self, stop: Stop<'_>) -> Result<bool, RunError> {
+    pub(crate) fn drain(&mut self, stop: Stop<'_>) -> Result<bool, RuntimeError> {
         self.compute(stop, Compute::drain)?;
         Ok(self.queue.len() > 0)
     }
 
     /// Puts on disk what is finished, before an end that comes too early.
-    pub(crate) fn commit(&mut self) -> Result<u64, RunError> {
+    pub(crate) fn commit(&mut self) -> Result<u64, RuntimeError> {
         // What a device says now is not why the run ends; what is through is kept all the same.
         let _ = self.compute(&|| Ok(()), Compute::give_up);
         self.emit()?;
@@ -171,11 +171,11 @@ impl Engine {
         (self.parts, self.totals)
     }
 
-    fn note(&mut self, note: Note) -> Result<(), RunError> {
+    fn note(&mut self, note: Note) -> Result<(), RuntimeError> {
         if self.parts.strict {
             let Note { seq_name, kind, detail, .. } = note;
             let text = format!("--strict: '{seq_name}': {kind}: {detail}; mend it, or leave --strict away");
-            return Err(RunError::Refused(text));
+            return Err(RuntimeError::Refused(text));
         }
         self.queue.push(Item::Note(note));
         Ok(())
@@ -189,7 +189,7 @@ impl Engine {
         record: Arc<str>,
         chunk: Chunk,
         orfs: usize,
-    ) -> Result<Vec<f32>, RunError> {
+    ) -> Result<Vec<f32>, RuntimeError> {
         if let Some(entry) = self.parts.results.take(number, &record, chunk.index)? {
             self.totals.kept += 1;
             self.queue.push(Item::Window(Window::kept(record, chunk, entry)));
@@ -197,7 +197,7 @@ impl Engine {
         }
         let missing = |what: &str| {
             let text = format!("{what} of window {} of '{record}' are missing", chunk.index + 1);
-            RunError::Unusable(format!("{text}; run the command again that computes them"))
+            RuntimeError::Unusable(format!("{text}; run the command again that computes them"))
         };
         let Some(compute) = &self.parts.compute else { return Err(missing("the results")) };
         let mut rows = vec![];
@@ -216,7 +216,7 @@ impl Engine {
         orf: &OrfTokens,
         embedding: Option<&[f32]>,
         stop: Stop<'_>,
-    ) -> Result<(), RunError> {
+    ) -> Result<(), RuntimeError> {
         while self.parts.compute.as_ref().is_some_and(|c| !c.has_room()) {
             self.compute(stop, Compute::press)?;
         }
@@ -230,8 +230,8 @@ impl Engine {
     fn compute<T>(
         &mut self,
         stop: Stop<'_>,
-        part: impl FnOnce(&mut Compute, &mut Sink<'_>) -> Result<T, RunError>,
-    ) -> Result<Option<T>, RunError> {
+        part: impl FnOnce(&mut Compute, &mut Sink<'_>) -> Result<T, RuntimeError>,
+    ) -> Result<Option<T>, RuntimeError> {
         stop()?;
         let mut sink = Sink { queue: &mut self.queue, totals: &mut self.totals, stop };
         let done = self.parts.compute.as_mut().map(|compute| part(compute, &mut sink)).transpose()?;
@@ -240,7 +240,7 @@ impl Engine {
     }
 
     /// Writes what is complete, in input order.
-    fn emit(&mut self) -> Result<(), RunError> {
+    fn emit(&mut self) -> Result<(), RuntimeError> {
         let start = Instant::now();
         while let Some(item) = self.queue.pop_complete() {
             match item {
@@ -263,12 +263,15 @@ impl Engine {
         Ok(())
     }
 
-    fn written(&mut self, write: impl FnOnce(&mut Outputs) -> Result<(), OutputError>) -> Result<(), RunError> {
+    fn written(
+        &mut self,
+        write: impl FnOnce(&mut Outputs) -> Result<(), OutputError>,
+    ) -> Result<(), RuntimeError> {
         Ok(self.parts.outputs.as_mut().map_or(Ok(()), write)?)
     }
 
     /// Writes and keeps a window that is complete.
-    fn write(&mut self, window: Window) -> Result<(), RunError> {
+    fn write(&mut self, window: Window) -> Result<(), RuntimeError> {
         self.entry.rows.clear();
         match &mut self.parts.compute {
             Some(compute) if !window.kept => compute.release(&window, &mut self.entry.rows),
@@ -294,7 +297,7 @@ impl Engine {
     }
 
     /// Failures are noted when their window is written, so that notes come in input order too.
-    fn note_failures(&mut self, window: &Window) -> Result<(), RunError> {
+    fn note_failures(&mut self, window: &Window) -> Result<(), RuntimeError> {
         for orf in window.orfs().filter(|orf| orf.state == State::Failed) {
             self.totals.failed += 1;
             let (number, frame) = (window.chunk.index + 1, orf.frame.name());
@@ -310,7 +313,7 @@ impl Engine {
     }
 
     /// The rows of `self.entry`, where they are written.
-    fn write_embeddings(&mut self, window: &Window) -> Result<(), RunError> {
+    fn write_embeddings(&mut self, window: &Window) -> Result<(), RuntimeError> {
         let count = window.embedded().count();
         let Some(outputs) = self.parts.outputs.as_mut().filter(|_| count > 0) else { return Ok(()) };
         let mut name = String::new();

@@ -4,8 +4,8 @@
 
 use super::output::{FILES, RUN_RECORD};
 use super::resume;
-use run::RunError;
-use run::lock::remove;
+use runtime::RuntimeError;
+use runtime::lock::remove;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -23,23 +23,26 @@ pub enum Found {
 
 /// Looks at the folder. With `force` what a prediction left there does not count; it stays until the new
 /// results replace it. What a killed run left half written is removed, if nothing else is there.
-pub fn look(dir: &Path, force: bool) -> Result<Found, RunError> {
+pub fn look(dir: &Path, force: bool) -> Result<Found, RuntimeError> {
     let record = dir.join(RUN_RECORD);
     if record.exists() && !force {
-        let text = fs::read_to_string(&record).map_err(RunError::io(&record))?;
+        let text = fs::read_to_string(&record).map_err(RuntimeError::io(&record))?;
         let value = serde_json::from_str(&text).map_err(|_| {
-            RunError::Unusable(format!("{} is not a run record; use --force or another -o", record.display()))
+            RuntimeError::Unusable(format!(
+                "{} is not a run record; use --force or another -o",
+                record.display()
+            ))
         })?;
         return Ok(Found::Record(value));
     }
     let mut leftovers = vec![];
-    for entry in fs::read_dir(dir).map_err(RunError::io(dir))? {
-        let path = entry.map_err(RunError::io(dir))?.path();
+    for entry in fs::read_dir(dir).map_err(RuntimeError::io(dir))? {
+        let path = entry.map_err(RuntimeError::io(dir))?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if is_leftover(&name) {
             leftovers.push(path);
         } else if !FILES.contains(&name.as_str()) && !JOURNALS.contains(&name.as_str()) {
-            return Err(RunError::Refused(format!(
+            return Err(RuntimeError::Refused(format!(
                 "{} holds files that are not of a prediction (`{name}`); choose another folder with -o",
                 dir.display()
             )));

@@ -22,11 +22,6 @@ mod stage;
 pub use data::sequence::{files, stem};
 pub use options::{Models, Options, Shard};
 
-use ::run::machine::Tracker;
-use ::run::observer::stopped;
-use ::run::process::Process;
-use ::run::session::lanes_worth;
-use ::run::{EncoderModel, HeadModel, Level, Observer, RunError, Settings};
 use data::sequence::{Input, Reader, digests, extent};
 use data::weights::HubEnv;
 use exec::Executor;
@@ -40,6 +35,11 @@ use program::Shape;
 use queues::Queues;
 use resume::Keys;
 use run::Run;
+use runtime::machine::Tracker;
+use runtime::observer::stopped;
+use runtime::process::Process;
+use runtime::session::lanes_worth;
+use runtime::{EncoderModel, HeadModel, Level, Observer, RuntimeError, Settings};
 use serde_json::Value;
 use stage::Stage;
 use std::cell::Cell;
@@ -86,7 +86,7 @@ pub(crate) struct Opened {
 }
 
 /// Predicts.
-pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<Report, RunError> {
+pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<Report, RuntimeError> {
     let start = Instant::now();
     look_at_inputs(options)?;
     let opened = open(options, observer)?;
@@ -95,7 +95,7 @@ pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<Report,
 
 /// Predicts each input by itself, into the folder `<stem>` of the output folder, or `<stem>_plimsoll` where that
 /// is empty. The models are loaded once.
-pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Vec<Report>, RunError> {
+pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Vec<Report>, RuntimeError> {
     let mut folders: Vec<(PathBuf, &PathBuf)> = vec![];
     for input in &options.inputs {
         let folder = match options.output_dir.as_os_str().is_empty() {
@@ -106,7 +106,7 @@ pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Ve
             let (a, b, to) = (other.display(), input.display(), folder.display());
             let text =
                 format!("--per-input: {a} and {b} would both go to {to}; rename one, or use two commands");
-            return Err(RunError::Refused(text));
+            return Err(RuntimeError::Refused(text));
         }
         folders.push((folder, input));
     }
@@ -140,10 +140,10 @@ fn predict_one(
     start: Instant,
     warm: &mut Warm,
     observer: &mut dyn Observer,
-) -> Result<Report, RunError> {
+) -> Result<Report, RuntimeError> {
     let mut tracker = Tracker::new();
     // Held to the end: two runs into one folder would take each other's files.
-    let lock = ::run::lock::take(&options.output_dir, &folder::JOURNALS)?;
+    let lock = runtime::lock::take(&options.output_dir, &folder::JOURNALS)?;
     if !lock.is_held() {
         let dir = options.output_dir.display();
         let text = format!("{dir} is on a file system without locks: see to it that no other run writes there");
@@ -176,7 +176,7 @@ fn hosts(
     budget: Bytes,
     files: bool,
     observer: &dyn Observer,
-) -> Result<Vec<(Queues, Vec<Staging>)>, RunError> {
+) -> Result<Vec<(Queues, Vec<Staging>)>, RuntimeError> {
     // Of several inputs, the first one's arena is in the heap by now, so what the process held before it was noted.
     let before = &options.settings.process;
     let process = || match before.is_empty() {
@@ -198,7 +198,7 @@ pub(crate) fn among(folder: &Path, folders: &[PathBuf]) -> bool {
 }
 
 /// Files that are missing or no sequence files are found before anything else happens.
-fn look_at_inputs(options: &Options) -> Result<(), RunError> {
+fn look_at_inputs(options: &Options) -> Result<(), RuntimeError> {
     Reader::open(&options.inputs)?;
     for path in options.inputs.iter().filter(|p| p.is_file()) {
         data::sequence::look(path)?;
@@ -206,7 +206,7 @@ fn look_at_inputs(options: &Options) -> Result<(), RunError> {
     Ok(())
 }
 
-fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, RunError> {
+fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, RuntimeError> {
     let env = HubEnv::from_process();
     let models = &options.models;
     let dna = match &models.dna {
@@ -224,7 +224,10 @@ fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, RunErr
         };
         if !fits {
             let found = model.encoder.family();
-            return Err(RunError::Refused(format!("{}: {wanted} is wanted here, this is {found}", model.name)));
+            return Err(RuntimeError::Refused(format!(
+                "{}: {wanted} is wanted here, this is {found}",
+                model.name
+            )));
         }
     }
     let (d, p) = (dna.encoder.hidden_size(), protein.encoder.hidden_size());
@@ -238,7 +241,7 @@ fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, RunErr
         observer.say(Level::Warning, text);
     }
     if let Some(length) = head.named_length().filter(|&l| l != options.length) {
-        return Err(RunError::Refused(format!(
+        return Err(RuntimeError::Refused(format!(
             "{} is a head for windows of {length} bases, --length is {}; leave --length out, or give the head for {} \
              bases",
             head.name, options.length, options.length
@@ -262,7 +265,7 @@ fn already_there(
     opened: &Opened,
     inputs: Option<&[Input]>,
     keys: Option<&Keys>,
-) -> Result<Option<Report>, RunError> {
+) -> Result<Option<Report>, RuntimeError> {
     let Found::Record(old) = folder::look(&options.output_dir, options.force)? else { return Ok(None) };
     let dir = options.output_dir.display();
     let Some(inputs) = inputs else {
@@ -270,7 +273,7 @@ fn already_there(
             "{dir} holds a result, and what can be read only once cannot be compared with its input; \
                             use --force or another folder with -o"
         );
-        return Err(RunError::Unusable(text));
+        return Err(RuntimeError::Unusable(text));
     };
     // Who puts shards together computes nothing.
     let arithmetic = match options.merge.is_empty() {
@@ -284,11 +287,11 @@ fn already_there(
         }
         let text =
             format!("{dir} holds the result of another run ({what}); use --force or another folder with -o");
-        return Err(RunError::Unusable(text));
+        return Err(RuntimeError::Unusable(text));
     }
     if options.shard.is_some() {
         let text = format!("{dir} holds a complete result, no shard; name another folder for it with -o");
-        return Err(RunError::Unusable(text));
+        return Err(RuntimeError::Unusable(text));
     }
     // Tables name the inputs, which the identity does not.
     let names = record::names(inputs);
@@ -298,14 +301,14 @@ fn already_there(
              another folder with -o",
             old["inputs"]
         );
-        return Err(RunError::Unusable(text));
+        return Err(RuntimeError::Unusable(text));
     }
     // A kill between the last result and the removal of the journals.
     keys.map_or(Ok(()), Keys::remove_left)?;
     let notes = old["counts"]["notes"].as_u64().unwrap_or(0);
     if options.strict && notes > 0 {
         let text = format!("--strict: the result is in {dir}, with {notes} notes; see notes.tsv there");
-        return Err(RunError::Refused(text));
+        return Err(RuntimeError::Refused(text));
     }
     Ok(Some(Report {
         already_complete: true,

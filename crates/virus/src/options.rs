@@ -2,7 +2,7 @@
 //! nothing else; two runs with equal keys, inputs, weights and arithmetic give the same bytes.
 
 use crate::output::{EmbeddingFormat, HitsFormat};
-use run::Settings;
+use runtime::Settings;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::Duration;

@@ -13,9 +13,9 @@ use exec::{DeviceError, Kind, Machine};
 use graph::{Bytes, Counts};
 use models::{Encoder, HeadConfig};
 use plan::{PlanError, Precision, Program, Staging, Stream, Target, step_seconds};
-use run::process::Process;
-use run::session::lanes_worth;
-use run::{Device, EncoderModel, HeadModel, RunError, Settings, Silent, price};
+use runtime::process::Process;
+use runtime::session::lanes_worth;
+use runtime::{Device, EncoderModel, HeadModel, RuntimeError, Settings, Silent, price};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -116,10 +116,10 @@ impl Machine for PlannedMachine {
 ///
 /// # Errors
 /// Another CPU: how it would be used is not known here.
-pub fn device(target: Target, depth: usize) -> Result<Device, RunError> {
+pub fn device(target: Target, depth: usize) -> Result<Device, RuntimeError> {
     match (&*target.name, &*target.space) {
         ("cpu", _) => Ok(Device::Cpu),
-        (name, run::lanes::HOST) => Err(RunError::Refused(format!(
+        (name, runtime::lanes::HOST) => Err(RuntimeError::Refused(format!(
             "--predict --target {name}: a prediction is planned for the CPU in place (--target cpu) or a GPU; plan each \
              encoder there with --model"
         ))),
@@ -128,7 +128,7 @@ pub fn device(target: Target, depth: usize) -> Result<Device, RunError> {
 }
 
 /// Plans a prediction.
-pub fn plan(request: &Request) -> Result<Planned, RunError> {
+pub fn plan(request: &Request) -> Result<Planned, RuntimeError> {
     let Request { options, .. } = request;
     let settings = &options.settings;
     let names = names(&options.models);
@@ -178,12 +178,12 @@ fn names(models: &Models) -> [String; 3] {
     ]
 }
 
-fn encoder(name: &str, wanted: &str) -> Result<Encoder, RunError> {
+fn encoder(name: &str, wanted: &str) -> Result<Encoder, RuntimeError> {
     let encoder = price::encoder(name)?;
     match encoder.family() == wanted {
         true => Ok(encoder),
         false => {
-            Err(RunError::Refused(format!("{name}: {wanted} is wanted here, this is {}", encoder.family())))
+            Err(RuntimeError::Refused(format!("{name}: {wanted} is wanted here, this is {}", encoder.family())))
         }
     }
 }
@@ -195,8 +195,8 @@ pub(crate) fn hosts(
     trained: bool,
     budget: Bytes,
     process: impl Fn() -> Option<Process>,
-    measure: impl FnOnce() -> Result<Extent, RunError>,
-) -> Result<Vec<(Queues, Vec<Staging>)>, RunError> {
+    measure: impl FnOnce() -> Result<Extent, RuntimeError>,
+) -> Result<Vec<(Queues, Vec<Staging>)>, RuntimeError> {
     if process().is_none() {
         return Ok(vec![(Queues::USUAL, vec![])]);
     }
@@ -220,17 +220,17 @@ pub(crate) fn choose(
     shape: &Shape,
     worth: usize,
     reread: bool,
-) -> Result<(usize, Vec<(Stage, Program)>), RunError> {
+) -> Result<(usize, Vec<(Stage, Program)>), RuntimeError> {
     for (number, (_, process)) in hosts.iter().enumerate() {
         // The line was read once: what is free changes from moment to moment.
         let settings = Settings { budget: Some(budget), process: process.clone(), ..settings.clone() };
         match settings.in_lanes(worth, |settings| stages(settings, shape, reread)) {
             // Beside smaller queues there is more for plans.
-            Err(RunError::Plan(PlanError::OverBudget(_))) if number + 1 < hosts.len() => {}
+            Err(RuntimeError::Plan(PlanError::OverBudget(_))) if number + 1 < hosts.len() => {}
             planned => return planned.map(|stages| (number, stages)),
         }
     }
-    Err(RunError::Refused("there are no queues to plan with; this is a bug of ours".to_owned()))
+    Err(RuntimeError::Refused("there are no queues to plan with; this is a bug of ours".to_owned()))
 }
 
 /// Which of the queues, where nothing is computed: those of a merge, which takes the memory of its process alone.
@@ -238,7 +238,7 @@ pub(crate) fn choose_alone(
     hosts: &[(Queues, Vec<Staging>)],
     settings: &Settings,
     budget: Bytes,
-) -> Result<usize, RunError> {
+) -> Result<usize, RuntimeError> {
     let mut refusal = Ok(0);
     for (number, (_, process)) in hosts.iter().enumerate() {
         let settings = Settings { budget: Some(budget), process: process.clone(), ..settings.clone() };
@@ -251,7 +251,7 @@ pub(crate) fn choose_alone(
 }
 
 /// The stages in lanes that were chosen: several only where one stage does all.
-fn stages(settings: &Settings, shape: &Shape, reread: bool) -> Result<Vec<(Stage, Program)>, RunError> {
+fn stages(settings: &Settings, shape: &Shape, reread: bool) -> Result<Vec<(Stage, Program)>, RuntimeError> {
     let (target, precision) = (settings.target()?, settings.precision()?);
     let fit = |stage: Stage, stream: Stream| {
         let settings = Settings { stream, ..settings.clone() };
@@ -266,13 +266,16 @@ fn stages(settings: &Settings, shape: &Shape, reread: bool) -> Result<Vec<(Stage
         stream => stream,
     };
     match fit(Stage::Whole, whole) {
-        Err(RunError::Plan(PlanError::OverBudget(_))) if reread && settings.lanes == 1 => {}
+        Err(RuntimeError::Plan(PlanError::OverBudget(_))) if reread && settings.lanes == 1 => {}
         whole => return Ok(vec![whole?]),
     }
     let stages = [Stage::Nucleotide, Stage::Protein].map(|stage| fit(stage, settings.stream));
     match stages {
         // The bill of the larger one names what both would fit in.
-        [Err(RunError::Plan(PlanError::OverBudget(a))), Err(RunError::Plan(PlanError::OverBudget(b)))] => {
+        [
+            Err(RuntimeError::Plan(PlanError::OverBudget(a))),
+            Err(RuntimeError::Plan(PlanError::OverBudget(b))),
+        ] => {
             let larger = if a.ledger.total() > b.ledger.total() { a } else { b };
             Err(PlanError::OverBudget(larger).into())
         }
@@ -281,7 +284,7 @@ fn stages(settings: &Settings, shape: &Shape, reread: bool) -> Result<Vec<(Stage
 }
 
 /// The expected speed: every open reading frame takes its share of full steps of both encoders and the head.
-fn reads(request: &Request, stages: &[(Stage, Program)]) -> Result<Reads, RunError> {
+fn reads(request: &Request, stages: &[(Stage, Program)]) -> Result<Reads, RuntimeError> {
     let Request { options, read_length, orfs, .. } = request;
     let (mut windows, mut seconds) = (0, 0.0);
     for chunk in chunks(*read_length as usize, options.length) {
@@ -328,8 +331,8 @@ impl Planned {
     }
 
     /// The plan as JSON.
-    pub fn to_json(&self) -> Result<Value, RunError> {
-        let stage = |(stage, program): &(Stage, Program)| -> Result<Value, RunError> {
+    pub fn to_json(&self) -> Result<Value, RuntimeError> {
+        let stage = |(stage, program): &(Stage, Program)| -> Result<Value, RuntimeError> {
             let mut plan = price::to_json(program)?;
             plan["stage"] = stage.about().into();
             Ok(plan)
@@ -341,8 +344,8 @@ impl Planned {
             "budget_bytes": self.budget.0,
             "models": {"dna": self.models[0], "protein": self.models[1], "head": self.models[2]},
             "window_bases": self.length,
-            "stages": self.stages.iter().map(stage).collect::<Result<Vec<_>, RunError>>()?,
-            "process": run::process::to_json(&self.process),
+            "stages": self.stages.iter().map(stage).collect::<Result<Vec<_>, RuntimeError>>()?,
+            "process": runtime::process::to_json(&self.process),
             "queues": {
                 "job_bases": job_bases, "job_parts": job_parts, "items": items, "bytes": bytes,
                 "journal_block_bytes": block, "sorted_bytes": sort,
@@ -353,7 +356,7 @@ impl Planned {
     }
 
     /// The plan as a person reads it.
-    pub fn to_text(&self) -> Result<String, RunError> {
+    pub fn to_text(&self) -> Result<String, RuntimeError> {
         let [dna, protein, head] = &self.models;
         let mut text = format!(
             "a prediction on {} ({}), windows of {} bases\n  DNA model      {dna}\n  protein model  {protein}\n  head           \
@@ -379,7 +382,7 @@ impl Planned {
                 let _ = writeln!(text, "{line}");
             }
         }
-        text += &run::process::to_text("of the budget the process takes", &self.process);
+        text += &runtime::process::to_text("of the budget the process takes", &self.process);
         let Reads { length, windows, orfs, per_second } = self.reads;
         let _ = writeln!(text, "peak {}, the budget is {}", self.peak(), self.budget);
         let windows = if windows == 1 { "1 window".to_owned() } else { format!("{windows} windows") };

@@ -14,8 +14,8 @@ use data::limits::spawn;
 use data::sequence::{Extent, Format, Input, Reader, Record};
 use data::translate::{Frame, Orf, Scratch, orfs};
 use data::{DataError, DataErrorKind};
-use run::ordered::{self, Feed, Gone, Results, Worker};
-use run::{RunError, Tokenizer};
+use runtime::ordered::{self, Feed, Gone, Results, Worker};
+use runtime::{RuntimeError, Tokenizer};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -98,7 +98,7 @@ enum Part {
 /// that says nothing for hours.
 pub(crate) struct Stream {
     batches: Results<Batch>,
-    reader: JoinHandle<Result<Vec<Input>, RunError>>,
+    reader: JoinHandle<Result<Vec<Input>, RuntimeError>>,
     /// Bytes of the inputs read so far.
     pub(crate) bytes_read: Arc<AtomicU64>,
     /// Bytes of the inputs, where they are known.
@@ -110,13 +110,13 @@ impl Stream {
     /// now and then, and its error ends the wait: a pipe may say nothing for hours.
     pub(crate) fn next(
         &self,
-        wait: &mut dyn FnMut() -> Result<(), RunError>,
-    ) -> Result<Option<Batch>, RunError> {
+        wait: &mut dyn FnMut() -> Result<(), RuntimeError>,
+    ) -> Result<Option<Batch>, RuntimeError> {
         self.batches.next(wait)
     }
 
     /// The inputs with their digests, or why reading ended early.
-    pub(crate) fn finish(self) -> Result<Vec<Input>, RunError> {
+    pub(crate) fn finish(self) -> Result<Vec<Input>, RuntimeError> {
         drop(self.batches);
         match self.reader.join() {
             Ok(inputs) => inputs,
@@ -126,7 +126,7 @@ impl Stream {
 }
 
 /// Starts the threads. They end with the input, or when they meet a stream that is dropped.
-pub(crate) fn start(front: Front, inputs: &[PathBuf]) -> Result<Stream, RunError> {
+pub(crate) fn start(front: Front, inputs: &[PathBuf]) -> Result<Stream, RuntimeError> {
     let mut input = Reader::open(inputs)?;
     input.keep_qualities(front.hits.is_some_and(HitsFormat::has_qualities));
     front.most.iter().for_each(|most| input.hold_to(most.clone()));
@@ -145,7 +145,7 @@ pub(crate) fn start(front: Front, inputs: &[PathBuf]) -> Result<Stream, RunError
         let mut cutter = Cutter { front, job, feed, ids, progress, windows: 0, source, file: 0, record: 0 };
         cutter.read(input)
     };
-    let reader = spawn("reader", reader).map_err(RunError::thread("reader"))?;
+    let reader = spawn("reader", reader).map_err(RuntimeError::thread("reader"))?;
     Ok(Stream { batches, reader, bytes_read, bytes_total })
 }
 
@@ -166,7 +166,7 @@ struct Cutter {
 }
 
 impl Cutter {
-    fn read(&mut self, mut reader: Reader) -> Result<Vec<Input>, RunError> {
+    fn read(&mut self, mut reader: Reader) -> Result<Vec<Input>, RuntimeError> {
         let mut record = Record::default();
         loop {
             match reader.read_into(&mut record) {
@@ -321,7 +321,7 @@ fn odd_characters(sequence: &[u8]) -> Option<String> {
 }
 
 /// Translates and tokenizes a job.
-fn translate(front: &Front, job: Job, scratch: &mut Scratch, name: &mut String) -> Result<Batch, RunError> {
+fn translate(front: &Front, job: Job, scratch: &mut Scratch, name: &mut String) -> Result<Batch, RuntimeError> {
     let mut batch = Batch::default();
     for part in job.parts {
         match part {
@@ -372,7 +372,7 @@ fn translate(front: &Front, job: Job, scratch: &mut Scratch, name: &mut String) 
     Ok(batch)
 }
 
-fn tokenize(front: &Front, orf: &Orf<'_>, batch: &mut Batch) -> Result<(), RunError> {
+fn tokenize(front: &Front, orf: &Orf<'_>, batch: &mut Batch) -> Result<(), RuntimeError> {
     let (dna, protein) = (batch.dna.len(), batch.protein.len());
     front.dna.encode(orf.nucleotide, &mut batch.dna)?;
     front.protein.encode(orf.protein, &mut batch.protein)?;
@@ -388,7 +388,7 @@ fn tokenize(front: &Front, orf: &Orf<'_>, batch: &mut Batch) -> Result<(), RunEr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use run::EncoderModel;
+    use runtime::EncoderModel;
 
     /// Records that are skipped are notes, and notes are memory.
     #[test]

@@ -5,8 +5,8 @@ use super::stage::Stage;
 use graph::{Bounds, Bytes};
 use models::{Encoder, HeadConfig, Output, mlp_head};
 use plan::{PlanError, Policy, Precision, Program, Staging, Target, Weights, compile};
-use run::lanes::{HOST, enough, planned};
-use run::session::bounds;
+use runtime::lanes::{HOST, enough, planned};
+use runtime::session::bounds;
 
 /// The parts of the work: both encoders and the head, in this order where there is one of each.
 pub(crate) const DNA: usize = 0;

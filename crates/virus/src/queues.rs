@@ -5,7 +5,7 @@ use super::Options;
 use super::resume::{EMBEDDINGS, RESULTS};
 use data::sequence::Extent;
 use graph::Bytes;
-use run::process::{NAME, Process};
+use runtime::process::{NAME, Process};
 use std::fs;
 use std::mem::size_of;
 use std::path::PathBuf;

@@ -8,15 +8,19 @@ use data::pack::Fill;
 use data::sequence::Input;
 use graph::Bytes;
 use plan::{Program, Staging};
-use run::lanes::Usage;
-use run::machine::Tracker;
-use run::{EncoderModel, HeadModel, RunError, price, process};
+use runtime::lanes::Usage;
+use runtime::machine::Tracker;
+use runtime::{EncoderModel, HeadModel, RuntimeError, price, process};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The digests of all files of the models. Reads everything once.
-pub(crate) fn digests(dna: &EncoderModel, protein: &EncoderModel, head: &HeadModel) -> Result<Value, RunError> {
-    let encoder = |model: &EncoderModel| -> Result<Value, RunError> {
+pub(crate) fn digests(
+    dna: &EncoderModel,
+    protein: &EncoderModel,
+    head: &HeadModel,
+) -> Result<Value, RuntimeError> {
+    let encoder = |model: &EncoderModel| -> Result<Value, RuntimeError> {
         let described = model.described_by.iter().map(|(file, sha)| ((*file).to_owned(), sha.clone()));
         Ok(object(model.weights.sha256()?.into_iter().chain(described)))
     };
@@ -70,7 +74,7 @@ pub(crate) struct Story<'a> {
 
 impl Story<'_> {
     /// run.json, but for the counts, which the writers add.
-    pub(crate) fn record(&self) -> Result<Value, RunError> {
+    pub(crate) fn record(&self) -> Result<Value, RuntimeError> {
         let t = self.totals;
         let s = &t.seconds;
         let rate = |tokens: u64, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };

@@ -6,7 +6,7 @@ use super::stage::Stage;
 use super::{Opened, Options, folder, record};
 use data::journal::{Blocks, Journal};
 use data::sequence::Input;
-use run::{Level, Observer, RunError};
+use runtime::{Level, Observer, RuntimeError};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -37,7 +37,7 @@ impl Keys {
         opened: &Opened,
         inputs: &[Input],
         watch: Watch,
-    ) -> Result<Self, RunError> {
+    ) -> Result<Self, RuntimeError> {
         let shard = options.shard.map(|p| format!("{}/{}", p.number, p.of));
         let key = json!({
             "plimsoll": env!("CARGO_PKG_VERSION"),
@@ -51,7 +51,7 @@ impl Keys {
     }
 
     /// Whether a run that was told to replace what is in the folder was broken, and this is the same.
-    pub(crate) fn replaces(&self) -> Result<bool, RunError> {
+    pub(crate) fn replaces(&self) -> Result<bool, RuntimeError> {
         let path = self.dir.join(RESULTS);
         let Some(blocks) = open(&path)? else { return Ok(false) };
         let found = parse(&path, blocks.key())?;
@@ -64,7 +64,7 @@ impl Keys {
         stage: Stage,
         (width, block): (usize, usize),
         observer: &mut dyn Observer,
-    ) -> Result<Opening, RunError> {
+    ) -> Result<Opening, RuntimeError> {
         let (path, what) = match stage {
             Stage::Whole | Stage::Protein => (self.dir.join(RESULTS), "windows are finished"),
             Stage::Nucleotide => (self.dir.join(EMBEDDINGS), "windows are through the nucleotide encoder"),
@@ -87,7 +87,7 @@ impl Keys {
 
     /// The journal that is there; none where it holds nothing but a key, which need not be this run's: nothing
     /// is lost with it.
-    fn of_this_run(&self, path: &Path) -> Result<Option<Blocks>, RunError> {
+    fn of_this_run(&self, path: &Path) -> Result<Option<Blocks>, RuntimeError> {
         let Some(blocks) = open(path)? else { return Ok(None) };
         let Err(refused) = same_run(path, blocks.key(), &self.key) else { return Ok(Some(blocks)) };
         let (mut rest, mut block) = (blocks, vec![]);
@@ -98,7 +98,7 @@ impl Keys {
     }
 
     /// The nucleotide embeddings that a stage of this run has left, all of them.
-    pub(crate) fn embeddings(&self, width: usize) -> Result<Shelf, RunError> {
+    pub(crate) fn embeddings(&self, width: usize) -> Result<Shelf, RuntimeError> {
         let path = self.dir.join(EMBEDDINGS);
         let Some(blocks) = open(&path)? else { return Ok(Shelf::default()) };
         same_run(&path, blocks.key(), &self.key)?;
@@ -108,14 +108,14 @@ impl Keys {
 
     /// The results of all shards, whose folders are named, and how they were computed; each must be complete, and of
     /// this run.
-    pub(crate) fn merge(&self, folders: &[PathBuf], width: usize) -> Result<(Shelf, Value), RunError> {
+    pub(crate) fn merge(&self, folders: &[PathBuf], width: usize) -> Result<(Shelf, Value), RuntimeError> {
         let (mut all, mut shards) = (vec![], vec![]);
         let mut arithmetic: Option<Value> = None;
         for folder in folders {
             let path = folder.join(RESULTS);
             let Some(blocks) = open(&path)? else {
                 let text = "there is no journal of a shard; compute it with --shard K/N first";
-                return Err(RunError::Unusable(format!("{}: {text}", path.display())));
+                return Err(RuntimeError::Unusable(format!("{}: {text}", path.display())));
             };
             let found = parse(&path, blocks.key())?;
             // Shards of one result are computed alike; who puts them together computes nothing.
@@ -129,7 +129,7 @@ impl Keys {
                 let (dir, shard) = (folder.display(), found["shard"].as_str().unwrap_or("1/1"));
                 let text =
                     format!("{dir}: shard {shard} is not complete; run the command that computes it again");
-                return Err(RunError::Unusable(text));
+                return Err(RuntimeError::Unusable(text));
             }
             shards.extend(found["shard"].as_str().and_then(|shard| {
                 let (number, of) = shard.split_once('/')?;
@@ -144,25 +144,25 @@ impl Keys {
 
     /// Removes journals of this very run that were left beside its complete results, and no others: the
     /// folder may be that of a run with `--force` that was broken.
-    pub(crate) fn remove_left(&self) -> Result<(), RunError> {
+    pub(crate) fn remove_left(&self) -> Result<(), RuntimeError> {
         for path in [RESULTS, EMBEDDINGS].map(|name| self.dir.join(name)) {
             let Ok(Some(blocks)) = Blocks::open(&path) else { continue };
             if same_run(&path, blocks.key(), &self.key).is_ok() {
-                run::lock::remove(&path)?;
+                runtime::lock::remove(&path)?;
             }
         }
         Ok(())
     }
 
     /// Removes the journals: the results are complete.
-    pub(crate) fn done(&self) -> Result<(), RunError> {
+    pub(crate) fn done(&self) -> Result<(), RuntimeError> {
         remove(&self.dir)
     }
 }
 
 /// Looks at the journals in the output folder, also at those that the run will not open itself, before it
 /// removes them at its end: an error where one holds something of another run.
-pub(crate) fn look(options: &Options, keys: Option<&Keys>) -> Result<(), RunError> {
+pub(crate) fn look(options: &Options, keys: Option<&Keys>) -> Result<(), RuntimeError> {
     if super::among(&options.output_dir, &options.merge) {
         return Ok(());
     }
@@ -170,7 +170,7 @@ pub(crate) fn look(options: &Options, keys: Option<&Keys>) -> Result<(), RunErro
         let Some(mut blocks) = open(&path)? else { continue };
         let other = match keys {
             Some(keys) => same_run(&path, blocks.key(), &keys.key),
-            None => Err(RunError::Unusable(format!(
+            None => Err(RuntimeError::Unusable(format!(
                 "{} is of another run, for this input can be read only once; --force starts over, -o names \
                  another folder",
                 path.display()
@@ -185,18 +185,18 @@ pub(crate) fn look(options: &Options, keys: Option<&Keys>) -> Result<(), RunErro
 }
 
 /// An error that names the shards that are not among these (number, of).
-fn all_there(shards: &[(u64, u64)]) -> Result<(), RunError> {
+fn all_there(shards: &[(u64, u64)]) -> Result<(), RuntimeError> {
     let Some(&(_, of)) = shards.first() else { return Ok(()) };
     if let Some((number, other)) = shards.iter().find(|(_, other)| *other != of) {
         let text =
             format!("--merge: a shard is one of {of}, shard {number} is one of {other}; they do not fit");
-        return Err(RunError::Unusable(text));
+        return Err(RuntimeError::Unusable(text));
     }
     let missing = (1..=of).filter(|number| !shards.iter().any(|(n, _)| n == number));
     let missing: Vec<String> = missing.take(10).map(|number| format!("{number}/{of}")).collect();
     match missing.is_empty() {
         true => Ok(()),
-        false => Err(RunError::Unusable(format!(
+        false => Err(RuntimeError::Unusable(format!(
             "--merge: missing {} {}; give the folders of all shards",
             if missing.len() == 1 { "is shard" } else { "are the shards" },
             missing.join(", ")
@@ -205,23 +205,23 @@ fn all_there(shards: &[(u64, u64)]) -> Result<(), RunError> {
 }
 
 /// Removes what is left of journals beside complete results.
-pub(crate) fn remove(dir: &Path) -> Result<(), RunError> {
-    [RESULTS, EMBEDDINGS].iter().try_for_each(|name| run::lock::remove(&dir.join(name)))
+pub(crate) fn remove(dir: &Path) -> Result<(), RuntimeError> {
+    [RESULTS, EMBEDDINGS].iter().try_for_each(|name| runtime::lock::remove(&dir.join(name)))
 }
 
-fn open(path: &Path) -> Result<Option<Blocks>, RunError> {
+fn open(path: &Path) -> Result<Option<Blocks>, RuntimeError> {
     Blocks::open(path).map_err(|e| unusable(e.into()))
 }
 
-fn parse(path: &Path, key: &[u8]) -> Result<Value, RunError> {
+fn parse(path: &Path, key: &[u8]) -> Result<Value, RuntimeError> {
     serde_json::from_slice(key)
-        .map_err(|_| RunError::Unusable(format!("{} is no journal of a prediction", path.display())))
+        .map_err(|_| RuntimeError::Unusable(format!("{} is no journal of a prediction", path.display())))
 }
 
-fn same_run(path: &Path, key: &[u8], wanted: &Value) -> Result<(), RunError> {
+fn same_run(path: &Path, key: &[u8], wanted: &Value) -> Result<(), RuntimeError> {
     match difference(&parse(path, key)?, wanted) {
         None => Ok(()),
-        Some(what) => Err(RunError::Unusable(format!(
+        Some(what) => Err(RuntimeError::Unusable(format!(
             "{} was left by another run ({what}); --force starts over, -o names another folder",
             path.display()
         ))),
@@ -238,10 +238,10 @@ fn difference(old: &Value, new: &Value) -> Option<String> {
 }
 
 /// What cannot be read of a journal makes it unusable: nothing else is wrong.
-fn unusable(error: RunError) -> RunError {
+fn unusable(error: RuntimeError) -> RuntimeError {
     match error {
-        RunError::Data(e) if matches!(e.kind, data::DataErrorKind::Damaged(_)) => {
-            RunError::Unusable(format!("{e}; bring it back from a copy, or use --force to start over"))
+        RuntimeError::Data(e) if matches!(e.kind, data::DataErrorKind::Damaged(_)) => {
+            RuntimeError::Unusable(format!("{e}; bring it back from a copy, or use --force to start over"))
         }
         other => other,
     }

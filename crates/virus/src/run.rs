@@ -19,12 +19,12 @@ use data::sequence::{Extent, Input};
 use exec::Executor;
 use graph::Bytes;
 use plan::{Program, Staging};
-use run::ladder::Planned;
-use run::lanes::say_given_back;
-use run::machine::{Tracker, resident};
-use run::observer::stopped;
-use run::session::{attach_all, computing_lines, lanes_worth, load_all, memory_lines};
-use run::{Level, Observer, RunError, Settings, price};
+use runtime::ladder::Planned;
+use runtime::lanes::say_given_back;
+use runtime::machine::{Tracker, resident};
+use runtime::observer::stopped;
+use runtime::session::{attach_all, computing_lines, lanes_worth, load_all, memory_lines};
+use runtime::{Level, Observer, RuntimeError, Settings, price};
 use serde_json::{Value, json};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -62,10 +62,10 @@ impl Run<'_> {
         mut tracker: Tracker,
         warm: &mut Warm,
         observer: &mut dyn Observer,
-    ) -> Result<Report, RunError> {
+    ) -> Result<Report, RuntimeError> {
         if self.keys.is_none() && self.options.shard.is_some() {
             let text = "--shard: the input must be files that every shard reads, not a pipe";
-            return Err(RunError::Refused(text.to_owned()));
+            return Err(RuntimeError::Refused(text.to_owned()));
         }
         if self.keys.is_none() {
             let text = "the input can be read only once, so a run that is broken will start over";
@@ -74,7 +74,8 @@ impl Run<'_> {
         let (mut before, mut earlier, mut held) = (None, Totals::default(), Bytes::ZERO);
         let mut plans = self.plan(observer)?;
         self.start_over()?;
-        let (last, program) = plans.pop().ok_or_else(|| RunError::Refused("there is no stage".to_owned()))?;
+        let (last, program) =
+            plans.pop().ok_or_else(|| RuntimeError::Refused("there is no stage".to_owned()))?;
         for (stage, program) in plans {
             before = Some(price::to_json(&program)?);
             held = held.max(program.arena_bytes());
@@ -123,7 +124,7 @@ impl Run<'_> {
         program: Program,
         warm: &mut Warm,
         observer: &mut dyn Observer,
-    ) -> Result<Totals, RunError> {
+    ) -> Result<Totals, RuntimeError> {
         let width = self.shape.kept_width(stage, false);
         let Opening { shelf: results, keeper } = self.journal(stage, width, observer)?;
         let Some(keeper) = keeper else { return Ok(Totals::default()) };
@@ -143,10 +144,10 @@ impl Run<'_> {
         start: Instant,
         mut tracker: Tracker,
         observer: &mut dyn Observer,
-    ) -> Result<Report, RunError> {
+    ) -> Result<Report, RuntimeError> {
         let Some(keys) = &self.keys else {
             let text = "--merge: the input must be the files that the shards were computed from, not a pipe";
-            return Err(RunError::Refused(text.to_owned()));
+            return Err(RuntimeError::Refused(text.to_owned()));
         };
         self.chosen.set(planned::choose_alone(&self.hosts, &self.options.settings, self.budget)?);
         let width = self.shape.kept_width(Stage::Whole, self.options.save_embeddings.is_some());
@@ -161,20 +162,25 @@ impl Run<'_> {
 
     /// With `--force` nothing is gone on with: only once it is known that the run can begin. What is to be put
     /// together stays.
-    fn start_over(&self) -> Result<(), RunError> {
+    fn start_over(&self) -> Result<(), RuntimeError> {
         let Options { force, output_dir, merge, .. } = self.options;
         if *force && !super::among(output_dir, merge) { resume::remove(output_dir) } else { Ok(()) }
     }
 
     /// The journal of a stage; nothing where the input can be read only once.
-    fn journal(&self, stage: Stage, width: usize, observer: &mut dyn Observer) -> Result<Opening, RunError> {
+    fn journal(
+        &self,
+        stage: Stage,
+        width: usize,
+        observer: &mut dyn Observer,
+    ) -> Result<Opening, RuntimeError> {
         match &self.keys {
             Some(keys) => keys.open(stage, (width, self.queues().block), observer),
             None => Ok(Opening { shelf: Shelf::default(), keeper: None }),
         }
     }
 
-    fn outputs(&self) -> Result<Outputs, RunError> {
+    fn outputs(&self) -> Result<Outputs, RuntimeError> {
         let options = output_options(self.options, self.opened, self.shape);
         let mut outputs = Outputs::create(&self.options.output_dir, options)?;
         outputs.hold(self.queues().sort);
@@ -182,7 +188,7 @@ impl Run<'_> {
     }
 
     /// The stages and their programs: one for all, or where that does not fit the nucleotide encoder first.
-    fn plan(&self, observer: &mut dyn Observer) -> Result<Vec<(Stage, Program)>, RunError> {
+    fn plan(&self, observer: &mut dyn Observer) -> Result<Vec<(Stage, Program)>, RuntimeError> {
         let settings = &self.options.settings;
         let worth = settings.worth(lanes_worth(&self.options.inputs));
         let reread = self.keys.is_some();
@@ -208,7 +214,7 @@ impl Run<'_> {
         program: Program,
         warm: &mut Warm,
         observer: &mut dyn Observer,
-    ) -> Result<Compute, RunError> {
+    ) -> Result<Compute, RuntimeError> {
         let fits = |executors: &[Executor]| executors.iter().all(|e| e.program() == &program);
         if let Some((_, executors)) = warm.take_if(|(s, executors)| *s == stage && fits(executors)) {
             return Compute::new(executors, stage, self.shape, self.options);
@@ -269,7 +275,7 @@ impl Run<'_> {
     }
 
     /// Reads and computes until the input ends. What is finished when it ends too early is kept.
-    fn stream(&self, parts: Parts, observer: &mut dyn Observer) -> Result<Done, RunError> {
+    fn stream(&self, parts: Parts, observer: &mut dyn Observer) -> Result<Done, RuntimeError> {
         let front = self.front(&parts);
         let mut engine = Engine::new(parts, self.queues());
         let start = Instant::now();
@@ -283,9 +289,9 @@ impl Run<'_> {
                 self.say_silent(parts.outputs.as_ref(), observer);
                 Ok(Done { parts, totals, fill, inputs })
             }
-            Err(RunError::Interrupted { signal, .. }) => {
+            Err(RuntimeError::Interrupted { signal, .. }) => {
                 let kept = self.kept_windows(engine.commit()?);
-                Err(RunError::Interrupted { signal, kept })
+                Err(RuntimeError::Interrupted { signal, kept })
             }
             Err(error) => {
                 // The first error is the one to tell.
@@ -355,7 +361,7 @@ impl Run<'_> {
         front: Front,
         engine: &mut Engine,
         observer: &mut dyn Observer,
-    ) -> Result<Vec<Input>, RunError> {
+    ) -> Result<Vec<Input>, RuntimeError> {
         let stream = produce::start(front, &self.options.inputs)?;
         loop {
             let wait = Instant::now();
@@ -386,7 +392,7 @@ impl Run<'_> {
     }
 
     /// The inputs are still what they were when the run began.
-    fn same_inputs(&self, read: &[Input]) -> Result<(), RunError> {
+    fn same_inputs(&self, read: &[Input]) -> Result<(), RuntimeError> {
         let Some(before) = &self.inputs else { return Ok(()) };
         match before.iter().zip(read).find(|(a, b)| a != b) {
             None => Ok(()),
@@ -402,7 +408,7 @@ impl Run<'_> {
         start: Instant,
         tracker: &Tracker,
         (memory_line, arithmetic): (String, Value),
-    ) -> Result<Report, RunError> {
+    ) -> Result<Report, RuntimeError> {
         let Done { parts, totals, fill, inputs } = done;
         let seconds = start.elapsed().as_secs_f64();
         let story = Story {

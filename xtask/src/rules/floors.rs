@@ -22,11 +22,13 @@ const TABLE: &[Row] = &[
     Row { name: "exec", floor: 2, may: &["graph", "plan"] },
     Row { name: "cpu", floor: 2, may: &["graph", "plan", "exec"] },
     Row { name: "cuda", floor: 2, may: &["graph", "plan", "exec"] },
-    Row { name: "run", floor: 3, may: &["graph", "plan", "exec", "cpu", "models", "data"] },
-    Row { name: "train", floor: 4, may: &["graph", "plan", "exec", "models", "data", "run"] },
-    Row { name: "virus", floor: 4, may: &["graph", "plan", "exec", "models", "data", "run"] },
-    Row { name: "plot", floor: 5, may: &["data", "run", "virus"] },
-    Row { name: "cli", floor: 6, may: &["run", "train", "virus", "plot", "cuda"] },
+    Row { name: "runtime", floor: 3, may: &["graph", "plan", "exec", "cpu", "models", "data"] },
+    Row { name: "embed", floor: 4, may: &["graph", "plan", "exec", "models", "data", "runtime"] },
+    Row { name: "tools", floor: 4, may: &["graph", "plan", "exec", "cpu", "models", "data", "runtime"] },
+    Row { name: "train", floor: 4, may: &["graph", "plan", "exec", "models", "data", "runtime"] },
+    Row { name: "virus", floor: 4, may: &["graph", "plan", "exec", "models", "data", "runtime"] },
+    Row { name: "plot", floor: 5, may: &["data", "runtime", "virus"] },
+    Row { name: "cli", floor: 6, may: &["runtime", "embed", "tools", "train", "virus", "plot", "cuda"] },
 ];
 
 /// A manifest of `crates/` depends on our own crates as the table allows.
@@ -162,7 +164,7 @@ mod tests {
         check("graph", "[target.'cfg(unix)'.dependencies]\ndata.workspace = true\n", &[2]);
         check("graph", "[build-dependencies]\ndata.workspace = true\n", &[2]);
         check("cli", "[dependencies]\nrun.workspace = true\ndata.workspace = true\n", &[3]);
-        check("run", "[dependencies]\ncuda.workspace = true\n", &[2]);
+        check("runtime", "[dependencies]\ncuda.workspace = true\n", &[2]);
         check("extra", "[dependencies]\n", &[1]);
     }
 
@@ -176,7 +178,7 @@ mod tests {
         check("cli", "plan", &[]);
         check("plan", "exec", &[2]);
         check("graph", "plan", &[2]);
-        check("run", "cuda", &[2]);
+        check("runtime", "cuda", &[2]);
         check("plan", "plan", &[2]);
     }
 

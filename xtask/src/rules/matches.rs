@@ -8,7 +8,8 @@ use crate::source::{File, in_word};
 /// The enums every match must spell out.
 const CLOSED: &[&str] = &["Op", "Role", "DType", "MemorySpace"];
 /// The crates that see them (`data` has element types of its own).
-const CRATES: &[&str] = &["graph", "plan", "exec", "cpu", "models", "cuda", "run", "train", "virus"];
+const CRATES: &[&str] =
+    &["graph", "plan", "exec", "cpu", "models", "cuda", "runtime", "embed", "tools", "train", "virus"];
 
 /// Catch-all arms beside arms of a closed enum.
 pub fn catch_all(file: &File) -> Vec<Hit> {

@@ -14,7 +14,8 @@ const HOMES: &[&str] = &[
 ];
 
 /// Crates without such a home: their root forbids it, so that the compiler checks too.
-const SAFE_CRATES: &[&str] = &["graph", "plan", "models", "run", "train", "virus", "plot", "cli", "xtask"];
+const SAFE_CRATES: &[&str] =
+    &["graph", "plan", "models", "runtime", "embed", "tools", "train", "virus", "plot", "cli", "xtask"];
 
 /// `unsafe` stands in its homes only.
 pub fn home(file: &File) -> Vec<Hit> {

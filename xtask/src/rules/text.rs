@@ -113,9 +113,9 @@ mod tests {
 
     #[test]
     fn drawers() {
-        check(file_name, "crates/run/src/utils.rs", "", &[1]);
-        check(file_name, "crates/run/src/helpers/names.rs", "", &[1]);
-        check(file_name, "crates/run/src/monitor.rs", "", &[]);
+        check(file_name, "crates/runtime/src/utils.rs", "", &[1]);
+        check(file_name, "crates/runtime/src/helpers/names.rs", "", &[1]);
+        check(file_name, "crates/runtime/src/monitor.rs", "", &[]);
     }
 
     #[test]
@@ -126,11 +126,11 @@ mod tests {
 
     #[test]
     fn one_test_binary() {
-        check(test_binary, "crates/run/tests/it/main.rs", "", &[]);
-        check(test_binary, "crates/run/tests/it/predict.rs", "", &[]);
-        check(test_binary, "crates/run/src/predict/tests/mod.rs", "", &[]);
-        check(test_binary, "crates/run/tests/predict.rs", "", &[1]);
-        check(test_binary, "crates/run/tests/other/main.rs", "", &[1]);
+        check(test_binary, "crates/runtime/tests/it/main.rs", "", &[]);
+        check(test_binary, "crates/runtime/tests/it/predict.rs", "", &[]);
+        check(test_binary, "crates/runtime/src/predict/tests/mod.rs", "", &[]);
+        check(test_binary, "crates/runtime/tests/predict.rs", "", &[1]);
+        check(test_binary, "crates/runtime/tests/other/main.rs", "", &[1]);
     }
 
     #[test]

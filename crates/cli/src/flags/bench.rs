@@ -3,10 +3,10 @@
 use super::machine::Machine;
 use super::{at_least, print};
 use clap::{ArgGroup, Args};
-use run::RunError;
-use run::bench::{Lengths, Request, Work, bench, calibrate};
+use runtime::RuntimeError;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use tools::bench::{Lengths, Request, Work, bench, calibrate};
 
 /// Time a model or a product here: tokens per second, TFLOP/s, memory, and the slowest kernels
 ///
@@ -99,7 +99,7 @@ fn repeats(text: &str) -> Result<u64, String> {
 
 impl Bench {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RunError> {
+    pub fn run(self) -> Result<ExitCode, RuntimeError> {
         let (settings, repeats) = (self.machine.settings_of_one()?, self.repeats as usize);
         if let Some(path) = &self.calibrate {
             let done = calibrate(path, &settings, repeats)?;

@@ -2,7 +2,7 @@
 //! are refused with `--device cpu`, and answered by one warning and recorded where `--device auto` took the CPU.
 
 use clap::Args;
-use run::{Device, RunError};
+use runtime::{Device, RuntimeError};
 
 /// How a GPU is used.
 #[derive(Debug, Args)]
@@ -66,13 +66,13 @@ impl Card {
     ///
     /// # Errors
     /// One was given, and the CPU was asked for by name.
-    pub fn without_effect(&self, device: &Device, automatic: bool) -> Result<Vec<&'static str>, RunError> {
+    pub fn without_effect(&self, device: &Device, automatic: bool) -> Result<Vec<&'static str>, RuntimeError> {
         let given = match device {
             Device::Cpu => self.given(),
             Device::Machines(_) => vec![],
         };
         match given.first() {
-            Some(flag) if !automatic => Err(RunError::Refused(format!(
+            Some(flag) if !automatic => Err(RuntimeError::Refused(format!(
                 "{flag} is about a GPU, and this run computes on the CPU; leave it away, or give --device cuda"
             ))),
             _ => Ok(given),

@@ -6,8 +6,8 @@ use super::print;
 use super::voice::Voice;
 use crate::report;
 use clap::Args;
-use run::classify::{Options, classify};
-use run::{RunError, Settings};
+use embed::classify::{Options, classify};
+use runtime::{RuntimeError, Settings};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -60,7 +60,7 @@ pub struct Classify {
 
 impl Classify {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RunError> {
+    pub fn run(self) -> Result<ExitCode, RuntimeError> {
         let mut terminal = self.voice.terminal()?;
         terminal.listen()?;
         let options = self.options()?;
@@ -75,7 +75,7 @@ impl Classify {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn options(&self) -> Result<Options, RunError> {
+    fn options(&self) -> Result<Options, RuntimeError> {
         Ok(Options {
             model: self.model.clone(),
             inputs: virus::files(&self.inputs)?,

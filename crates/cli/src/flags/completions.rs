@@ -5,7 +5,7 @@ use super::print;
 use crate::Cli;
 use clap::{Args, CommandFactory};
 use clap_complete::{Shell, generate};
-use run::RunError;
+use runtime::RuntimeError;
 use std::process::ExitCode;
 
 /// Print a script that completes commands and flags in your shell
@@ -31,7 +31,7 @@ pub struct Completions {
 
 impl Completions {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RunError> {
+    pub fn run(self) -> Result<ExitCode, RuntimeError> {
         let mut script = Vec::new();
         generate(self.shell, &mut Cli::command(), "plimsoll", &mut script);
         print(String::from_utf8_lossy(&script).trim_end())?;

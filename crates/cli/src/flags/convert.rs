@@ -3,10 +3,10 @@
 use super::print;
 use super::voice::Voice;
 use clap::Args;
-use run::RunError;
-use run::convert::{Options, convert};
+use runtime::RuntimeError;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use tools::convert::{Options, convert};
 
 /// Write weights as one safetensors file: from torch's .bin, .pt or .pth, shards, or a model's folder
 ///
@@ -33,7 +33,7 @@ pub struct Convert {
 
 impl Convert {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RunError> {
+    pub fn run(self) -> Result<ExitCode, RuntimeError> {
         let mut terminal = self.voice.terminal()?;
         let options = Options { input: self.input, output: self.output, force: self.force };
         let done = convert(&options, &mut terminal);
@@ -45,7 +45,7 @@ impl Convert {
             print(&format!(
                 "{} tensors in {}, compared with the input",
                 report.tensors,
-                run::Place(&report.output)
+                runtime::Place(&report.output)
             ))?;
         }
         Ok(ExitCode::SUCCESS)

@@ -2,7 +2,7 @@
 //! falls back, and says why.
 
 use super::card::Options;
-use run::{Device, RunError};
+use runtime::{Device, RuntimeError};
 use std::sync::Arc;
 
 /// Where to compute.
@@ -38,7 +38,7 @@ impl DeviceName {
     }
 
     /// The devices, for commands that share their work among all of them.
-    pub fn open(&self, options: Options) -> Result<Device, RunError> {
+    pub fn open(&self, options: Options) -> Result<Device, RuntimeError> {
         match self {
             Self::Cpu => Ok(Device::Cpu),
             Self::Auto => auto(HowMany::All, options),
@@ -48,12 +48,12 @@ impl DeviceName {
     }
 
     /// The device, for commands that compute on one: of those that no number names, the first.
-    pub fn open_one(&self, options: Options) -> Result<Device, RunError> {
+    pub fn open_one(&self, options: Options) -> Result<Device, RuntimeError> {
         match self {
             Self::Cpu => Ok(Device::Cpu),
             Self::Auto => auto(HowMany::One, options),
             Self::AllCuda => Device::machines(named(&[0], options)?.into_iter().map(first).collect()),
-            Self::Cuda(numbers) if numbers.len() > 1 => Err(RunError::Refused(format!(
+            Self::Cuda(numbers) if numbers.len() > 1 => Err(RuntimeError::Refused(format!(
                 "this command computes on one device; give --device cuda:{}",
                 numbers[0]
             ))),
@@ -62,10 +62,10 @@ impl DeviceName {
     }
 }
 
-type Gpu = Arc<dyn run::Machine>;
+type Gpu = Arc<dyn runtime::Machine>;
 
 /// The GPUs that can be used, as far as they are of one kind; the CPU where there is none. What is not used is said.
-fn auto(how_many: HowMany, options: Options) -> Result<Device, RunError> {
+fn auto(how_many: HowMany, options: Options) -> Result<Device, RuntimeError> {
     let (usable, unusable) = opened(how_many, gpus_there(), |ordinal| gpu(ordinal, options));
     let Some(one) = usable.first().cloned() else {
         if let Some(NoGpu { why, .. }) = unusable.iter().find(|no| !no.absent) {
@@ -112,13 +112,13 @@ fn first(gpu: Gpu) -> Gpu {
 }
 
 /// All GPUs, each of which must be one that can be used.
-fn all(options: Options) -> Result<Vec<Gpu>, RunError> {
+fn all(options: Options) -> Result<Vec<Gpu>, RuntimeError> {
     let numbers: Vec<usize> = (0..gpus_there().max(1)).collect();
     named(&numbers, options)
 }
 
-fn named(numbers: &[usize], options: Options) -> Result<Vec<Gpu>, RunError> {
-    let refused = |ordinal, NoGpu { why, .. }| RunError::Refused(format!("--device cuda:{ordinal}: {why}"));
+fn named(numbers: &[usize], options: Options) -> Result<Vec<Gpu>, RuntimeError> {
+    let refused = |ordinal, NoGpu { why, .. }| RuntimeError::Refused(format!("--device cuda:{ordinal}: {why}"));
     numbers.iter().map(|&ordinal| gpu(ordinal, options).map_err(|why| refused(ordinal, why))).collect()
 }
 
@@ -173,7 +173,7 @@ pub fn gpus() -> Vec<String> {
 /// The number formats that models can be computed in on a card.
 #[cfg(feature = "cuda")]
 fn precisions(card: &cuda::Card) -> String {
-    let names: Vec<&str> = card.precisions().into_iter().map(run::Precision::name).collect();
+    let names: Vec<&str> = card.precisions().into_iter().map(runtime::Precision::name).collect();
     match &names[..] {
         [] => "too old to be used, compute capability 8.0 or later is needed".to_owned(),
         [auto, others @ ..] => format!("precision {auto} (--precision auto), also {}", others.join(", ")),

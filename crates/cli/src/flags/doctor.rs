@@ -2,9 +2,9 @@
 
 use super::print;
 use clap::Args;
-use run::RunError;
-use run::doctor::{Options, report};
+use runtime::RuntimeError;
 use std::process::ExitCode;
+use tools::doctor::{Options, report};
 
 /// Show what this machine offers: processor, memory, GPUs, models in the local caches, precisions, free disk space
 #[derive(Debug, Args)]
@@ -20,7 +20,7 @@ pub struct Doctor {
 
 impl Doctor {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RunError> {
+    pub fn run(self) -> Result<ExitCode, RuntimeError> {
         let report = report(Options { gpus: super::device::gpus(), kernels: self.kernels })?;
         match self.json {
             true => print(&format!("{:#}", report.to_json()))?,

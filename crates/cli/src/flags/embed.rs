@@ -5,8 +5,8 @@ use super::voice::Voice;
 use super::{at_least_one, print};
 use crate::report;
 use clap::{Args, ValueEnum};
-use run::embed::{Destination, Format, Options, Pool, embed};
-use run::{RunError, Settings};
+use embed::{Destination, Format, Options, Pool, embed};
+use runtime::{RuntimeError, Settings};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -113,7 +113,7 @@ pub(super) fn prefetch(text: &str) -> Result<u64, String> {
 
 impl Embed {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RunError> {
+    pub fn run(self) -> Result<ExitCode, RuntimeError> {
         let mut terminal = self.voice.terminal()?;
         terminal.listen()?;
         let options = self.options()?;
@@ -128,7 +128,7 @@ impl Embed {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn options(&self) -> Result<Options, RunError> {
+    fn options(&self) -> Result<Options, RuntimeError> {
         Ok(Options {
             model: self.model.clone(),
             inputs: virus::files(&self.inputs)?,

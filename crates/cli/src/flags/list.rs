@@ -2,8 +2,9 @@
 
 use super::print;
 use clap::Args;
-use run::{RunError, list};
+use runtime::RuntimeError;
 use std::process::ExitCode;
+use tools::list;
 
 /// Show the models that can be run: size, and which are in the local caches
 ///
@@ -19,7 +20,7 @@ pub struct List {
 
 impl List {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RunError> {
+    pub fn run(self) -> Result<ExitCode, RuntimeError> {
         let list = list::list()?;
         print(&if self.json { format!("{:#}", list.to_json()) } else { list.to_string() })?;
         Ok(ExitCode::SUCCESS)

@@ -4,7 +4,7 @@ use super::at_least_one;
 use super::card::Card;
 use super::device::DeviceName;
 use clap::{Args, ValueEnum};
-use run::{Device, RunError, Settings, Stream, machine};
+use runtime::{Device, RuntimeError, Settings, Stream, machine};
 
 /// Flags about the machine.
 #[derive(Debug, Args)]
@@ -114,15 +114,15 @@ pub enum Precision {
 
 impl Precision {
     /// As `run` takes it.
-    pub fn chosen(self) -> Option<run::Precision> {
+    pub fn chosen(self) -> Option<runtime::Precision> {
         match self {
             Self::Auto => None,
-            Self::Bf16 => Some(run::Precision::Bf16),
-            Self::Fp16 => Some(run::Precision::Fp16),
-            Self::F32 => Some(run::Precision::F32),
-            Self::Tf32 => Some(run::Precision::Tf32),
-            Self::Fp8 => Some(run::Precision::Fp8),
-            Self::Int8 => Some(run::Precision::Int8),
+            Self::Bf16 => Some(runtime::Precision::Bf16),
+            Self::Fp16 => Some(runtime::Precision::Fp16),
+            Self::F32 => Some(runtime::Precision::F32),
+            Self::Tf32 => Some(runtime::Precision::Tf32),
+            Self::Fp8 => Some(runtime::Precision::Fp8),
+            Self::Int8 => Some(runtime::Precision::Int8),
         }
     }
 }
@@ -137,7 +137,7 @@ pub(super) fn threads(text: &str) -> Result<u64, String> {
 
 impl Machine {
     /// As `run` takes them, with so many steps open at a time.
-    pub fn settings(&self, depth: u64) -> Result<Settings, RunError> {
+    pub fn settings(&self, depth: u64) -> Result<Settings, RuntimeError> {
         self.settings_on(self.device.open(self.card.options(depth as usize))?)
     }
 
@@ -155,15 +155,15 @@ impl Machine {
     }
 
     /// The same for commands that compute on one device.
-    pub fn settings_of_one(&self) -> Result<Settings, RunError> {
+    pub fn settings_of_one(&self) -> Result<Settings, RuntimeError> {
         if self.host_memory.is_some() {
             let text = "--host-memory: this command has no line for the host; leave it away";
-            return Err(RunError::Refused(text.to_owned()));
+            return Err(RuntimeError::Refused(text.to_owned()));
         }
         self.settings_on(self.device.open_one(self.card.options(DEPTH))?)
     }
 
-    fn settings_on(&self, device: Device) -> Result<Settings, RunError> {
+    fn settings_on(&self, device: Device) -> Result<Settings, RuntimeError> {
         let unused_flags = self.card.without_effect(&device, self.device == DeviceName::Auto)?;
         if !unused_flags.is_empty() {
             let flags = unused_flags.join(", ");

@@ -4,7 +4,7 @@ use super::print;
 use crate::Cli;
 use clap::{Args, CommandFactory};
 use clap_mangen::Man as Page;
-use run::RunError;
+use runtime::RuntimeError;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ pub struct Man {
 
 impl Man {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RunError> {
+    pub fn run(self) -> Result<ExitCode, RuntimeError> {
         let output = self.output_dir.as_deref().unwrap_or(Path::new("standard output"));
         let pages = pages().map_err(at(output))?;
         let Some(folder) = self.output_dir else {
@@ -46,9 +46,9 @@ impl Man {
     }
 }
 
-fn at(path: &Path) -> impl FnOnce(io::Error) -> RunError {
+fn at(path: &Path) -> impl FnOnce(io::Error) -> RuntimeError {
     let path = path.to_owned();
-    move |source| RunError::Io { path, source }
+    move |source| RuntimeError::Io { path, source }
 }
 
 /// File names and texts: the program's page, then one for each command.

@@ -3,10 +3,10 @@
 use super::print;
 use super::voice::Voice;
 use clap::Args;
-use run::RunError;
-use run::merge::{Options, merge};
+use runtime::RuntimeError;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use tools::merge::{Options, merge};
 
 /// Make one model of an adapter and the model that it adapts
 ///
@@ -32,7 +32,7 @@ pub struct Merge {
 
 impl Merge {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RunError> {
+    pub fn run(self) -> Result<ExitCode, RuntimeError> {
         let mut terminal = self.voice.terminal()?;
         let options = Options { adapter: self.adapter, base: self.base, output: self.output };
         let done = merge(&options, &mut terminal);
@@ -42,7 +42,7 @@ impl Merge {
             print(&format!("{:#}", report.to_json()))?;
         } else if !self.voice.quiet() {
             let (adapted, tensors) = (report.adapted, report.tensors);
-            let place = run::Place(&report.output);
+            let place = runtime::Place(&report.output);
             print(&format!("{tensors} tensors in {place}, {adapted} of them with their adapter"))?;
         }
         Ok(ExitCode::SUCCESS)

@@ -21,15 +21,15 @@ pub mod verify;
 mod virnucpro;
 pub mod voice;
 
-use run::RunError;
+use runtime::RuntimeError;
 use std::io::{ErrorKind, Write, stdout};
 
 /// Writes to standard output. A reader that went away, as `head` does, is no error. Names in the text come
 /// from files and must not command the terminal: what is not printable stands as an escape of JSON.
-pub fn print(text: &str) -> Result<(), RunError> {
+pub fn print(text: &str) -> Result<(), RuntimeError> {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
-        match run::is_printable(c) || matches!(c, '\n' | '\t') {
+        match runtime::is_printable(c) || matches!(c, '\n' | '\t') {
             true => shown.push(c),
             false => shown += &format!("\\u{:04x}", u32::from(c)),
         }
@@ -37,7 +37,7 @@ pub fn print(text: &str) -> Result<(), RunError> {
     let mut out = stdout().lock();
     match writeln!(out, "{shown}").and_then(|()| out.flush()) {
         Err(source) if source.kind() != ErrorKind::BrokenPipe => {
-            Err(RunError::Io { path: "standard output".into(), source })
+            Err(RuntimeError::Io { path: "standard output".into(), source })
         }
         Ok(()) | Err(_) => Ok(()),
     }

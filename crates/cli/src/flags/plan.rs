@@ -8,8 +8,8 @@ use super::predict::{ModelFlags, PREFETCH, length, usual_options};
 use super::{at_least_one, print};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, Command, Error, ValueEnum};
-use run::price::{self, Request};
-use run::{Device, RunError, Settings, Silent, Stream, Target, machine};
+use runtime::price::{self, Request};
+use runtime::{Device, RuntimeError, Settings, Silent, Stream, Target, machine};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -179,13 +179,13 @@ fn orfs(text: &str) -> Result<f64, String> {
 
 impl Plan {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RunError> {
+    pub fn run(self) -> Result<ExitCode, RuntimeError> {
         let text = match (&self.train, &self.model) {
             _ if self.predict => self.prediction()?,
             (Some(path), _) => self.training(path)?,
             (None, Some(model)) => self.inference(model)?,
             (None, None) => {
-                return Err(RunError::Refused("plan: give --model, --predict or --train".to_owned()));
+                return Err(RuntimeError::Refused("plan: give --model, --predict or --train".to_owned()));
             }
         };
         print(text.trim_end())?;
@@ -193,7 +193,7 @@ impl Plan {
     }
 
     /// The plan of a step that embeds sequences.
-    fn inference(&self, model: &str) -> Result<String, RunError> {
+    fn inference(&self, model: &str) -> Result<String, RuntimeError> {
         let target = match (self.target(price::target)?, self.threads) {
             (target, Some(threads)) => price::with_threads(target, threads as usize)?,
             (target, None) => target,
@@ -222,7 +222,7 @@ impl Plan {
     }
 
     /// The plan of a whole prediction.
-    fn prediction(&self) -> Result<String, RunError> {
+    fn prediction(&self) -> Result<String, RuntimeError> {
         let Prediction { weights, dna_model, protein_model, head, length, input, read_length, orfs } =
             &self.prediction;
         let target = self.target(price::target)?;
@@ -248,7 +248,7 @@ impl Plan {
         let device = planned::device(target, PREFETCH as usize)?;
         if budget.is_none() && !is_sized && !matches!(device, Device::Cpu) {
             let text = format!("--target {name} says nothing of a card's memory; give --budget, such as 24GB");
-            return Err(RunError::Refused(text));
+            return Err(RuntimeError::Refused(text));
         }
         let threads = self.threads.map_or_else(machine::cores, |n| n as usize);
         let settings = Settings {
@@ -274,7 +274,7 @@ impl Plan {
     }
 
     /// The plan of a training run.
-    fn training(&self, path: &Path) -> Result<String, RunError> {
+    fn training(&self, path: &Path) -> Result<String, RuntimeError> {
         let budget = self.budget.as_ref().map(|size| format!("memory.budget=\"{}\"", size.escape_default()));
         let flags: Vec<String> = self.set.iter().cloned().chain(budget).collect();
         let config = TrainConfig::read(path, &flags, &mut Silent)?;
@@ -295,9 +295,9 @@ impl Plan {
     }
 
     /// The GPU in place, or what `known` makes of the word.
-    fn target(&self, known: impl FnOnce(&str) -> Result<Target, RunError>) -> Result<Target, RunError> {
+    fn target(&self, known: impl FnOnce(&str) -> Result<Target, RuntimeError>) -> Result<Target, RuntimeError> {
         let Some(gpu) = in_place(&self.target) else { return known(&self.target) };
-        let refused = |why: String| RunError::Refused(format!("--target {}: {why}", self.target));
+        let refused = |why: String| RuntimeError::Refused(format!("--target {}: {why}", self.target));
         match gpu.open_one(card::Options::default()).map_err(|error| refused(error.to_string()))? {
             Device::Machines(machines) => Ok(machines[0].target()?),
             Device::Cpu => Err(refused("there is no GPU".to_owned())),
@@ -309,7 +309,7 @@ impl Plan {
     }
 
     /// The graph after a pass, of the plan that the other formats print.
-    fn dump(&self, model: &str, pass: &str, mut request: Request) -> Result<String, RunError> {
+    fn dump(&self, model: &str, pass: &str, mut request: Request) -> Result<String, RuntimeError> {
         let program = price::program(model, &request)?;
         // The search builds graphs of other sizes and with other weights too; asked for these, there is one for each number of
         // lanes that is tried, the last of which fits.
@@ -329,7 +329,9 @@ impl Plan {
         })?;
         text.ok_or_else(|| {
             let passes = passes.join(", ");
-            RunError::Refused(format!("--dump-after {pass}: there is no such pass here; there are {passes}"))
+            RuntimeError::Refused(format!(
+                "--dump-after {pass}: there is no such pass here; there are {passes}"
+            ))
         })
     }
 }

@@ -8,7 +8,7 @@ use crate::report;
 use crate::terminal::Terminal;
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
-use run::{HeadModel, Level, Observer, RunError, Settings, machine};
+use runtime::{HeadModel, Level, Observer, RuntimeError, Settings, machine};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -202,7 +202,7 @@ const MOST_SHARDS: u64 = 100_000;
 
 impl Predict {
     /// Runs the command.
-    pub fn run(mut self) -> Result<ExitCode, RunError> {
+    pub fn run(mut self) -> Result<ExitCode, RuntimeError> {
         self.take_foreign()?;
         let mut terminal = self.voice.terminal()?;
         terminal.listen()?;
@@ -220,7 +220,7 @@ impl Predict {
     }
 
     /// Puts what flags of virnucpro-broad say in the place of ours.
-    fn take_foreign(&mut self) -> Result<(), RunError> {
+    fn take_foreign(&mut self) -> Result<(), RuntimeError> {
         self.virnucpro.refuse()?;
         let device = self.virnucpro.device(self.machine.device())?;
         self.machine.take(device, self.virnucpro.threads());
@@ -230,11 +230,11 @@ impl Predict {
         Ok(())
     }
 
-    fn tell(&self, report: &Report, terminal: &mut Terminal) -> Result<(), RunError> {
+    fn tell(&self, report: &Report, terminal: &mut Terminal) -> Result<(), RuntimeError> {
         if report.already_complete {
             let what = if report.shard.is_some() { "shard" } else { "result" };
             let text =
-                format!("the {what} in {} is already there and complete", run::Place(&report.output_dir));
+                format!("the {what} in {} is already there and complete", runtime::Place(&report.output_dir));
             terminal.say(Level::Info, &text);
         }
         if self.voice.json() {
@@ -246,7 +246,7 @@ impl Predict {
         print(&report::predicted(report))
     }
 
-    fn options(&self) -> Result<Options, RunError> {
+    fn options(&self) -> Result<Options, RuntimeError> {
         let settings = Settings { stream: self.streaming.stream(), ..self.machine.settings(self.prefetch)? };
         let workers = self.dataloader_workers.map_or_else(|| usual_workers(&settings), |n| n as usize);
         let models = self.models.models(self.length)?;
@@ -325,20 +325,23 @@ pub(super) fn usual_options(
 
 impl ModelFlags {
     /// As `run` takes them: each flag by itself wins over the bundle.
-    pub(super) fn models(&self, length: Option<u64>) -> Result<Models, RunError> {
+    pub(super) fn models(&self, length: Option<u64>) -> Result<Models, RuntimeError> {
         let Self { weights, dna_model, protein_model, head } = self;
         let Some(bundle) = weights else {
             let Some(head) = head else {
                 if dna_model.is_some() || protein_model.is_some() {
                     let text = "encoders need the head that was trained with them: give --head too, such as \
                                 500_model.pth, or --weights with a folder of all";
-                    return Err(RunError::Refused(text.to_owned()));
+                    return Err(RuntimeError::Refused(text.to_owned()));
                 }
                 return Ok(Models { dna: None, protein: None, head: None });
             };
             // Before gigabytes of encoders are fetched for it.
             if !head.exists() {
-                return Err(RunError::Refused(format!("--head {}: there is no such file", run::Place(head))));
+                return Err(RuntimeError::Refused(format!(
+                    "--head {}: there is no such file",
+                    runtime::Place(head)
+                )));
             }
             let or_hub =
                 |model: &Option<String>, id: &str| Some(model.clone().unwrap_or_else(|| id.to_owned()));
@@ -362,13 +365,13 @@ const PROTEIN_ID: &str = "facebook/esm2_t36_3B_UR50D";
 
 /// An encoder's folder in the bundle. A missing one is an error here: a path that does not exist would be taken for a
 /// hub id.
-fn part(bundle: &Path, name: &str) -> Result<String, RunError> {
+fn part(bundle: &Path, name: &str) -> Result<String, RuntimeError> {
     let path = bundle.join(name);
     if path.exists() { Ok(path.display().to_string()) } else { Err(incomplete(bundle, name)) }
 }
 
 /// The head of a bundle, of which `length` chooses where there are several.
-fn bundled_head(bundle: &Path, length: Option<u64>) -> Result<PathBuf, RunError> {
+fn bundled_head(bundle: &Path, length: Option<u64>) -> Result<PathBuf, RuntimeError> {
     let mut heads = HeadModel::in_folder(bundle);
     let names = |heads: &[PathBuf]| {
         let names = heads.iter().filter_map(|path| path.file_name()).map(|name| name.to_string_lossy());
@@ -380,26 +383,26 @@ fn bundled_head(bundle: &Path, length: Option<u64>) -> Result<PathBuf, RunError>
     }
     match &heads[..] {
         [head] => Ok(head.clone()),
-        [] if all.is_empty() => Err(incomplete(bundle, run::HEAD_NAMES)),
-        [] => Err(RunError::Refused(format!(
+        [] if all.is_empty() => Err(incomplete(bundle, runtime::HEAD_NAMES)),
+        [] => Err(RuntimeError::Refused(format!(
             "--weights {}: it holds {all}, and none for --length {}; leave --length out, or name a head with --head",
-            run::Place(bundle),
+            runtime::Place(bundle),
             length.unwrap_or_default()
         ))),
-        _ => Err(RunError::Refused(format!(
+        _ => Err(RuntimeError::Refused(format!(
             "--weights {}: it holds {}; choose with --length or --head",
-            run::Place(bundle),
+            runtime::Place(bundle),
             names(&heads)
         ))),
     }
 }
 
-fn incomplete(bundle: &Path, missing: &str) -> RunError {
-    RunError::Refused(format!(
+fn incomplete(bundle: &Path, missing: &str) -> RuntimeError {
+    RuntimeError::Refused(format!(
         "--weights {}: there is no {missing} in it; a folder of weights holds dnabert_s/ ({DNA_ID} on the hub), esm2/ \
          ({PROTEIN_ID}) and a head ({}); --head 500_model.pth without --weights takes both encoders from the hub",
-        run::Place(bundle),
-        run::HEAD_NAMES
+        runtime::Place(bundle),
+        runtime::HEAD_NAMES
     ))
 }
 

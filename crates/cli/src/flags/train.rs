@@ -5,7 +5,7 @@ use super::print;
 use super::voice::Voice;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use run::{Level, Observer, Place, RunError};
+use runtime::{Level, Observer, Place, RuntimeError};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use train::config::schema::schema;
@@ -65,7 +65,7 @@ pub struct Train {
 
 impl Train {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RunError> {
+    pub fn run(self) -> Result<ExitCode, RuntimeError> {
         if let Some(path) = &self.from_config {
             return self.translate(path);
         }
@@ -104,7 +104,7 @@ impl Train {
     }
 
     /// The file, with the flags over it.
-    fn configuration(&self, path: &Path, observer: &mut dyn Observer) -> Result<TrainConfig, RunError> {
+    fn configuration(&self, path: &Path, observer: &mut dyn Observer) -> Result<TrainConfig, RuntimeError> {
         TrainConfig::read(path, &self.flags(), observer)
     }
 
@@ -115,7 +115,7 @@ impl Train {
     }
 
     /// Prints the configuration of another trainer as one of ours.
-    fn translate(&self, path: &Path) -> Result<ExitCode, RunError> {
+    fn translate(&self, path: &Path) -> Result<ExitCode, RuntimeError> {
         let source = Source::ALL.into_iter().find(|source| Some(source.word()) == self.from_format.as_deref());
         let translated = translate(path, source, &self.flags())?;
         let mut terminal = self.voice.terminal()?;

@@ -4,10 +4,10 @@ use super::machine::Machine;
 use super::print;
 use super::voice::Voice;
 use clap::Args;
-use run::RunError;
-use run::verify::{Options, verify};
+use runtime::RuntimeError;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use tools::verify::{Options, verify};
 
 /// Run known sequences through weights and say whether the numbers are right
 ///
@@ -45,7 +45,7 @@ pub struct Verify {
 
 impl Verify {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RunError> {
+    pub fn run(self) -> Result<ExitCode, RuntimeError> {
         let mut terminal = self.voice.terminal()?;
         let settings = self.machine.settings_of_one()?;
         let options = Options {

@@ -2,7 +2,7 @@
 
 use crate::terminal::{Loudness, Terminal};
 use clap::Args;
-use run::RunError;
+use runtime::RuntimeError;
 use std::path::PathBuf;
 
 /// Flags about what is said.
@@ -32,7 +32,7 @@ pub struct Voice {
 
 impl Voice {
     /// The terminal that speaks so.
-    pub fn terminal(&self) -> Result<Terminal, RunError> {
+    pub fn terminal(&self) -> Result<Terminal, RuntimeError> {
         let loudness = match (self.quiet, self.verbose) {
             (true, _) => Loudness::Quiet,
             (false, true) => Loudness::Verbose,

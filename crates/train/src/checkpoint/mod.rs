@@ -9,7 +9,7 @@ pub use read::Checkpoint;
 use super::state::State;
 use super::trainable::Trainable;
 use data::atomic::sync_folder;
-use run::RunError;
+use runtime::RuntimeError;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -71,20 +71,20 @@ pub struct Named {
 
 impl Checkpoints {
     /// Of the run in `folder`, which nobody else writes to. Removes what a kill left half written.
-    pub fn open(folder: &Path) -> Result<Self, RunError> {
+    pub fn open(folder: &Path) -> Result<Self, RuntimeError> {
         let folder = folder.join("checkpoints");
-        fs::create_dir_all(&folder).map_err(RunError::io(&folder))?;
+        fs::create_dir_all(&folder).map_err(RuntimeError::io(&folder))?;
         let this = Self { folder };
         for (name, path) in this.entries()? {
             if name.starts_with(&format!(".{PREFIX}")) {
-                fs::remove_dir_all(&path).map_err(RunError::io(&path))?;
+                fs::remove_dir_all(&path).map_err(RuntimeError::io(&path))?;
             }
         }
         Ok(this)
     }
 
     /// All that are there, the oldest first.
-    pub fn list(&self) -> Result<Vec<Named>, RunError> {
+    pub fn list(&self) -> Result<Vec<Named>, RuntimeError> {
         let mut found: Vec<Named> = vec![];
         for (name, path) in self.entries()? {
             if let Some(step) = name.strip_prefix(PREFIX).and_then(|number| number.parse().ok()) {
@@ -96,16 +96,16 @@ impl Checkpoints {
     }
 
     /// Writes one. Another of the same step, which was damaged, goes.
-    pub fn save(&self, record: &Record, model: &mut dyn Trainable) -> Result<PathBuf, RunError> {
+    pub fn save(&self, record: &Record, model: &mut dyn Trainable) -> Result<PathBuf, RuntimeError> {
         let name = name(record.state.step);
         let (path, temporary) = (self.folder.join(&name), self.folder.join(format!(".{name}.part")));
-        fs::create_dir(&temporary).map_err(RunError::io(&temporary))?;
+        fs::create_dir(&temporary).map_err(RuntimeError::io(&temporary))?;
         let written = write::fill(&temporary, record, model).and_then(|()| {
             if path.exists() {
                 self.remove(&path)?;
             }
-            fs::rename(&temporary, &path).map_err(RunError::io(&path))?;
-            sync_folder(&path).map_err(RunError::io(&self.folder))
+            fs::rename(&temporary, &path).map_err(RuntimeError::io(&path))?;
+            sync_folder(&path).map_err(RuntimeError::io(&self.folder))
         });
         if written.is_err() {
             // Best effort: the error that matters is the first one.
@@ -115,25 +115,25 @@ impl Checkpoints {
     }
 
     /// Removes all but the newest `last` and the one of step `best`.
-    pub fn rotate(&self, last: u64, best: Option<u64>) -> Result<(), RunError> {
+    pub fn rotate(&self, last: u64, best: Option<u64>) -> Result<(), RuntimeError> {
         let mut old = self.list()?;
         old.truncate(old.len().saturating_sub(last as usize));
         old.iter().filter(|named| Some(named.step) != best).try_for_each(|named| self.remove(&named.path))
     }
 
     /// It loses its name in one moment, and its files then.
-    fn remove(&self, path: &Path) -> Result<(), RunError> {
+    fn remove(&self, path: &Path) -> Result<(), RuntimeError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let condemned = self.folder.join(format!(".{name}.gone"));
-        fs::rename(path, &condemned).map_err(RunError::io(path))?;
-        sync_folder(&condemned).map_err(RunError::io(&self.folder))?;
-        fs::remove_dir_all(&condemned).map_err(RunError::io(&condemned))
+        fs::rename(path, &condemned).map_err(RuntimeError::io(path))?;
+        sync_folder(&condemned).map_err(RuntimeError::io(&self.folder))?;
+        fs::remove_dir_all(&condemned).map_err(RuntimeError::io(&condemned))
     }
 
-    fn entries(&self) -> Result<Vec<(String, PathBuf)>, RunError> {
-        let entries = fs::read_dir(&self.folder).map_err(RunError::io(&self.folder))?;
+    fn entries(&self) -> Result<Vec<(String, PathBuf)>, RuntimeError> {
+        let entries = fs::read_dir(&self.folder).map_err(RuntimeError::io(&self.folder))?;
         let name = |entry: fs::DirEntry| (entry.file_name().to_string_lossy().into_owned(), entry.path());
-        entries.map(|entry| entry.map(name).map_err(RunError::io(&self.folder))).collect()
+        entries.map(|entry| entry.map(name).map_err(RuntimeError::io(&self.folder))).collect()
     }
 }
 

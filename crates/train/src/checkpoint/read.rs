@@ -6,7 +6,7 @@ use crate::trainable::{Part, Trainable};
 use data::bounded;
 use data::hex::hex;
 use data::weights::Weights;
-use run::RunError;
+use runtime::RuntimeError;
 use sha2::{Digest as _, Sha256};
 use std::fs::File;
 use std::io::{self, Read};
@@ -42,7 +42,7 @@ impl Checkpoint {
     }
 
     /// Puts its tensors and its place in the data back.
-    pub fn restore(&self, model: &mut dyn Trainable) -> Result<(), RunError> {
+    pub fn restore(&self, model: &mut dyn Trainable) -> Result<(), RuntimeError> {
         let mut buffer = vec![];
         for part in Part::ALL {
             let file = model.file(part);
@@ -68,9 +68,9 @@ impl Checkpoint {
         model.seek(&self.record.state.position)
     }
 
-    fn foreign(&self, why: &str) -> RunError {
+    fn foreign(&self, why: &str) -> RuntimeError {
         let path = data::printable::Place(&self.path);
-        RunError::Unusable(format!("{path} is of another model: {why}"))
+        RuntimeError::Unusable(format!("{path} is of another model: {why}"))
     }
 }
 

@@ -6,9 +6,9 @@ use super::{Activation, Attention, Experts, MaskKind, Model, ModelKind, Norm, Po
 use data::weights::{HubEnv, ModelPath, Weights};
 use graph::ops::Mask;
 use models::{DecoderConfig, Encoder, Mlp, Positions};
-use run::fair_esm;
-use run::hub::{Need, Trainable, config_text, trainable};
-use run::{Observer, RunError};
+use runtime::fair_esm;
+use runtime::hub::{Need, Trainable, config_text, trainable};
+use runtime::{Observer, RuntimeError};
 use serde_json::Value;
 use std::path::Path;
 
@@ -58,7 +58,11 @@ impl Initial {
     ///
     /// # Errors
     /// A model that cannot be found, or that is of no family that can be trained.
-    pub fn open(from: &str, kind: Option<ModelKind>, observer: &mut dyn Observer) -> Result<Self, RunError> {
+    pub fn open(
+        from: &str,
+        kind: Option<ModelKind>,
+        observer: &mut dyn Observer,
+    ) -> Result<Self, RuntimeError> {
         let mut initial = Self { name: from.to_owned(), model: Model::default(), read: vec![] };
         if kind == Some(ModelKind::Head) {
             initial.head(&Weights::open(Path::new(from))?)?;
@@ -69,13 +73,13 @@ impl Initial {
             && !place.config().exists()
             && !fair_esm::is_checkpoint(file)?
         {
-            return Err(RunError::Refused(format!(
+            return Err(RuntimeError::Refused(format!(
                 "model.from {from}: there is no config.json beside it; name the folder of the model, or, for the file of \
                  a head, set model.kind head"
             )));
         }
         let (path, text) = config_text(&place)?;
-        match Trainable::from_json(&text).map_err(|source| RunError::Config { path, source })? {
+        match Trainable::from_json(&text).map_err(|source| RuntimeError::Config { path, source })? {
             Trainable::Decoder(decoder) => initial.decoder(&decoder),
             Trainable::Encoder(encoder) => initial.encoder(&encoder, &text),
         }
@@ -238,8 +242,9 @@ impl Initial {
     }
 
     /// The widths of a head are those of its two linear maps.
-    fn head(&mut self, weights: &Weights) -> Result<(), RunError> {
-        let rows = |name: &str| Ok::<_, RunError>(weights.tensor(name)?.shape().first().copied().unwrap_or(0));
+    fn head(&mut self, weights: &Weights) -> Result<(), RuntimeError> {
+        let rows =
+            |name: &str| Ok::<_, RuntimeError>(weights.tensor(name)?.shape().first().copied().unwrap_or(0));
         let (hidden, classes) = (rows("hidden_layer.weight")?, rows("output_layer.weight")?);
         self.read.extend(["kind", "hidden", "classes"]);
         self.model = Model { kind: ModelKind::Head, hidden, classes: Some(classes), ..self.model.clone() };

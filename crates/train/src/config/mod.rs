@@ -28,7 +28,7 @@ pub use translate::{Source, Translated, translate};
 
 use ::data::bounded;
 use ::data::printable::Place;
-use ::run::{Observer, RunError, Silent};
+use runtime::{Observer, RuntimeError, Silent};
 use schema::Wrong;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -65,13 +65,13 @@ const LARGEST: u64 = 1 << 20;
 impl TrainConfig {
     /// The configuration in a file, with `a.b=c` of the flags over it. The configuration of a model that `model.from` names
     /// and that is not on this machine is fetched from the hub, which `observer` sees.
-    pub fn read(path: &Path, flags: &[String], observer: &mut dyn Observer) -> Result<Self, RunError> {
-        let text = bounded::read_text(path, LARGEST).map_err(RunError::io(path))?;
+    pub fn read(path: &Path, flags: &[String], observer: &mut dyn Observer) -> Result<Self, RuntimeError> {
+        let text = bounded::read_text(path, LARGEST).map_err(RuntimeError::io(path))?;
         Self::parse_with(&text, &Place(path).to_string(), flags, observer)
     }
 
     /// The configuration in a text that is called `name`, with `a.b=c` of the flags over it.
-    pub fn parse(text: &str, name: &str, flags: &[String]) -> Result<Self, RunError> {
+    pub fn parse(text: &str, name: &str, flags: &[String]) -> Result<Self, RuntimeError> {
         Self::parse_with(text, name, flags, &mut Silent)
     }
 
@@ -80,45 +80,46 @@ impl TrainConfig {
         name: &str,
         flags: &[String],
         observer: &mut dyn Observer,
-    ) -> Result<Self, RunError> {
-        let mut tree = yaml::parse(text).map_err(|why| RunError::Refused(format!("{name}, {why}")))?;
+    ) -> Result<Self, RuntimeError> {
+        let mut tree = yaml::parse(text).map_err(|why| RuntimeError::Refused(format!("{name}, {why}")))?;
         for flag in flags {
             let (path, value) = override_of(flag)?;
             tree.set(&path.split('.').collect::<Vec<_>>(), value);
         }
         let faults = schema::faults(&tree, &schema::schema());
         if !faults.is_empty() {
-            return Err(RunError::Refused(foreign::complaint(name, &faults)));
+            return Err(RuntimeError::Refused(foreign::complaint(name, &faults)));
         }
         let config = resolve(&tree, name, observer)?;
         match rules::broken(&config).as_slice() {
             [] => Ok(config),
-            [only] => Err(RunError::Refused(format!("{name}: {only}"))),
-            many => Err(RunError::Refused(format!("{name}:\n  {}", many.join("\n  ")))),
+            [only] => Err(RuntimeError::Refused(format!("{name}: {only}"))),
+            many => Err(RuntimeError::Refused(format!("{name}:\n  {}", many.join("\n  ")))),
         }
     }
 
     /// Why the section `model` is not that of the model which `model.from` names; `None` where it is, or where nothing is
     /// named.
-    pub fn contradiction(&self, observer: &mut dyn Observer) -> Result<Option<String>, RunError> {
+    pub fn contradiction(&self, observer: &mut dyn Observer) -> Result<Option<String>, RuntimeError> {
         let Some(from) = &self.model.from else { return Ok(None) };
         let initial = Initial::open(from, Some(self.model.kind), observer)?;
         let usual = usual(initial.kind(), None).model;
         initial
             .difference(&self.model, &usual)
-            .map_err(|e| RunError::Refused(format!("the configuration: {e}")))
+            .map_err(|e| RuntimeError::Refused(format!("the configuration: {e}")))
     }
 
     /// With values at keys, which replace what is there.
     pub fn with<'a>(
         &self,
         values: impl IntoIterator<Item = (&'a String, &'a serde_json::Value)>,
-    ) -> Result<Self, RunError> {
+    ) -> Result<Self, RuntimeError> {
         let mut tree = Node::of(self)?;
         for (path, value) in values {
             tree.set(&path.split('.').collect::<Vec<_>>(), Node::of(value)?);
         }
-        serde_json::from_value(tree.to_json()).map_err(|e| RunError::Refused(format!("the configuration: {e}")))
+        serde_json::from_value(tree.to_json())
+            .map_err(|e| RuntimeError::Refused(format!("the configuration: {e}")))
     }
 
     /// Whether its keys go together.
@@ -133,22 +134,22 @@ impl TrainConfig {
     }
 
     /// As YAML with every key, in the order of the schema.
-    pub fn to_yaml(&self) -> Result<String, RunError> {
+    pub fn to_yaml(&self) -> Result<String, RuntimeError> {
         Ok(Node::of(self)?.to_yaml())
     }
 }
 
 /// `a.b=c` as a path and a value, typed as YAML types it.
-fn override_of(flag: &str) -> Result<(&str, Node), RunError> {
+fn override_of(flag: &str) -> Result<(&str, Node), RuntimeError> {
     let parts = flag.split_once('=').filter(|(path, _)| path.split('.').all(|key| !key.is_empty()));
     let Some((path, value)) = parts else {
         let text = format!("--set {flag}: give a key and a value, such as optimizer.lr=1e-4");
-        return Err(RunError::Refused(text));
+        return Err(RuntimeError::Refused(text));
     };
     let value = yaml::parse(&format!("value: {value}"))
         .ok()
         .and_then(|tree| tree.get("value").cloned())
-        .ok_or_else(|| RunError::Refused(format!("--set {flag}: `{value}` is no value in YAML")))?;
+        .ok_or_else(|| RuntimeError::Refused(format!("--set {flag}: `{value}` is no value in YAML")))?;
     Ok((path, unplaced(value)))
 }
 
@@ -164,8 +165,8 @@ fn unplaced(node: Node) -> Node {
 }
 
 /// The stated keys over the keys of the model that `model.from` names, over the defaults of the kind of model.
-fn resolve(tree: &Node, name: &str, observer: &mut dyn Observer) -> Result<TrainConfig, RunError> {
-    let bad = |e: serde_json::Error| RunError::Refused(format!("{name}: {e}"));
+fn resolve(tree: &Node, name: &str, observer: &mut dyn Observer) -> Result<TrainConfig, RuntimeError> {
+    let bad = |e: serde_json::Error| RuntimeError::Refused(format!("{name}: {e}"));
     let written = |path: &str| tree.at(path).map(Node::to_json).unwrap_or_default();
     let kind: Option<ModelKind> = serde_json::from_value(written("model.kind")).map_err(bad)?;
     let preset: Option<Preset> = serde_json::from_value(written("model.preset")).map_err(bad)?;
@@ -179,7 +180,7 @@ fn resolve(tree: &Node, name: &str, observer: &mut dyn Observer) -> Result<Train
     };
     if preset.is_some() {
         let text = "model.preset gives sizes, and so does the model that model.from names; remove one of them";
-        return Err(RunError::Refused(format!("{name}: {text}")));
+        return Err(RuntimeError::Refused(format!("{name}: {text}")));
     }
     let initial = Initial::open(&from, kind, observer)?;
     let usual = usual(initial.kind(), None);
@@ -192,7 +193,7 @@ fn resolve(tree: &Node, name: &str, observer: &mut dyn Observer) -> Result<Train
         refused.extend(why.map(|why| format!("{place}: {why}")));
     }
     if !refused.is_empty() {
-        return Err(RunError::Refused(refused.join("\n")));
+        return Err(RuntimeError::Refused(refused.join("\n")));
     }
     let mut resolved = serde_json::to_value(usual).map_err(bad)?;
     for (key, value) in own {

@@ -6,7 +6,7 @@ use super::{
     ScheduleKind, TrainConfig, Warmup,
 };
 use graph::{Bytes, Op};
-use run::machine::parse_budget;
+use runtime::machine::parse_budget;
 
 /// What contradicts itself, a sentence each.
 pub fn broken(c: &TrainConfig) -> Vec<String> {

@@ -4,7 +4,7 @@
 use super::Auto;
 use graph::Bytes;
 use plan::{Reserved, Target};
-use run::{RunError, Settings, machine};
+use runtime::{RuntimeError, Settings, machine};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -229,7 +229,7 @@ impl Run {
     }
 
     /// The same as plans know it, with what the process holds beside its arena and its data.
-    pub fn target(&self) -> Result<Target, RunError> {
+    pub fn target(&self) -> Result<Target, RuntimeError> {
         let mut target = self.machine().target()?;
         target.reserved.push(Reserved { label: "process".to_owned(), bytes: PROCESS });
         Ok(target)

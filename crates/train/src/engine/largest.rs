@@ -6,7 +6,7 @@ use super::subject::MOST_LAYERS;
 use super::{program, subject};
 use graph::Bytes;
 use plan::Target;
-use run::{Observer, RunError};
+use runtime::{Observer, RuntimeError};
 
 /// What is grown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,20 +53,20 @@ pub fn largest(
     target: &Target,
     budget: Bytes,
     observer: &mut dyn Observer,
-) -> Result<Largest, RunError> {
+) -> Result<Largest, RuntimeError> {
     let decoder = matches!(config.model.kind, ModelKind::MoeLm | ModelKind::DenseLm);
     if size != Size::Tokens && !decoder {
         let kind = config.model.kind.name();
         let why =
             format!("--largest {}: the shape of a {kind} is not chosen by its configuration", size.name());
-        return Err(RunError::Refused(why));
+        return Err(RuntimeError::Refused(why));
     }
     if size != Size::Tokens && config.model.from.is_some() {
         let why = format!("--largest {}: model.from fixes the shape of the model; remove it", size.name());
-        return Err(RunError::Refused(why));
+        return Err(RuntimeError::Refused(why));
     }
     let step = size.step(config);
-    let mut fits = |n: u64| -> Result<bool, RunError> {
+    let mut fits = |n: u64| -> Result<bool, RuntimeError> {
         let config = size.of(config, n * step);
         let subject = subject(&config, observer)?;
         program::fits(&config, &subject, target, budget, observer)
@@ -123,8 +123,8 @@ impl Size {
     fn least(
         self,
         config: &TrainConfig,
-        fits: &mut dyn FnMut(u64) -> Result<bool, RunError>,
-    ) -> Result<u64, RunError> {
+        fits: &mut dyn FnMut(u64) -> Result<bool, RuntimeError>,
+    ) -> Result<u64, RuntimeError> {
         let step = self.step(config);
         match self {
             Self::Layers | Self::Hidden => Ok(1),

@@ -20,10 +20,10 @@ use exec::{Executor, ParamSource, Survivor};
 use graph::{Bounds, Bytes, Counts, StateKind};
 use plan::training::plans;
 use plan::{PlanError, Program, Target};
-use run::hub::{Need, trainable};
-use run::machine::{available, parse_budget};
-use run::process::Process;
-use run::{Observer, RunError, Settings, price};
+use runtime::hub::{Need, trainable};
+use runtime::machine::{available, parse_budget};
+use runtime::process::Process;
+use runtime::{Observer, RuntimeError, Settings, price};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use store::Store;
@@ -36,12 +36,12 @@ pub fn plan_of(
     target: &Target,
     budget: Bytes,
     observer: &mut dyn Observer,
-) -> Result<plan::Found, RunError> {
+) -> Result<plan::Found, RuntimeError> {
     program::search(config, &subject(config, observer)?, target, budget, observer)
 }
 
 /// The model of a configuration with its data, ready for its first step.
-pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn Trainable>, RunError> {
+pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn Trainable>, RuntimeError> {
     let target = config.run.target()?;
     let budget = parse_budget(&config.memory.budget, available().free)?;
     let subject = subject(config, observer)?;
@@ -52,7 +52,7 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
     let data: Bytes = held.iter().map(|h| Bytes(h.bytes)).sum();
     let line = settings.for_plans(budget).saturating_sub(data);
     let found = program::search(config, &subject, &target, line, observer).map_err(|error| match error {
-        RunError::Plan(error) => with_data(settings.with_process(error).into(), budget, &held),
+        RuntimeError::Plan(error) => with_data(settings.with_process(error).into(), budget, &held),
         other => other,
     })?;
     let bounds = program::bounds(config, found.candidate.tokens);
@@ -118,15 +118,15 @@ fn of_data(bounds: Bounds) -> data::train::Bounds {
 }
 
 /// A refusal of the plans as one of the whole: what the data holds beside them has its lines in the bill.
-fn with_data(error: RunError, budget: Bytes, held: &[Held]) -> RunError {
-    let RunError::Plan(PlanError::OverBudget(mut bill)) = error else { return error };
+fn with_data(error: RuntimeError, budget: Bytes, held: &[Held]) -> RuntimeError {
+    let RuntimeError::Plan(PlanError::OverBudget(mut bill)) = error else { return error };
     bill.budget = budget;
     held.iter().for_each(|h| bill.ledger.add(&format!("data: {}", h.what), Bytes(h.bytes)));
-    RunError::Plan(PlanError::OverBudget(bill))
+    RuntimeError::Plan(PlanError::OverBudget(bill))
 }
 
 /// What a configuration trains. Of a head's data the widths are read.
-fn subject(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Subject, RunError> {
+fn subject(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Subject, RuntimeError> {
     if config.model.kind != ModelKind::Head {
         return Subject::open(
             config,
@@ -141,17 +141,17 @@ fn subject(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Subject,
 }
 
 /// The tokenizer that came with the weights to start from, if one did.
-fn tokenizer(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Option<PathBuf>, RunError> {
+fn tokenizer(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Option<PathBuf>, RuntimeError> {
     let Some(from) = &config.model.from else { return Ok(None) };
     if config.model.kind == ModelKind::Head {
         return Ok(None);
     }
     let folder = trainable(from, Need::Model, &HubEnv::from_process(), observer)?.config();
-    Ok(Some(folder.with_file_name(run::hub::TOKENIZER)).filter(|path| path.is_file()))
+    Ok(Some(folder.with_file_name(runtime::hub::TOKENIZER)).filter(|path| path.is_file()))
 }
 
 /// Parameters at their start, states at theirs, masters equal to their parameters.
-fn start(executor: &mut Executor, mut source: ParamSource) -> Result<(), RunError> {
+fn start(executor: &mut Executor, mut source: ParamSource) -> Result<(), RuntimeError> {
     for plan in 0..executor.program().plans().len() {
         executor.load(plan, &mut *source)?;
     }
@@ -191,9 +191,9 @@ struct Indices {
 }
 
 impl Indices {
-    fn of(program: &Program) -> Result<Self, RunError> {
+    fn of(program: &Program) -> Result<Self, RuntimeError> {
         let index = |name: &str| {
-            let missing = || RunError::Refused(format!("the training program has no plan `{name}`"));
+            let missing = || RuntimeError::Refused(format!("the training program has no plan `{name}`"));
             program.index(name).ok_or_else(missing)
         };
         Ok(Self {
@@ -205,12 +205,12 @@ impl Indices {
 }
 
 /// The micro-steps of a position in a checkpoint: dropout goes on from there.
-fn micro_steps(position: &Value) -> Result<u64, RunError> {
+fn micro_steps(position: &Value) -> Result<u64, RuntimeError> {
     let found = &position["micro_steps"];
     found.as_u64().ok_or_else(|| {
         let text =
             format!("the checkpoint's `position.micro_steps` is {found}, not a whole number: it is damaged");
-        RunError::Refused(text)
+        RuntimeError::Refused(text)
     })
 }
 
@@ -239,7 +239,7 @@ struct Engine {
 
 impl Engine {
     /// Uploads the batch as the inputs of a plan: what it holds.
-    fn upload(&mut self, plan: usize) -> Result<Counts, RunError> {
+    fn upload(&mut self, plan: usize) -> Result<Counts, RuntimeError> {
         let executor = &mut self.executor;
         match &self.feed {
             Feed::Tokens(feed) => {
@@ -265,7 +265,7 @@ impl Engine {
         self.executor.program().plans()[plan].1.graph.input(input).is_some()
     }
 
-    fn scalar(&mut self, plan: usize, output: &str) -> Result<Option<f64>, RunError> {
+    fn scalar(&mut self, plan: usize, output: &str) -> Result<Option<f64>, RuntimeError> {
         if self.executor.program().plans()[plan].1.graph.output(output).is_none() {
             return Ok(None);
         }
@@ -276,21 +276,21 @@ impl Engine {
 
     /// The cross-entropy of the step that `plan` ran, summed over targets: an output of its own where a z-loss is
     /// minimized with it.
-    fn cross_entropy(&mut self, plan: usize) -> Result<f64, RunError> {
+    fn cross_entropy(&mut self, plan: usize) -> Result<f64, RuntimeError> {
         let alone = self.scalar(plan, "cross_entropy")?;
         let loss = if alone.is_some() { alone } else { self.scalar(plan, "loss")? };
-        loss.ok_or_else(|| RunError::Refused("the plan of a training step has no output `loss`".to_owned()))
+        loss.ok_or_else(|| RuntimeError::Refused("the plan of a training step has no output `loss`".to_owned()))
     }
 
     /// Whether the update that `plan` ran moved the weights: every gradient was finite.
-    fn moved(&mut self, plan: usize) -> Result<bool, RunError> {
+    fn moved(&mut self, plan: usize) -> Result<bool, RuntimeError> {
         let mut scale = [0f32; 2];
         self.executor.output_f32(plan, "scale", &mut scale)?;
         Ok(scale[1] != 0.0)
     }
 
     /// Rows that experts dropped, over all layers.
-    fn dropped(&mut self) -> Result<u64, RunError> {
+    fn dropped(&mut self) -> Result<u64, RuntimeError> {
         let mut dropped = 0;
         for name in &self.counters {
             let mut value = [0];
@@ -302,7 +302,7 @@ impl Engine {
 }
 
 impl Trainable for Engine {
-    fn take(&mut self) -> Result<Option<Taken>, RunError> {
+    fn take(&mut self) -> Result<Option<Taken>, RuntimeError> {
         self.taken = self.feed.take()?;
         Ok(self.taken)
     }
@@ -311,7 +311,7 @@ impl Trainable for Engine {
         hyper.clone_into(&mut self.hyper);
     }
 
-    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<Found, RunError> {
+    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<Found, RuntimeError> {
         let plan = self.indices.micro;
         let targets = self.taken.map_or(0, |taken| taken.targets) as f32;
         let counts = self.upload(plan)?;
@@ -348,9 +348,9 @@ impl Trainable for Engine {
         Ok(Found { loss, auxiliary, dropped: self.dropped()? })
     }
 
-    fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, RunError> {
+    fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, RuntimeError> {
         let Some(plan) = self.indices.apply else {
-            let none = || RunError::Refused("a step without a micro-step".to_owned());
+            let none = || RuntimeError::Refused("a step without a micro-step".to_owned());
             return self.at_once.take().ok_or_else(none);
         };
         self.executor.input_f32(plan, "hyper", hyper)?;
@@ -360,7 +360,7 @@ impl Trainable for Engine {
         Ok(Applied { norm, ok: self.moved(plan)? })
     }
 
-    fn evaluate(&mut self) -> Result<Option<Evaluated>, RunError> {
+    fn evaluate(&mut self) -> Result<Option<Evaluated>, RuntimeError> {
         let Some(Taken { targets, .. }) = self.feed.take_validation()? else { return Ok(None) };
         let plan = self.indices.evaluate;
         let counts = self.upload(plan)?;
@@ -369,15 +369,15 @@ impl Trainable for Engine {
         Ok(Some(Evaluated { loss, targets }))
     }
 
-    fn rewind(&mut self) -> Result<(), RunError> {
+    fn rewind(&mut self) -> Result<(), RuntimeError> {
         self.feed.rewind()
     }
 
-    fn position(&self) -> Result<Value, RunError> {
+    fn position(&self) -> Result<Value, RuntimeError> {
         Ok(json!({"data": self.feed.position()?, "micro_steps": self.micro_steps}))
     }
 
-    fn seek(&mut self, position: &Value) -> Result<(), RunError> {
+    fn seek(&mut self, position: &Value) -> Result<(), RuntimeError> {
         self.micro_steps = micro_steps(position)?;
         self.feed.seek(&position["data"])
     }
@@ -394,7 +394,7 @@ impl Trainable for Engine {
         Some(priced::parameters(&self.program().plans()[self.indices.micro].1.graph))
     }
 
-    fn plan(&self) -> Result<Value, RunError> {
+    fn plan(&self) -> Result<Value, RuntimeError> {
         let mut plan = price::to_json(self.program())?;
         let held = self.held.iter();
         plan["host"] =
@@ -421,15 +421,15 @@ impl Trainable for Engine {
         tensor: usize,
         elements: std::ops::Range<u64>,
         out: &mut Vec<u8>,
-    ) -> Result<(), RunError> {
+    ) -> Result<(), RuntimeError> {
         self.store.read(&mut self.executor, &self.subject, part, tensor, elements, out)
     }
 
-    fn write(&mut self, part: Part, tensor: usize, start: u64, bytes: &[u8]) -> Result<(), RunError> {
+    fn write(&mut self, part: Part, tensor: usize, start: u64, bytes: &[u8]) -> Result<(), RuntimeError> {
         self.store.write(&mut self.executor, part, tensor, start, bytes)
     }
 
-    fn beside(&self) -> Result<Vec<(String, Vec<u8>)>, RunError> {
+    fn beside(&self) -> Result<Vec<(String, Vec<u8>)>, RuntimeError> {
         Ok(self.subject.beside(&self.store.tensors(Part::Model)))
     }
 }

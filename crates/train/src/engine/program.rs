@@ -7,7 +7,7 @@ use crate::config::{OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfi
 use graph::ops::{Adafactor, AdamW, Sgd};
 use graph::{Bounds, Bytes, Graph, Param};
 use plan::{Found, Optimizer, PlanError, Precision, RematChoice, Target, Training, TrainingSearch};
-use run::{Observer, RunError};
+use runtime::{Observer, RuntimeError};
 use std::collections::BTreeSet;
 
 /// Sequences that a micro-batch can hold: one for each so many tokens.
@@ -29,7 +29,7 @@ pub(super) fn search(
     target: &Target,
     budget: Bytes,
     observer: &dyn Observer,
-) -> Result<Found, RunError> {
+) -> Result<Found, RuntimeError> {
     let stopped = || observer.stop().is_some();
     let other = |config: &TrainConfig| {
         let subject = subject.like(&config.model);
@@ -64,7 +64,7 @@ pub(super) fn fits(
     target: &Target,
     budget: Bytes,
     observer: &dyn Observer,
-) -> Result<bool, RunError> {
+) -> Result<bool, RuntimeError> {
     let stopped = &|| observer.stop().is_some();
     let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
     match with_search(config, subject, budget, stopped, |search| search.fits(target, &build)) {
@@ -74,9 +74,9 @@ pub(super) fn fits(
 }
 
 /// The end of a search that a signal asked for.
-fn interrupted(observer: &dyn Observer) -> RunError {
+fn interrupted(observer: &dyn Observer) -> RuntimeError {
     let kept = "no plan was found yet, and nothing was written".to_owned();
-    RunError::Interrupted { signal: observer.stop().unwrap_or_default(), kept }
+    RuntimeError::Interrupted { signal: observer.stop().unwrap_or_default(), kept }
 }
 
 /// What a configuration leaves open.

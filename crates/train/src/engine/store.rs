@@ -6,7 +6,7 @@ use crate::{Part, Stored};
 use data::weights::{DType, f32_to_bf16, f32_to_f16};
 use exec::{Executor, Resident, Survivor};
 use graph::{Piece, StateKind};
-use run::RunError;
+use runtime::RuntimeError;
 use std::ops::Range;
 
 /// Where the tensors of both files lie.
@@ -81,7 +81,7 @@ impl Store {
         tensor: usize,
         elements: Range<u64>,
         out: &mut Vec<u8>,
-    ) -> Result<(), RunError> {
+    ) -> Result<(), RuntimeError> {
         let t = &self.part(part)[tensor];
         let size = t.stored.dtype.size();
         out.clear();
@@ -116,7 +116,7 @@ impl Store {
         tensor: usize,
         start: u64,
         bytes: &[u8],
-    ) -> Result<(), RunError> {
+    ) -> Result<(), RuntimeError> {
         let t = &self.part(part)[tensor];
         let size = t.stored.dtype.size();
         let end = start + bytes.len() as u64 / size;

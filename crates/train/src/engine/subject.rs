@@ -13,10 +13,10 @@ use models::{
     group, init, init_param, trains,
 };
 use plan::{Group, PlanError};
-use run::adapter::{self, Adapter};
-use run::hub::{CONFIG, Need, trainable};
-use run::model::read_config;
-use run::{EncoderModel, Observer, RunError};
+use runtime::adapter::{self, Adapter};
+use runtime::hub::{CONFIG, Need, trainable};
+use runtime::model::read_config;
+use runtime::{EncoderModel, Observer, RuntimeError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -60,11 +60,11 @@ impl Subject {
         vocabulary: u64,
         widths: &[u64],
         observer: &mut dyn Observer,
-    ) -> Result<Self, RunError> {
+    ) -> Result<Self, RuntimeError> {
         let model = &config.model;
         // `TrainConfig::parse` settles this; a configuration that was changed since would be trained as another.
         if let Some(why) = config.contradiction(observer)? {
-            return Err(RunError::Refused(why));
+            return Err(RuntimeError::Refused(why));
         }
         let loss = Training { chunk: 1, z_loss: config.loss.z as f32, dropout: model.dropout as f32 };
         let (kind, from) = match model.kind {
@@ -75,7 +75,7 @@ impl Subject {
         if let Kind::Decoder(c) = &kind
             && c.layers > MOST_LAYERS
         {
-            return Err(RunError::Refused(format!(
+            return Err(RuntimeError::Refused(format!(
                 "model.layers is {}; at most {MOST_LAYERS} are planned, which bounds the time and memory that a plan takes",
                 c.layers
             )));
@@ -207,7 +207,7 @@ impl Subject {
     }
 
     /// Elements of a whole tensor, of which a parameter may hold some rows only.
-    pub fn tensor(&self, seed: u64, piece: &Piece, first: u64, out: &mut [f32]) -> Result<(), RunError> {
+    pub fn tensor(&self, seed: u64, piece: &Piece, first: u64, out: &mut [f32]) -> Result<(), RuntimeError> {
         match self.from.as_deref().and_then(|from| Some((from, self.kind.found(from, piece)?))) {
             Some((from, name)) => Ok(from.weights().read_f32(&name, first..first + out.len() as u64, out)?),
             None => {
@@ -321,7 +321,7 @@ fn decoder(
     config: &TrainConfig,
     vocabulary: u64,
     observer: &mut dyn Observer,
-) -> Result<(Kind, Option<From>), RunError> {
+) -> Result<(Kind, Option<From>), RuntimeError> {
     let m = &config.model;
     let experts = (m.kind == ModelKind::MoeLm).then(|| Experts {
         experts: m.experts.count,
@@ -337,9 +337,11 @@ fn decoder(
         let path = place.config();
         let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
         let text = read_config(&path)?;
-        let c = DecoderConfig::from_json(&text).map_err(|source| RunError::Config { path, source })?;
+        let c = DecoderConfig::from_json(&text).map_err(|source| RuntimeError::Config { path, source })?;
         let weights = place.weights().ok_or_else(|| {
-            RunError::Refused(format!("model.from {from} is a configuration without weights; name its folder"))
+            RuntimeError::Refused(format!(
+                "model.from {from} is a configuration without weights; name its folder"
+            ))
         })?;
         let weights = Weights::open(weights)?;
         has_all(&c, &weights)?;
@@ -386,13 +388,13 @@ fn decoder(
     };
     if decoder.vocab_size < vocabulary {
         let text = format!("model.vocabulary {}: the tokenizer has {vocabulary} tokens", decoder.vocab_size);
-        return Err(RunError::Refused(text));
+        return Err(RuntimeError::Refused(text));
     }
     Ok((Kind::Decoder(decoder), None))
 }
 
 /// Every tensor of a decoder is in its file, in its shape: one that is not there would start from random values.
-fn has_all(decoder: &DecoderConfig, weights: &Weights) -> Result<(), RunError> {
+fn has_all(decoder: &DecoderConfig, weights: &Weights) -> Result<(), RuntimeError> {
     let bounds = Bounds { tokens: 4, sequences: 1, longest: 4 };
     let graph = decoder.train_graph(bounds, &Training::default())?;
     for piece in graph.params.iter().flat_map(|param| &param.pieces) {
@@ -403,11 +405,11 @@ fn has_all(decoder: &DecoderConfig, weights: &Weights) -> Result<(), RunError> {
     Ok(())
 }
 
-fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(Kind, Option<From>), RunError> {
+fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(Kind, Option<From>), RuntimeError> {
     let task = m.classes.map_or(Task::MaskedLm, Task::Classes);
     let Some(from) = &m.from else {
         let text = format!("model.from: name the {} whose sizes or weights the run starts from", m.kind.name());
-        return Err(RunError::Refused(text));
+        return Err(RuntimeError::Refused(text));
     };
     let model = EncoderModel::open(from, &HubEnv::from_process(), observer)?;
     let (encoder, from) = (model.encoder.clone(), From::Encoder(model));
@@ -421,7 +423,7 @@ fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(Kind, Option<From>
             m.kind.name(),
             encoder.family()
         );
-        return Err(RunError::Refused(text));
+        return Err(RuntimeError::Refused(text));
     }
     let lora = m.lora.as_ref().map(|l| adapters(l, &encoder));
     if let (From::Encoder(model), Some(_), Task::MaskedLm) = (&from, &lora, task) {
@@ -432,16 +434,16 @@ fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(Kind, Option<From>
 
 /// Adapters leave all else as it is: a head that the model has not would stay as it was drawn, and nobody who has the
 /// model could draw it again.
-fn adapts_whole(model: &EncoderModel) -> Result<(), RunError> {
+fn adapts_whole(model: &EncoderModel) -> Result<(), RuntimeError> {
     let bounds = Bounds { tokens: 4, sequences: 1, longest: 4 };
     let graph = model.encoder.train_graph(bounds, Task::MaskedLm, &Training::default(), None);
-    let graph = graph.map_err(|e| RunError::Refused(e.to_string()))?;
+    let graph = graph.map_err(|e| RuntimeError::Refused(e.to_string()))?;
     let lacks = |piece: &&Piece| {
         model.find(&piece.tensor).is_none() && models::derived(&model.encoder, &piece.tensor).is_none()
     };
     match graph.params.iter().flat_map(|param| &param.pieces).find(lacks) {
         None => Ok(()),
-        Some(piece) => Err(RunError::Refused(format!(
+        Some(piece) => Err(RuntimeError::Refused(format!(
             "model.lora: {} has no `{}`, and adapters would leave it untrained; give a model with its language-model \
              head, or model.classes",
             model.name, piece.tensor
@@ -464,18 +466,18 @@ fn adapters(asked: &config::Lora, encoder: &Encoder) -> Lora {
     Lora { rank: asked.rank, alpha: asked.alpha as f32, targets }
 }
 
-fn head(m: &Model, widths: &[u64]) -> Result<HeadConfig, RunError> {
+fn head(m: &Model, widths: &[u64]) -> Result<HeadConfig, RuntimeError> {
     let [dna, protein] = *widths else {
         let text = format!(
             "a head reads two embeddings, of the nucleotides and of the protein; {} are given",
             widths.len()
         );
-        return Err(RunError::Refused(text));
+        return Err(RuntimeError::Refused(text));
     };
     Ok(HeadConfig { dna, protein, hidden: m.hidden, classes: m.classes.unwrap_or(2) })
 }
 
-fn file(m: &Model) -> Result<Option<From>, RunError> {
+fn file(m: &Model) -> Result<Option<From>, RuntimeError> {
     let Some(from) = &m.from else { return Ok(None) };
     Ok(Some(From::Head(Weights::open(Path::new(from))?)))
 }

@@ -4,14 +4,14 @@
 use crate::rig::{Folder, fixture, golden};
 use crate::training::{ESM, esm, root, train, try_train, values};
 use data::weights::Weights;
-use run::classify::{self, classify};
-use run::embed::{self, embed};
-use run::merge::{self, merge};
-use run::{Precision, RunError, Settings, Silent};
+use embed::classify::{self, classify};
+use embed::embed;
+use runtime::{Precision, RuntimeError, Settings, Silent};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use tools::merge::{self, merge};
 use virus::predict;
 
 const DECODER: &str = "
@@ -129,7 +129,7 @@ fn wide() -> Settings {
 }
 
 /// The embeddings of a file of sequences.
-fn embedded(folder: &Folder, model: &Path, input: &str) -> Result<Vec<f32>, RunError> {
+fn embedded(folder: &Folder, model: &Path, input: &str) -> Result<Vec<f32>, RuntimeError> {
     let output = folder.path("out.safetensors");
     embed(
         &embed::Options {
@@ -167,7 +167,7 @@ fn what_was_trained_embeds() {
     }
 }
 
-fn classified(folder: &Folder, model: &Path, settings: Settings) -> Result<String, RunError> {
+fn classified(folder: &Folder, model: &Path, settings: Settings) -> Result<String, RuntimeError> {
     let output = folder.path("classes.tsv");
     let options = classify::Options {
         model: model.display().to_string(),
@@ -241,7 +241,7 @@ fn a_classifier_classifies() {
     assert!(error.to_string().contains("it is no classifier of sequences"), "{error}");
 }
 
-fn merged(adapter: &Path, base: Option<&Path>, output: &Path) -> Result<merge::Report, RunError> {
+fn merged(adapter: &Path, base: Option<&Path>, output: &Path) -> Result<merge::Report, RuntimeError> {
     let base = base.map(|path| path.display().to_string());
     let options = merge::Options { adapter: adapter.to_owned(), base, output: output.to_owned() };
     merge(&options, &mut Silent)

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 #[allow(dead_code, reason = "shared with other crates' tests, which use all of it")]
-#[path = "../../../run/tests/it/rig.rs"]
+#[path = "../../../runtime/tests/it/rig.rs"]
 mod folders;
 mod interop;
 #[allow(dead_code, reason = "shared with the tests of `virus`, which use all of it")]

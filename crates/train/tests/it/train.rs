@@ -10,7 +10,7 @@ use plimsoll_train::{
     Applied, Auxiliary, Ended, Evaluated, Found, Part, Report, Request, Resume, Stored, Taken, Trainable,
     train_with,
 };
-use run::{Level, Observer, Progress, RunError, Trained};
+use runtime::{Level, Observer, Progress, RuntimeError, Trained};
 use serde_json::{Value, json};
 use std::fs;
 use std::ops::Range;
@@ -71,7 +71,7 @@ impl Toy {
 impl Trainable for Toy {
     fn prepare(&mut self, _: &[f32]) {}
 
-    fn take(&mut self) -> Result<Option<Taken>, RunError> {
+    fn take(&mut self) -> Result<Option<Taken>, RuntimeError> {
         std::thread::sleep(self.slow);
         self.place += 1;
         let taken = match self.place % (self.epoch + 1) {
@@ -82,7 +82,7 @@ impl Trainable for Toy {
         Ok(taken)
     }
 
-    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<Found, RunError> {
+    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<Found, RuntimeError> {
         self.log.push((keep, loss_scale));
         let mut loss = 0.0;
         for i in 0..5 {
@@ -96,7 +96,7 @@ impl Trainable for Toy {
         Ok(Found { loss, auxiliary: Auxiliary { balance: Some(0.25), ..Auxiliary::default() }, dropped: 1 })
     }
 
-    fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, RunError> {
+    fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, RuntimeError> {
         let norm = self.gradient.iter().map(|g| f64::from(g * unscale).powi(2)).sum::<f64>().sqrt();
         if norm.is_finite() {
             for i in 0..5 {
@@ -107,22 +107,22 @@ impl Trainable for Toy {
         Ok(Applied { norm, ok: norm.is_finite() })
     }
 
-    fn evaluate(&mut self) -> Result<Option<Evaluated>, RunError> {
+    fn evaluate(&mut self) -> Result<Option<Evaluated>, RuntimeError> {
         self.evaluated += 1;
         let loss = self.weights.iter().map(|w| f64::from(*w).powi(2)).sum();
         Ok((self.evaluated <= 3).then_some(Evaluated { loss, targets: 10 }))
     }
 
-    fn rewind(&mut self) -> Result<(), RunError> {
+    fn rewind(&mut self) -> Result<(), RuntimeError> {
         self.evaluated = 0;
         Ok(())
     }
 
-    fn position(&self) -> Result<Value, RunError> {
+    fn position(&self) -> Result<Value, RuntimeError> {
         Ok(json!(self.place))
     }
 
-    fn seek(&mut self, position: &Value) -> Result<(), RunError> {
+    fn seek(&mut self, position: &Value) -> Result<(), RuntimeError> {
         self.place = position.as_u64().expect("a place");
         Ok(())
     }
@@ -135,7 +135,7 @@ impl Trainable for Toy {
         vec![("memory.loss_chunk".to_owned(), json!(64))]
     }
 
-    fn plan(&self) -> Result<Value, RunError> {
+    fn plan(&self) -> Result<Value, RuntimeError> {
         Ok(json!({}))
     }
 
@@ -157,14 +157,14 @@ impl Trainable for Toy {
         tensor: usize,
         range: Range<u64>,
         out: &mut Vec<u8>,
-    ) -> Result<(), RunError> {
+    ) -> Result<(), RuntimeError> {
         out.clear();
         let values = &self.values(part, tensor)[range.start as usize..range.end as usize];
         out.extend(values.iter().flat_map(|x| x.to_le_bytes()));
         Ok(())
     }
 
-    fn write(&mut self, part: Part, tensor: usize, start: u64, bytes: &[u8]) -> Result<(), RunError> {
+    fn write(&mut self, part: Part, tensor: usize, start: u64, bytes: &[u8]) -> Result<(), RuntimeError> {
         let values = &mut self.values(part, tensor)[start as usize..];
         for (value, bytes) in values.iter_mut().zip(bytes.chunks(4)) {
             *value = f32::from_le_bytes(bytes.try_into().expect("four"));
@@ -172,7 +172,7 @@ impl Trainable for Toy {
         Ok(())
     }
 
-    fn beside(&self) -> Result<Vec<(String, Vec<u8>)>, RunError> {
+    fn beside(&self) -> Result<Vec<(String, Vec<u8>)>, RuntimeError> {
         Ok(vec![("config.json".to_owned(), b"{}".to_vec())])
     }
 }
@@ -218,7 +218,7 @@ fn config(flags: &str) -> TrainConfig {
     TrainConfig::parse(BASE, "test", &flags).unwrap_or_else(|e| panic!("{flags:?}: {e}"))
 }
 
-fn go(folder: &Path, flags: &str, ear: &mut Ear, change: impl Fn(&mut Toy)) -> Result<Report, RunError> {
+fn go(folder: &Path, flags: &str, ear: &mut Ear, change: impl Fn(&mut Toy)) -> Result<Report, RuntimeError> {
     let request = Request { config: config(flags), output: folder.to_owned(), resume: Resume::Auto };
     let mut open = |config: &TrainConfig, _: &mut dyn Observer| {
         let mut toy = Toy::new(config);
@@ -228,7 +228,7 @@ fn go(folder: &Path, flags: &str, ear: &mut Ear, change: impl Fn(&mut Toy)) -> R
     train_with(&request, &mut open, ear)
 }
 
-fn train(folder: &Path, flags: &str) -> Result<Report, RunError> {
+fn train(folder: &Path, flags: &str) -> Result<Report, RuntimeError> {
     go(folder, flags, &mut Ear::default(), |_| {})
 }
 

@@ -9,7 +9,7 @@ use graph::StateKind;
 use plan::{Program, check};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::{Request, Resume, open, priced, train_with};
-use run::{Settings, Silent};
+use runtime::{Settings, Silent};
 use stats_alloc::Region;
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -6,7 +6,7 @@ use crate::folders::{Folder, alone, fixture};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::schedule::hyper;
 use plimsoll_train::{Request, Resume, Trainable, open, train_with};
-use run::Silent;
+use runtime::Silent;
 use stats_alloc::Region;
 use std::time::Duration;
 

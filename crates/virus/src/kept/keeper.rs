@@ -4,7 +4,7 @@
 
 use super::{END, Entry};
 use data::journal::Journal;
-use run::RunError;
+use runtime::RuntimeError;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -20,9 +20,9 @@ impl Watch {
     }
 
     /// The inputs are still what they were. One that is gone is: what was read of it was read before.
-    fn unchanged(&self) -> Result<(), RunError> {
+    fn unchanged(&self) -> Result<(), RuntimeError> {
         for (path, before) in &self.0 {
-            let now = stamp(path).map_err(RunError::io(path))?;
+            let now = stamp(path).map_err(RuntimeError::io(path))?;
             if now.is_some() && now != *before {
                 return Err(changed(path));
             }
@@ -32,8 +32,8 @@ impl Watch {
 }
 
 /// An input whose results would be of no file that there ever was.
-pub(crate) fn changed(path: &std::path::Path) -> RunError {
-    RunError::Refused(format!(
+pub(crate) fn changed(path: &std::path::Path) -> RuntimeError {
+    RuntimeError::Refused(format!(
         "{}: the file changed while it was read; nothing was written; run again when it is complete",
         path.display()
     ))
@@ -73,7 +73,7 @@ impl Keeper {
     }
 
     /// Takes a window.
-    pub(crate) fn keep(&mut self, entry: &Entry) -> Result<(), RunError> {
+    pub(crate) fn keep(&mut self, entry: &Entry) -> Result<(), RuntimeError> {
         let before = (self.waiting > 0).then_some(self.record.as_str());
         entry.encode(before, &mut self.block);
         self.record.clone_from(&entry.record);
@@ -82,12 +82,12 @@ impl Keeper {
     }
 
     /// Commits what waits, if it has waited long enough.
-    pub(crate) fn commit_if_due(&mut self) -> Result<(), RunError> {
+    pub(crate) fn commit_if_due(&mut self) -> Result<(), RuntimeError> {
         if self.last.elapsed() >= self.every { self.commit() } else { Ok(()) }
     }
 
     /// Commits what waits.
-    pub(crate) fn commit(&mut self) -> Result<(), RunError> {
+    pub(crate) fn commit(&mut self) -> Result<(), RuntimeError> {
         self.last = Instant::now();
         if self.waiting == 0 {
             return Ok(());
@@ -100,7 +100,7 @@ impl Keeper {
     }
 
     /// Commits what waits, and says that this is all.
-    pub(crate) fn finish(mut self) -> Result<(), RunError> {
+    pub(crate) fn finish(mut self) -> Result<(), RuntimeError> {
         self.commit()?;
         Ok(self.journal.append(END)?)
     }

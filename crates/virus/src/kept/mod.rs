@@ -10,7 +10,7 @@ pub(crate) use shelf::{Coverage, Looked, Shelf};
 
 use super::queue::State;
 use data::translate::Frame;
-use run::RunError;
+use runtime::RuntimeError;
 
 /// What is known of an open reading frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -145,8 +145,8 @@ impl<'a> Bytes<'a> {
 }
 
 /// A journal that is of this run, whole, and yet makes no sense.
-fn nonsense(path: &std::path::Path, what: &str) -> RunError {
-    RunError::Unusable(format!("{}: {what}; remove it or use --force to start over", path.display()))
+fn nonsense(path: &std::path::Path, what: &str) -> RuntimeError {
+    RuntimeError::Unusable(format!("{}: {what}; remove it or use --force to start over", path.display()))
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ use virnucpro::VirNucPro;
 pub use embeddings::EmbeddingFormat;
 use hits::Hits;
 pub use hits::{HitsFormat, RecordText};
-pub use run::OutputError;
+pub use runtime::OutputError;
 pub(crate) use table::Field;
 pub use verdict::Call;
 

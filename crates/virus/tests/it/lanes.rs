@@ -2,9 +2,9 @@
 
 use crate::cards::Card;
 use crate::rig::{Folder, fixture, golden};
+use embed::{Destination, Pool, embed};
 use graph::Bytes;
-use run::embed::{self, Destination, Pool, embed};
-use run::{Device, Level, Machine, Observer, Precision, Progress, RunError, Settings};
+use runtime::{Device, Level, Machine, Observer, Precision, Progress, RuntimeError, Settings};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -241,7 +241,7 @@ fn without_a_device_the_run_ends_and_goes_on_later() {
     predict(&prediction(&wanted, on_cpu()), &mut Listener::default()).unwrap_or_else(|e| panic!("{e}"));
     let settings = on([Card::new(0).failing_at(350), Card::new(1).failing_at(250)]);
     let error = predict(&prediction(&out, settings), &mut Listener::default()).expect_err("no device is left");
-    assert!(matches!(&error, RunError::Device(_)) && error.exit_code() == 1, "{error}");
+    assert!(matches!(&error, RuntimeError::Device(_)) && error.exit_code() == 1, "{error}");
     let report = predict(&prediction(&out, on(cards(2))), &mut Listener::default());
     let report = report.unwrap_or_else(|e| panic!("{e}"));
     let kept = report.run_record["windows_from_journal"].as_u64().expect("a number");

@@ -4,10 +4,10 @@
 extern crate plimsoll_virus as virus;
 
 #[allow(dead_code, reason = "shared with the tests of `run`")]
-#[path = "../../../run/tests/it/cards.rs"]
+#[path = "../../../runtime/tests/it/cards.rs"]
 mod cards;
 #[allow(dead_code, reason = "shared with other crates' tests, which use all of it")]
-#[path = "../../../run/tests/it/rig.rs"]
+#[path = "../../../runtime/tests/it/rig.rs"]
 mod folders;
 mod lanes;
 mod memory;

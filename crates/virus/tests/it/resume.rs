@@ -4,7 +4,7 @@
 use crate::rig::{Folder, fixture, golden, read, run};
 use data::journal::Journal;
 use data::weights::{StoredAs, Tensor, TensorData, Weights, write_safetensors};
-use run::{Level, Observer, Progress, RunError};
+use runtime::{Level, Observer, Progress, RuntimeError};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs;
@@ -76,14 +76,14 @@ impl Observer for Stopper {
 }
 
 /// Breaks a run after `steps` looks at the signal.
-fn break_off(options: &Options, steps: usize) -> RunError {
+fn break_off(options: &Options, steps: usize) -> RuntimeError {
     let error = predict(options, &mut Stopper::after(steps)).map(|_| ()).expect_err("it was broken");
     assert_eq!(error.exit_code(), 143, "{error}");
     error
 }
 
 /// Breaks a run, later and later, until it leaves results behind: waiting for a busy machine takes looks too.
-pub fn break_off_with_results(options: &Options) -> RunError {
+pub fn break_off_with_results(options: &Options) -> RuntimeError {
     let journal = options.output_dir.join("progress.journal");
     for steps in (8..).step_by(2) {
         let error = break_off(options, steps);

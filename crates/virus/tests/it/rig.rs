@@ -1,7 +1,7 @@
 //! Requests for tests.
 
 pub use crate::folders::{Folder, fixture};
-use run::{Precision, RunError, Settings, Silent};
+use runtime::{Precision, RuntimeError, Settings, Silent};
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub fn builtin(input: &Path, output: &Path) -> Options {
     }
 }
 
-pub fn run(options: &Options) -> Result<Report, RunError> {
+pub fn run(options: &Options) -> Result<Report, RuntimeError> {
     predict(options, &mut Silent)
 }
 

@@ -1,0 +1,139 @@
+//! `plimsoll classify`: from sequences to classes, by a classifier over the mean of an encoder's states. The story is
+//! that of `embed`, with a table of scores at its end. Invariant: a line for each sequence, in the order of the input;
+//! its scores are the softmax of the logits that training saw.
+
+use crate::engine::{Reading, Rows};
+use crate::front::Sequence;
+use crate::output::Written;
+use crate::{Destination, Options as Embedding, Pool, Report, run};
+use data::atomic::AtomicFile;
+use data::pack::Order;
+use data::printable::{Name, Place};
+use data::sequence::Reader;
+use data::weights::HubEnv;
+use models::Encoder;
+use runtime::hub::CONFIG;
+use runtime::model::read_config;
+use runtime::{EncoderModel, Observer, RuntimeError, Settings};
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// What a classification is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// A checkpoint of a classifier: a folder.
+    pub model: String,
+    /// Sequence files; `-` is standard input.
+    pub inputs: Vec<PathBuf>,
+    /// The table.
+    pub output: PathBuf,
+    /// Whether a table that is there may be replaced.
+    pub force: bool,
+    /// As [`Embedding::sort_by_length`].
+    pub sort_by_length: bool,
+    /// As [`Embedding::max_length`].
+    pub max_length: Option<usize>,
+    /// Whether longer sequences are cut; otherwise they are errors.
+    pub truncate: bool,
+    /// Batches of tokens that reading may be ahead of computing.
+    pub prefetch: usize,
+    /// The machine.
+    pub settings: Settings,
+}
+
+/// Classifies.
+pub fn classify(options: &Options, observer: &mut dyn Observer) -> Result<Report, RuntimeError> {
+    let start = Instant::now();
+    let output = &options.output;
+    if output.exists() && !options.force {
+        let text = "the file is there already; use --force to replace it, or another name with -o";
+        return Err(RuntimeError::Refused(format!("{}: {text}", Place(output))));
+    }
+    // Missing files are found before anything else happens.
+    Reader::open(&options.inputs)?;
+    let model = EncoderModel::open(&options.model, &HubEnv::from_process(), observer)?;
+    let names = classes(&model)?;
+    let reading = Reading {
+        pool: Pool::Mean,
+        outputs: vec!["scores".to_owned()],
+        width: names.len(),
+        order: if options.sort_by_length { Order::ByLength } else { Order::Input },
+    };
+    let count = names.len() as u64;
+    let build = &mut |bounds| model.encoder.classifier_graph(bounds, count);
+    let table = Table::create(options, names)?;
+    run(&options.as_embedding(), start, &model, reading, Box::new(table), build, observer)
+}
+
+/// The names of a model's classes, whose tensors are there.
+fn classes(model: &EncoderModel) -> Result<Vec<String>, RuntimeError> {
+    let config = model.folder.as_ref().map(|folder| read_config(&folder.join(CONFIG))).transpose()?;
+    let Some(names) = config.and_then(|config| Encoder::classes(&config)) else {
+        let why = "it is no classifier of sequences as `plimsoll train` with model.classes makes one";
+        return Err(RuntimeError::Refused(format!("{}: {why}", model.name)));
+    };
+    let (classes, width) = (names.len() as u64, model.encoder.hidden_size());
+    model.weights.expect("classifier.weight", &[classes, width])?;
+    model.weights.expect("classifier.bias", &[classes])?;
+    Ok(names)
+}
+
+impl Options {
+    /// How sequences are read and steps are planned.
+    fn as_embedding(&self) -> Embedding {
+        Embedding {
+            model: self.model.clone(),
+            inputs: self.inputs.clone(),
+            output: Destination::File(self.output.clone()),
+            force: self.force,
+            pool: Pool::Mean,
+            layers: None,
+            sort_by_length: self.sort_by_length,
+            max_length: self.max_length,
+            truncate: self.truncate,
+            prefetch: self.prefetch,
+            settings: self.settings.clone(),
+        }
+    }
+}
+
+/// `id`, `label`, and the score of every class.
+struct Table {
+    file: AtomicFile,
+    names: Vec<String>,
+    sequences: u64,
+}
+
+impl Table {
+    fn create(options: &Options, names: Vec<String>) -> Result<Self, RuntimeError> {
+        let mut file = AtomicFile::create(&options.output)?;
+        // A name is what a file says: a tab in it would be a column.
+        let names: Vec<String> = names.iter().map(|name| Name(name).to_string()).collect();
+        let scores: String = names.iter().map(|name| format!("\tscore.{name}")).collect();
+        writeln!(file, "id\tlabel{scores}").map_err(|e| file.error(e))?;
+        Ok(Self { file, names, sequences: 0 })
+    }
+}
+
+impl Rows for Table {
+    fn write(&mut self, sequence: &Sequence, scores: &[f32]) -> Result<(), RuntimeError> {
+        // The first of equal ones.
+        let best = (1..scores.len()).fold(0, |best, c| if scores[c] > scores[best] { c } else { best });
+        let columns: String = scores.iter().map(|score| format!("\t{score}")).collect();
+        let file = &mut self.file;
+        writeln!(file, "{}\t{}{columns}", sequence.id, self.names[best]).map_err(|e| file.error(e))?;
+        self.sequences += 1;
+        Ok(())
+    }
+
+    fn held(&self, _: Option<u64>, _: u64) -> u64 {
+        1 << 20
+    }
+
+    fn finish(self: Box<Self>) -> Result<Vec<Written>, RuntimeError> {
+        let path = self.file.target().to_owned();
+        self.file.commit()?;
+        Ok(vec![Written { files: vec![path], sequences: self.sequences }])
+    }
+}

@@ -1,0 +1,520 @@
+//! `plimsoll embed`: from sequences to embeddings. The story: open the model, find the longest sequence, plan
+//! under the budget, load, stream the input through the encoder, write in input order. Invariant: a value
+//! depends on its sequence, the model and the pool, and on nothing else; every sequence is written once,
+//! with finite values, or the command fails and names it.
+//!
+//! Outside of the ledger wait the rows that are computed before those in front of them: at most
+//! [`data::pack::MOST_PACKS`] packs of them, in practice about [`data::pack::POOL`].
+
+#![forbid(unsafe_code)]
+
+pub mod classify;
+mod engine;
+mod front;
+mod output;
+mod states;
+
+use data::pack::{MOST_PACKS, Order};
+use data::sequence::{Extent, Reader};
+use data::weights::HubEnv;
+use engine::{Engine, Reading, Rows};
+use exec::Executor;
+use front::{BATCH_LETTERS, BATCH_NAMES, Front, Limits, Renamed, Skipped};
+use graph::{Bounds, Bytes, Graph, VerifyError};
+use models::Encoder;
+use output::{Kind, Results, Targets};
+use plan::{PlanError, Policy, Program, Staging, compile};
+use runtime::ladder::Planned;
+use runtime::lanes::planned::{copies, output_bytes, with_outputs};
+use runtime::lanes::{Stop, Usage, say_given_back};
+use runtime::observer::stopped;
+use runtime::process::{NAME, Process};
+use runtime::session::{attach_all, bounds, computing_lines, lanes_worth, memory_lines};
+use runtime::{EncoderModel, Level, Observer, Progress, RuntimeError, Settings};
+use serde_json::{Value, json};
+use states::States;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// What an embedding is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The encoder: a folder, a weight file or a hub id.
+    pub model: String,
+    /// Sequence files; `-` is standard input.
+    pub inputs: Vec<PathBuf>,
+    /// Where the result goes.
+    pub output: Destination,
+    /// Whether a result that is there may be replaced.
+    pub force: bool,
+    /// What is written of a sequence.
+    pub pool: Pool,
+    /// The layers whose hidden states are written, as [`models::Output::HiddenOf`] counts them, and from -1
+    /// down from the last; results then have a dimension for them. `None` is the last, without it.
+    pub layers: Option<Vec<i64>>,
+    /// Whether sequences are computed out of turn, by their lengths, so that steps are full. Results are the
+    /// same.
+    pub sort_by_length: bool,
+    /// Letters (residues or bases) of the longest sequence; `None` is [`ESM_LENGTH`] for ESM-2 and no limit
+    /// for DNABERT-S.
+    pub max_length: Option<usize>,
+    /// Whether longer sequences are cut; otherwise they are errors.
+    pub truncate: bool,
+    /// Batches of tokens that reading may be ahead of computing.
+    pub prefetch: usize,
+    /// The machine.
+    pub settings: Settings,
+}
+
+/// Where results go. Tables are described in [`data::rows::ParquetWriter`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// One file for all inputs; what its name ends with is its format.
+    File(PathBuf),
+    /// A file for each input, in a folder that is made if it is not there. The file is named as its input,
+    /// without what says the input's format.
+    PerInput {
+        /// The folder.
+        folder: PathBuf,
+        /// What its files are.
+        format: Format,
+    },
+}
+
+/// What a result is written as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// `OUT.npy`, an array of a row for each sequence, and `OUT.ids.txt`.
+    #[default]
+    Npy,
+    /// `OUT.safetensors`: the same array with the ids in the metadata, or a tensor for each id.
+    Safetensors,
+    /// `OUT.parquet`: a table of id, length and embedding.
+    Parquet,
+}
+
+/// Residues that ESM-2 was trained on: 1024 tokens without BOS and EOS (Lin et al. 2023).
+pub const ESM_LENGTH: usize = 1022;
+
+/// What is written of a sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pool {
+    /// One row, the mean: over residues for ESM-2, over all tokens for DNABERT-S.
+    #[default]
+    Mean,
+    /// One row, the first token's (CLS, BOS).
+    Cls,
+    /// A row for each residue for ESM-2 (BOS and EOS left out), for each token for DNABERT-S (CLS and SEP
+    /// included).
+    Tokens,
+}
+
+impl Pool {
+    /// Its name on the command line and in metadata.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mean => "mean",
+            Self::Cls => "cls",
+            Self::Tokens => "tokens",
+        }
+    }
+}
+
+/// How an embedding ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// The files that were written.
+    pub files: Vec<PathBuf>,
+    /// Sequences in them.
+    pub sequences: u64,
+    /// Values of a row.
+    pub width: u64,
+    /// Records without letters, which were skipped.
+    pub empty: u64,
+    /// Later records of an id, which results name `id#FILE` or `id#FILE.RECORD`.
+    pub renamed: u64,
+    /// Sequences that were cut.
+    pub truncated: u64,
+    /// Tokens through the encoder.
+    pub tokens: u64,
+    /// Seconds of the whole command.
+    pub seconds: f64,
+    /// Tokens by seconds since the weights were loaded.
+    pub tokens_per_second: f64,
+    /// Packing fill without the last pack; `None` where the last was the only one.
+    pub fill: Option<f64>,
+    /// The plan against the budget, in one line.
+    pub memory_line: String,
+    /// What the process itself was planned to take of the host's memory.
+    pub process: Vec<Staging>,
+    /// What each device did.
+    pub devices: Vec<Usage>,
+}
+
+impl Report {
+    /// The same as JSON.
+    pub fn to_json(&self) -> Value {
+        let files: Vec<String> = self.files.iter().map(|p| p.display().to_string()).collect();
+        json!({
+            "plimsoll": env!("CARGO_PKG_VERSION"),
+            "files": files,
+            "sequences": self.sequences,
+            "width": self.width,
+            "skipped": {"empty": self.empty},
+            "renamed": self.renamed,
+            "truncated": self.truncated,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "packing_fill_but_last": self.fill,
+            "memory": self.memory_line,
+            "process": runtime::process::to_json(&self.process),
+            "devices": self.devices.iter().map(|device| device.to_json(self.seconds)).collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// Embeds.
+pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<Report, RuntimeError> {
+    let start = Instant::now();
+    let targets = Targets::new(&options.output, &options.inputs, options.pool, options.force)?;
+    // Missing files are found before anything else happens.
+    Reader::open(&options.inputs)?;
+    let model = EncoderModel::open(&options.model, &HubEnv::from_process(), observer)?;
+    let states = States::new(options.pool, options.layers.as_deref(), &model.encoder)?;
+    let (metadata, outputs) = (metadata(options, &states), states.outputs());
+    let kind = Kind { states, width: model.encoder.hidden_size() as usize, metadata };
+    let results = Results::create(targets, kind)?;
+    let reading = Reading {
+        pool: options.pool,
+        outputs: outputs.iter().map(|output| output.name()).collect(),
+        width: model.encoder.hidden_size() as usize,
+        order: if options.sort_by_length { Order::ByLength } else { Order::Input },
+    };
+    let build = &mut |bounds| model.encoder.graph(bounds, &outputs);
+    run(options, start, &model, reading, Box::new(results), build, observer)
+}
+
+/// Makes the graph of a step.
+type Graphs<'a> = &'a mut dyn FnMut(Bounds) -> Result<Graph, VerifyError>;
+
+/// Sequences through an encoder's graph into results.
+fn run(
+    options: &Options,
+    start: Instant,
+    model: &EncoderModel,
+    reading: Reading,
+    results: Box<dyn Rows>,
+    build: Graphs<'_>,
+    observer: &mut dyn Observer,
+) -> Result<Report, RuntimeError> {
+    let limits = limits(options, &model.encoder)?;
+    let width = reading.width as u64;
+    observer.say(Level::Detail, "reading the input once for its longest sequence");
+    let mut measured = measure(options, model, limits, observer)?;
+    let budget = options.settings.line()?;
+    let billed = Process::of(&options.settings).is_some();
+    let pipe = options.settings.of_pipe(budget).filter(|_| billed && measured.sequences.is_none());
+    let most = pipe.map(|most| {
+        // What results hold of a record is held beside its name.
+        let held = |records| results.held(Some(records), most.longest_name);
+        let records = most.records * NAME / (NAME + held(1) - held(0));
+        // Whole records wait in the queues where nothing limits their letters: together they have eight times the share of the
+        // one that is being read.
+        let waiting = 8 * most.longest / (batches(options) * LETTER);
+        let longest = if limits.letters.is_some() { most.longest } else { most.longest.min(waiting) };
+        Extent { records, longest, ..most }
+    });
+    if let Some(most) = &most {
+        (measured.letters, measured.name) = (most.longest, most.longest_name);
+        measured.most = Some(most.clone());
+    }
+    let records = most.as_ref().map_or(measured.sequences, |most| Some(most.records));
+    let process = process(options, &measured, limits, results.held(records, measured.name));
+    let settings = &Settings { budget: Some(budget), process, ..options.settings.clone() };
+    settings.first_use().iter().for_each(|text| observer.say(Level::Info, text));
+    let (mut executors, memory_line) = plan(options, settings, &measured, build, observer)?;
+    observer.say(Level::Info, &memory_line);
+    for line in computing_lines(&executors, settings.precision()?) {
+        observer.say(settings.computing_level(), &line);
+    }
+    attach_all(&mut executors, 0, model)?;
+    if let Some(executor) = executors.first() {
+        let program = executor.program();
+        let turns = if options.sort_by_length { MOST_PACKS } else { 0 };
+        let kept = Bytes(output_bytes(program).0 * (settings.ahead() + turns) as u64);
+        settings.within_line(program, budget, kept)?;
+    }
+
+    let front = open(options, model, limits, most)?;
+    let mut engine = Engine::new(executors, &model.encoder, reading, results)?;
+    let loaded = Instant::now();
+    let counts = stream(options, front, &mut engine, observer)?;
+    let (fill, tokens, sequences) = (engine.fill(), engine.tokens(), engine.sequences());
+    let devices = engine.usage().to_vec();
+    say_given_back(&devices, observer);
+    options.settings.compare(engine.program(), Bytes::ZERO, "at the end", observer);
+    let written = engine.finish()?;
+    for result in written.iter().filter(|result| result.sequences == 0) {
+        let text = format!("the input holds no sequence: {} has no row", result.files[0].display());
+        observer.say(Level::Warning, &text);
+    }
+    Ok(Report {
+        files: written.into_iter().flat_map(|result| result.files).collect(),
+        sequences,
+        width,
+        empty: counts.empty,
+        renamed: counts.renamed,
+        truncated: counts.truncated,
+        tokens,
+        seconds: start.elapsed().as_secs_f64(),
+        tokens_per_second: tokens as f64 / loaded.elapsed().as_secs_f64().max(1e-9),
+        fill: (fill.packs > 1).then(|| fill.but_last()),
+        memory_line,
+        process: settings.process.clone(),
+        devices,
+    })
+}
+
+/// What results say of themselves.
+fn metadata(options: &Options, states: &States) -> Vec<(&'static str, String)> {
+    let pairs = [("model", options.model.clone()), ("pool", options.pool.name().to_owned())];
+    pairs.into_iter().chain(states.text().map(|layers| ("layers", layers))).collect()
+}
+
+/// The records of all inputs.
+fn open(
+    options: &Options,
+    model: &EncoderModel,
+    limits: Limits,
+    most: Option<Extent>,
+) -> Result<Front, RuntimeError> {
+    let per_input = match options.output {
+        Destination::File(_) => false,
+        Destination::PerInput { .. } => true,
+    };
+    Front::open(&options.inputs, per_input, model.tokenizer.clone(), limits, most)
+}
+
+/// The letters that a sequence may have, and what happens beyond them.
+fn limits(options: &Options, encoder: &Encoder) -> Result<Limits, RuntimeError> {
+    let letters = match encoder {
+        Encoder::Esm2(_) => options.max_length.or(Some(ESM_LENGTH)),
+        Encoder::DnabertS(_) => options.max_length,
+    };
+    if options.truncate && letters.is_none() {
+        let text = format!("{} has no limit of its own; say with --max-length where to cut", encoder.family());
+        return Err(RuntimeError::Refused(text));
+    }
+    Ok(Limits { letters, truncate: options.truncate })
+}
+
+/// What a run knows of its input before it plans.
+#[derive(Clone, Debug, Default)]
+struct Measured {
+    /// Tokens of the longest sequence; `None` with a pipe, where nothing limits it.
+    longest: Option<u64>,
+    /// Letters of the longest record as it stands in the input.
+    letters: u64,
+    /// Sequences; `None` with a pipe.
+    sequences: Option<u64>,
+    /// Bytes of the longest name.
+    name: u64,
+    /// The most that the records of a pipe may take.
+    most: Option<Extent>,
+}
+
+/// Batches of records on their way from the reader to the steps, at most.
+fn batches(options: &Options) -> u64 {
+    let workers = options.settings.tokenizers().max(1);
+    (workers * options.prefetch.max(1) + 2 * workers + 2) as u64
+}
+
+/// Bytes of a letter and its token in a batch; vectors grow by doubling.
+const LETTER: u64 = 2 * (1 + 4);
+
+/// The lines of the process, where the line is about the host's memory. Its heap is what it held while the input was
+/// measured, which is read by the same threads and queues again.
+fn process(options: &Options, measured: &Measured, limits: Limits, written: u64) -> Vec<Staging> {
+    let settings = &options.settings;
+    let Some(mut process) = Process::of(settings) else { return vec![] };
+    process.add_threads(settings, settings.tokenizers().max(1) + 1);
+    let batches = batches(options);
+    let letters = limits.letters.map_or(measured.letters, |limit| measured.letters.min(limit as u64));
+    let each = (BATCH_LETTERS as u64 + letters) * LETTER;
+    let most = batches * BATCH_LETTERS as u64;
+    let sequences = measured.sequences.unwrap_or(most).min(most);
+    // A batch is full with so many bytes of names, and holds the one with which it was.
+    let names = (sequences * measured.name).min(batches * (BATCH_NAMES as u64 + measured.name));
+    let heads = 96 * sequences + 2 * names;
+    process.add_queues(settings, batches * each + heads);
+    let records = measured.most.as_ref().map_or(measured.sequences.unwrap_or_default(), |most| most.records);
+    process.add("names of records", records * NAME + (64 << 10));
+    if let Some(most) = &measured.most {
+        // What the heap does not hold yet, as it does of files that were measured. A buffer grows by an eighth.
+        process.add("the longest record", most.longest + most.longest / 8 + 2 * most.longest_title);
+    }
+    process.add("writers", written);
+    process.lines
+}
+
+/// Reads files once for their longest sequence; a sequence over the limit is an error here. With a pipe: what the limit
+/// allows.
+fn measure(
+    options: &Options,
+    model: &EncoderModel,
+    limits: Limits,
+    observer: &dyn Observer,
+) -> Result<Measured, RuntimeError> {
+    let front = open(options, model, limits, None)?;
+    if front.bytes_total().is_none() {
+        // Both alphabets have at most one token for a letter, and one at each end.
+        return Ok(Measured {
+            longest: limits.letters.map(|letters| letters as u64 + 2),
+            ..Measured::default()
+        });
+    }
+    let (mut longest, mut measured) = (0, Measured::default());
+    let mut sequences = 0;
+    let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1))?;
+    while let Some(batch) = stream.next(&mut || stopped(observer, STOPPED))? {
+        stopped(observer, STOPPED)?;
+        for (sequence, tokens) in batch.sequences() {
+            longest = longest.max(tokens.len() as u64);
+            measured.letters = measured.letters.max(sequence.length);
+            measured.name = measured.name.max(sequence.id.len() as u64);
+            sequences += 1;
+        }
+    }
+    Ok(Measured { longest: Some(longest), sequences: Some(sequences), ..measured })
+}
+
+/// Tokens of the shortest sequence: one letter between two special tokens.
+const SHORTEST: u64 = 3;
+
+/// The executor with its arena, and the memory line. Where the longest sequence is not known, a step may be
+/// one sequence.
+fn plan(
+    options: &Options,
+    settings: &Settings,
+    measured: &Measured,
+    build: Graphs<'_>,
+    observer: &mut dyn Observer,
+) -> Result<(Vec<Executor>, String), RuntimeError> {
+    let budget = settings.line()?;
+    let worth = settings.worth(lanes_worth(&options.inputs));
+    let turns = if options.sort_by_length { MOST_PACKS as u64 } else { 0 };
+    settings
+        .in_lanes(worth, |settings| plan_in(settings, budget, (measured, turns), &mut *build, &mut *observer))
+}
+
+/// The same with lanes that were chosen.
+fn plan_in(
+    settings: &Settings,
+    budget: Bytes,
+    (measured, turns): (&Measured, u64),
+    build: Graphs<'_>,
+    observer: &mut dyn Observer,
+) -> Result<(Vec<Executor>, String), RuntimeError> {
+    let (target, policy) = (settings.target()?, settings.policy()?);
+    let longest = measured.longest;
+    let build = &mut |tokens, weights| {
+        let bounds = bounds(tokens, longest.map_or(tokens, |l| l.max(SHORTEST)));
+        let graph = build(bounds).map_err(|source| PlanError::Verify { after: "build", source })?;
+        let plan = compile(&graph, &Policy { weights, ..policy.clone() }, &target)?;
+        let program = Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]);
+        Ok(with_outputs(program, copies(settings.lanes), turns, measured.sequences))
+    };
+    let longest = longest.unwrap_or(SHORTEST).max(SHORTEST);
+    let program = settings.fit_streaming(longest, build)?;
+    let kept = Bytes(output_bytes(&program).0 * settings.ahead() as u64);
+    let line = memory_lines(settings, &program, budget, kept, "outputs");
+    let planned = Planned { program, longest, build };
+    Ok((settings.start_smaller(planned, vec![], observer)?, line))
+}
+
+/// What happened to records on their way.
+#[derive(Default)]
+struct Counts {
+    empty: u64,
+    renamed: u64,
+    truncated: u64,
+    rna: u64,
+}
+
+/// Skipped and renamed records that get a line of their own; the rest is counted.
+const MOST_LINES: u64 = 10;
+
+/// Reads and computes until the input ends.
+fn stream(
+    options: &Options,
+    front: Front,
+    engine: &mut Engine,
+    observer: &mut dyn Observer,
+) -> Result<Counts, RuntimeError> {
+    let start = Instant::now();
+    let mut counts = Counts::default();
+    let mut progress = Progress { bytes_total: front.bytes_total(), ..Progress::default() };
+    let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1))?;
+    while let Some(batch) = stream.next(&mut || stopped(observer, STOPPED))? {
+        for skipped in &batch.skipped {
+            let Skipped::Empty(id) = skipped;
+            counts.empty += 1;
+            say(&counts, format!("'{id}' is empty: skipped"), observer);
+        }
+        for Renamed { id, name } in &batch.renamed {
+            counts.renamed += 1;
+            say(&counts, format!("'{id}' came before: the results name this record '{name}'"), observer);
+        }
+        counts.truncated += batch.truncated;
+        counts.rna += batch.rna;
+        let stop: Stop<'_> = &|| stopped(observer, STOPPED);
+        let pushed = batch.sequences().try_for_each(|(sequence, tokens)| {
+            stop()?;
+            engine.push(sequence, tokens, stop)
+        });
+        progress.bytes = batch.bytes_read;
+        progress.records += (batch.heads.len() + batch.skipped.len()) as u64;
+        warn(engine, observer);
+        pushed?;
+        report(engine, &start, &mut progress, observer);
+    }
+    let drained = engine.drain(&|| stopped(observer, STOPPED));
+    warn(engine, observer);
+    drained?;
+    report(engine, &start, &mut progress, observer);
+    if counts.empty + counts.renamed > MOST_LINES {
+        let Counts { empty, renamed, .. } = counts;
+        let text =
+            format!("in all, {empty} empty records were skipped, and {renamed} with a repeated id renamed");
+        observer.say(Level::Warning, &text);
+    }
+    if counts.truncated > 0 {
+        observer.say(Level::Info, &format!("{} sequences were cut at the maximal length", counts.truncated));
+    }
+    if counts.rna > 0 {
+        observer.say(Level::Info, &format!("{} sequences have the letter U, which is read as T", counts.rna));
+    }
+    Ok(counts)
+}
+
+/// What a signal leaves of an embedding.
+const STOPPED: &str = "nothing was written; the same command starts over";
+
+/// A warning for each of the first skipped and renamed records; the others are told in detail only.
+fn say(counts: &Counts, text: String, observer: &mut dyn Observer) {
+    let so_far = counts.empty + counts.renamed;
+    observer.say(if so_far <= MOST_LINES { Level::Warning } else { Level::Detail }, &text);
+}
+
+/// What a device that failed leaves to say.
+fn warn(engine: &mut Engine, observer: &mut dyn Observer) {
+    engine.warnings().iter().for_each(|text| observer.say(Level::Warning, text));
+}
+
+fn report(engine: &Engine, start: &Instant, progress: &mut Progress, observer: &mut dyn Observer) {
+    progress.sequences = engine.sequences();
+    progress.tokens = engine.tokens();
+    progress.seconds = start.elapsed().as_secs_f64();
+    observer.progress(progress);
+}

@@ -1,0 +1,281 @@
+//! Where embeddings go: `.npy` with a list of ids beside it, `.safetensors`, or a `.parquet` table.
+//! Invariant: a file appears when all of its rows are in it, the matrix last; with a result for each input,
+//! one after the other.
+
+use super::engine::Rows;
+use super::front::Sequence;
+use super::states::States;
+use super::{Destination, Format, Pool, RuntimeError};
+use data::atomic::AtomicFile;
+use data::rows::{NpyWriter, ParquetWriter, SafetensorsWriter};
+use data::sequence::stem;
+use std::collections::HashMap;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+impl Format {
+    /// What names of its files end with.
+    pub fn ending(self) -> &'static str {
+        match self {
+            Self::Npy => "npy",
+            Self::Safetensors => "safetensors",
+            Self::Parquet => "parquet",
+        }
+    }
+
+    /// The one that a name asks for.
+    fn of(output: &Path) -> Result<Self, RuntimeError> {
+        let all = [Self::Npy, Self::Safetensors, Self::Parquet];
+        let ending = output.extension().and_then(|e| e.to_str());
+        all.into_iter().find(|format| Some(format.ending()) == ending).ok_or_else(|| {
+            RuntimeError::Refused(format!(
+                "{}: the name of the result must end in .npy, .safetensors or .parquet",
+                output.display()
+            ))
+        })
+    }
+}
+
+/// `OUT.ids.txt` beside `OUT.npy`.
+fn ids_path(output: &Path) -> PathBuf {
+    output.with_extension("ids.txt")
+}
+
+/// The files that results will be.
+pub(super) struct Targets {
+    format: Format,
+    /// One for all inputs, or one for each.
+    paths: Vec<PathBuf>,
+    /// Where those of each input go.
+    folder: Option<PathBuf>,
+}
+
+impl Targets {
+    /// Those of a request, if they may be written: before anything is computed.
+    pub(super) fn new(
+        destination: &Destination,
+        inputs: &[PathBuf],
+        pool: Pool,
+        force: bool,
+    ) -> Result<Self, RuntimeError> {
+        let targets = match destination {
+            Destination::File(path) => {
+                Self { format: Format::of(path)?, paths: vec![path.clone()], folder: None }
+            }
+            Destination::PerInput { folder, format } => {
+                let paths = per_input(inputs, folder, *format)?;
+                Self { format: *format, paths, folder: Some(folder.clone()) }
+            }
+        };
+        if targets.format != Format::Safetensors && pool == Pool::Tokens {
+            let text = "--pool tokens gives a matrix for each sequence, and only .safetensors holds such; \
+                        name one, or with --per-input give --format safetensors";
+            return Err(RuntimeError::Refused(text.to_owned()));
+        }
+        let ids = targets.paths.iter().filter(|_| targets.format == Format::Npy).map(|path| ids_path(path));
+        let there = |path: &PathBuf| !force && path.exists();
+        match targets.paths.iter().cloned().chain(ids).find(there) {
+            Some(path) => Err(RuntimeError::Refused(format!(
+                "{}: the file is there already; use --force to replace it, or another name with -o",
+                path.display()
+            ))),
+            None => Ok(targets),
+        }
+    }
+}
+
+/// `FOLDER/STEM.ENDING` for each input.
+fn per_input(inputs: &[PathBuf], folder: &Path, format: Format) -> Result<Vec<PathBuf>, RuntimeError> {
+    let mut known: HashMap<String, &PathBuf> = HashMap::new();
+    let mut paths = vec![];
+    for input in inputs {
+        let stem = stem(input);
+        let path = folder.join(format!("{stem}.{}", format.ending()));
+        if let Some(other) = known.insert(stem, input) {
+            return Err(RuntimeError::Refused(format!(
+                "--per-input: {} and {} would both become {}; rename one, or embed them in two runs",
+                other.display(),
+                input.display(),
+                path.display()
+            )));
+        }
+        paths.push(path);
+    }
+    Ok(paths)
+}
+
+/// A file that was written.
+pub(super) struct Written {
+    pub(super) files: Vec<PathBuf>,
+    pub(super) sequences: u64,
+}
+
+/// What all results of a run have in common.
+pub(super) struct Kind {
+    pub(super) states: States,
+    /// D of the model.
+    pub(super) width: usize,
+    /// What results say of themselves, where their format has a place for it.
+    pub(super) metadata: Vec<(&'static str, String)>,
+}
+
+impl Kind {
+    fn metadata(&self) -> Vec<(&str, &str)> {
+        self.metadata.iter().map(|(key, value)| (*key, value.as_str())).collect()
+    }
+}
+
+/// The results, written one after the other.
+pub(super) struct Results {
+    targets: Targets,
+    kind: Kind,
+    /// The one that is being written; it is number `done.len()`.
+    open: Sink,
+    done: Vec<Written>,
+}
+
+impl Results {
+    /// Starts the first.
+    pub(super) fn create(targets: Targets, kind: Kind) -> Result<Self, RuntimeError> {
+        if let Some(folder) = &targets.folder {
+            fs::create_dir_all(folder).map_err(RuntimeError::io(folder))?;
+        }
+        let open = Sink::create(&targets, 0, &kind)?;
+        Ok(Self { targets, kind, open, done: vec![] })
+    }
+}
+
+impl Rows for Results {
+    /// Appended to the result of its input; those before it are complete.
+    fn write(&mut self, sequence: &Sequence, values: &[f32]) -> Result<(), RuntimeError> {
+        while self.done.len() < sequence.result {
+            let next = Sink::create(&self.targets, self.done.len() + 1, &self.kind)?;
+            let before = std::mem::replace(&mut self.open, next);
+            self.done.push(before.finish(&self.kind)?);
+        }
+        self.open.write(&sequence.id, sequence.length, values)
+    }
+
+    fn held(&self, sequences: Option<u64>, name: u64) -> u64 {
+        /// Buffers of the files of one result, and of a row.
+        const BUFFERS: u64 = 1 << 20;
+        BUFFERS
+            + match self.targets.format {
+                Format::Npy => 0,
+                // An entry of the header for each name, which is text at the end.
+                Format::Safetensors => sequences.unwrap_or_default() * (256 + 4 * name),
+                // A row group: its values, and the same encoded.
+                Format::Parquet => 3 * (16 << 20),
+            }
+    }
+
+    /// The files that are still missing appear; all of them.
+    fn finish(self: Box<Self>) -> Result<Vec<Written>, RuntimeError> {
+        let Self { targets, kind, open, mut done } = *self;
+        done.push(open.finish(&kind)?);
+        for at in done.len()..targets.paths.len() {
+            done.push(Sink::create(&targets, at, &kind)?.finish(&kind)?);
+        }
+        Ok(done)
+    }
+}
+
+/// The files of one result, being written.
+enum Sink {
+    Npy { matrix: Box<NpyWriter>, ids: AtomicFile, path: PathBuf },
+    Safetensors { writer: Box<SafetensorsWriter>, path: PathBuf },
+    Parquet { writer: Box<ParquetWriter>, path: PathBuf },
+}
+
+impl Sink {
+    fn create(targets: &Targets, at: usize, kind: &Kind) -> Result<Self, RuntimeError> {
+        let path = targets.paths[at].clone();
+        let row = kind.states.row(kind.width);
+        Ok(match targets.format {
+            Format::Npy => Self::Npy {
+                matrix: Box::new(NpyWriter::create(&path, &row)?),
+                ids: AtomicFile::create(ids_path(&path))?,
+                path,
+            },
+            Format::Safetensors => {
+                let writer = match kind.states.pool {
+                    Pool::Mean | Pool::Cls => SafetensorsWriter::matrix(&path, &row)?,
+                    Pool::Tokens => SafetensorsWriter::tensor_per_id(&path, &row)?,
+                };
+                Self::Safetensors { writer: Box::new(writer), path }
+            }
+            Format::Parquet => {
+                let columns = kind.states.columns();
+                let writer = ParquetWriter::create(&path, &columns, kind.width, &kind.metadata())?;
+                Self::Parquet { writer: Box::new(writer), path }
+            }
+        })
+    }
+
+    fn write(&mut self, id: &str, length: u64, values: &[f32]) -> Result<(), RuntimeError> {
+        match self {
+            Self::Npy { matrix, ids, .. } => {
+                matrix.row(values)?;
+                writeln!(ids, "{id}").map_err(|e| ids.error(e))?;
+            }
+            Self::Safetensors { writer, .. } => writer.write(id, values)?,
+            Self::Parquet { writer, .. } => writer.row(id, length, values)?,
+        }
+        Ok(())
+    }
+
+    /// The files appear.
+    fn finish(self, kind: &Kind) -> Result<Written, RuntimeError> {
+        Ok(match self {
+            Self::Npy { mut matrix, ids, path } => {
+                let names = ids.target().to_owned();
+                // Neither has its name before both are written, so that a full disk leaves nothing.
+                matrix.complete()?;
+                ids.commit()?;
+                let sequences = matrix.finish()?;
+                Written { files: vec![path, names], sequences }
+            }
+            Self::Safetensors { writer, path } => {
+                let sequences = writer.finish(&kind.metadata())?;
+                Written { files: vec![path], sequences }
+            }
+            Self::Parquet { writer, path } => {
+                let sequences = writer.finish()?;
+                Written { files: vec![path], sequences }
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_result_may_be_called() {
+        let check = |name: &str, pool, wanted: bool| {
+            let found = Targets::new(&Destination::File(name.into()), &[], pool, false);
+            assert_eq!(found.is_ok(), wanted, "{name}");
+        };
+        check("nowhere/a.npy", Pool::Mean, true);
+        check("nowhere/a.parquet", Pool::Cls, true);
+        check("nowhere/a.safetensors", Pool::Tokens, true);
+        check("nowhere/a.npy", Pool::Tokens, false);
+        check("nowhere/a.parquet", Pool::Tokens, false);
+        check("nowhere/a", Pool::Mean, false);
+        check("nowhere/a.npz", Pool::Cls, false);
+        check("Cargo.toml", Pool::Mean, false);
+        assert_eq!(ids_path(Path::new("a/b.c.npy")), Path::new("a/b.c.ids.txt"));
+    }
+
+    #[test]
+    fn a_result_for_each_input() {
+        let inputs = |names: &[&str]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
+        let found = per_input(&inputs(&["x/a.fa.gz", "b.c.faa", "-"]), Path::new("out"), Format::Npy);
+        assert_eq!(found.expect("three"), inputs(&["out/a.npy", "out/b.c.npy", "out/stdin.npy"]));
+        let error = per_input(&inputs(&["x/a.fa", "b.fa", "y/a.fq.xz"]), Path::new("out"), Format::Parquet);
+        let error = error.expect_err("of one stem").to_string();
+        assert!(error.contains("x/a.fa and y/a.fq.xz would both become out/a.parquet"), "{error}");
+    }
+}

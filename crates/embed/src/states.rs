@@ -1,0 +1,96 @@
+//! Which hidden states an embedding is of. Invariant: every layer that is asked for is one that the model
+//! has, and none is asked for twice; results hold them in the order of the request.
+
+use super::{Pool, RuntimeError};
+use models::{Encoder, Output};
+
+/// The hidden states of a request.
+pub(super) struct States {
+    pub(super) pool: Pool,
+    /// `None` is the last, without a dimension for layers.
+    layers: Option<Vec<u32>>,
+}
+
+impl States {
+    /// Layers count as in [`Output::HiddenOf`]; from -1 down they count from the last.
+    pub(super) fn new(pool: Pool, asked: Option<&[i64]>, encoder: &Encoder) -> Result<Self, RuntimeError> {
+        let layers = asked.map(|asked| resolve(asked, encoder.layers())).transpose()?;
+        Ok(Self { pool, layers })
+    }
+
+    /// What the graph is asked for, in the order of the results.
+    pub(super) fn outputs(&self) -> Vec<Output> {
+        let of = |layer: &u32| match self.pool {
+            Pool::Mean => Output::MeanOf(*layer),
+            Pool::Cls => Output::ClsOf(*layer),
+            Pool::Tokens => Output::HiddenOf(*layer),
+        };
+        match (&self.layers, self.pool) {
+            (Some(layers), _) => layers.iter().map(of).collect(),
+            (None, Pool::Mean) => vec![Output::Mean],
+            (None, Pool::Cls) => vec![Output::Cls],
+            (None, Pool::Tokens) => vec![Output::Hidden],
+        }
+    }
+
+    /// The shape of what belongs to a sequence, or to one of its tokens: `[width]`, with layers
+    /// `[layers, width]`.
+    pub(super) fn row(&self, width: usize) -> Vec<usize> {
+        self.layers.iter().map(Vec::len).chain([width]).collect()
+    }
+
+    /// The columns of a table.
+    pub(super) fn columns(&self) -> Vec<String> {
+        match &self.layers {
+            Some(layers) => layers.iter().map(|layer| format!("layer_{layer}")).collect(),
+            None => vec!["embedding".to_owned()],
+        }
+    }
+
+    /// The layers as metadata tells them.
+    pub(super) fn text(&self) -> Option<String> {
+        let layers = self.layers.as_ref()?;
+        Some(layers.iter().map(u32::to_string).collect::<Vec<_>>().join(","))
+    }
+}
+
+fn resolve(asked: &[i64], last: u64) -> Result<Vec<u32>, RuntimeError> {
+    let mut layers = vec![];
+    let known = last as i64 + 1;
+    for &layer in asked {
+        let from_start = if layer < 0 { known + layer } else { layer };
+        if !(0..known).contains(&from_start) {
+            return Err(RuntimeError::Refused(format!(
+                "--layers {layer}: the model has layers 0 (the embedding) to {last} (the last), or -{known} to -1"
+            )));
+        }
+        if layers.contains(&(from_start as u32)) {
+            return Err(RuntimeError::Refused(format!("--layers: layer {from_start} is asked for twice")));
+        }
+        layers.push(from_start as u32);
+    }
+    Ok(layers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_count_from_both_ends() {
+        let check = |asked: &[i64], wanted: &[u32]| {
+            assert_eq!(resolve(asked, 33).expect("a layer"), wanted, "{asked:?}");
+        };
+        check(&[0, 6, -1], &[0, 6, 33]);
+        check(&[33, -2, -34], &[33, 32, 0]);
+        let refused = |asked: &[i64], wanted: &str| {
+            let error = resolve(asked, 33).expect_err("refused").to_string();
+            assert!(error.contains(wanted), "{error}");
+        };
+        refused(&[34], "--layers 34: the model has layers 0 (the embedding) to 33");
+        refused(&[0, -35], "--layers -35: ");
+        refused(&[-35], "or -34 to -1");
+        refused(&[i64::MIN], "the model has layers");
+        refused(&[33, 2, -1], "layer 33 is asked for twice");
+    }
+}

@@ -1,0 +1,17 @@
+//! The integration tests of `embed`. Invariant: hermetic; every test works in a folder of its own.
+#![forbid(unsafe_code)]
+
+#[allow(dead_code, reason = "shared with the tests of `virus`, which use all of it")]
+#[path = "../../../runtime/tests/it/cards.rs"]
+mod cards;
+mod in_place;
+#[allow(dead_code, reason = "shared with the tests of other crates, which use all of it")]
+#[path = "../../../runtime/tests/it/rig.rs"]
+mod rig;
+
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+use std::alloc::System;
+
+/// Counts the allocations of the test process.
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;

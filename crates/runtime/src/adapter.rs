@@ -1,0 +1,157 @@
+//! Low-rank adapters on disk as peft has them: `adapter_config.json` and `adapter_model.safetensors`. Invariant: a key
+//! that would change what an adapter computes is honoured or refused by name, and a folder with an adapter alone is
+//! never taken for a model.
+
+use crate::RuntimeError;
+use data::bounded;
+use data::printable::{Name, Place};
+use data::weights::FOLDER_FILES;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+/// What an adapter is.
+pub const CONFIG: &str = "adapter_config.json";
+/// Its tensors.
+pub const WEIGHTS: &str = "adapter_model.safetensors";
+/// Before the base model's own names.
+pub const PREFIX: &str = "base_model.model.";
+
+/// A configuration is smaller.
+const LARGEST: u64 = 16 << 20;
+
+/// Keys that would change what is computed, and the values that leave it as it is here.
+const PLAIN: [(&str, &[Value]); 8] = [
+    ("use_rslora", &[Value::Null, Value::Bool(false)]),
+    ("use_dora", &[Value::Null, Value::Bool(false)]),
+    ("fan_in_fan_out", &[Value::Null, Value::Bool(false)]),
+    ("lora_bias", &[Value::Null, Value::Bool(false)]),
+    ("layer_replication", &[Value::Null]),
+    ("target_parameters", &[Value::Null]),
+    ("megatron_config", &[Value::Null]),
+    ("trainable_token_indices", &[Value::Null]),
+];
+
+/// What `adapter_config.json` says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adapter {
+    /// The model that is adapted.
+    pub base: String,
+    /// Rows of A.
+    pub rank: u64,
+    /// The adapter's output is scaled by alpha / rank.
+    pub alpha: f64,
+    /// The modules that have one, by their whole names: an ending could mean one that has none.
+    pub modules: Vec<String>,
+    /// Whether a classifier was trained beside.
+    pub classifier: bool,
+}
+
+impl Adapter {
+    /// As peft reads it.
+    pub fn to_json(&self) -> String {
+        let value = json!({
+            "peft_type": "LORA",
+            "task_type": self.classifier.then_some("TOKEN_CLS"),
+            "base_model_name_or_path": self.base,
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "fan_in_fan_out": false,
+            "inference_mode": true,
+            "init_lora_weights": true,
+            "use_rslora": false,
+            "use_dora": false,
+            "target_modules": self.modules,
+            "modules_to_save": self.classifier.then_some(["classifier"]),
+        });
+        format!("{value:#}\n")
+    }
+
+    /// Reads that of a folder.
+    pub fn open(folder: &Path) -> Result<Self, RuntimeError> {
+        let path = folder.join(CONFIG);
+        let text = bounded::read_text(&path, LARGEST).map_err(RuntimeError::io(&path))?;
+        Self::from_json(&text).map_err(|why| RuntimeError::Refused(format!("{}: {why}", Place(&path))))
+    }
+
+    fn from_json(text: &str) -> Result<Self, String> {
+        let value: Value = serde_json::from_str(text).map_err(|e| format!("it is not JSON: {e}"))?;
+        let shown = |key: &str| Name(&value[key].to_string()).to_string();
+        let other = |key: &str, wanted: &str| format!("`{key}` must be {wanted}, found {}", shown(key));
+        if value["peft_type"] != "LORA" {
+            return Err(other("peft_type", "LORA"));
+        }
+        for (key, plain) in PLAIN {
+            if !plain.contains(&value[key]) {
+                return Err(format!("`{key}` {} is not supported", shown(key)));
+            }
+        }
+        for key in ["rank_pattern", "alpha_pattern"] {
+            if value[key].as_object().is_some_and(|patterns| !patterns.is_empty()) {
+                return Err(format!("`{key}` {} is not supported: one rank and one alpha", shown(key)));
+            }
+        }
+        if !value["bias"].is_null() && value["bias"] != "none" {
+            return Err(other("bias", "none"));
+        }
+        let rank = value["r"].as_u64().filter(|&r| r > 0).ok_or_else(|| other("r", "a rank from 1 on"))?;
+        let alpha = value["lora_alpha"].as_f64().filter(|a| a.is_finite());
+        let names = |key: &str| -> Vec<String> {
+            let all = value[key].as_array().into_iter().flatten();
+            all.filter_map(Value::as_str).map(str::to_owned).collect()
+        };
+        Ok(Self {
+            base: value["base_model_name_or_path"].as_str().unwrap_or_default().to_owned(),
+            rank,
+            alpha: alpha.ok_or_else(|| other("lora_alpha", "a number"))?,
+            modules: names("target_modules"),
+            classifier: names("modules_to_save").iter().any(|name| name == "classifier"),
+        })
+    }
+}
+
+/// Refuses a folder that has an adapter and no model.
+pub fn refuse(folder: &Path) -> Result<(), RuntimeError> {
+    let has = |name: &str| folder.join(name).exists();
+    if !has(CONFIG) || FOLDER_FILES.iter().any(|name| has(name)) {
+        return Ok(());
+    }
+    let (place, base) = (Place(folder), Adapter::open(folder)?.base);
+    Err(RuntimeError::Refused(format!(
+        "{place} is an adapter of {}, and no model; `plimsoll merge {place} -o FOLDER` makes one of both",
+        Place(&PathBuf::from(base))
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        for classifier in [false, true] {
+            let modules = vec!["esm.encoder.layer.0.attention.self.query".to_owned()];
+            let adapter = Adapter { base: "a/b".into(), rank: 4, alpha: 12.5, modules, classifier };
+            assert_eq!(Adapter::from_json(&adapter.to_json()), Ok(adapter));
+        }
+    }
+
+    #[test]
+    fn what_would_compute_something_else_is_refused() {
+        for (key, value, why) in [
+            ("peft_type", json!("IA3"), "`peft_type` must be LORA, found \"IA3\""),
+            ("use_dora", json!(true), "`use_dora` true is not supported"),
+            ("use_rslora", json!(true), "`use_rslora` true is not supported"),
+            ("bias", json!("all"), "`bias` must be none, found \"all\""),
+            ("rank_pattern", json!({"query": 2}), "`rank_pattern` {\"query\":2} is not supported"),
+            ("r", json!(0), "`r` must be a rank from 1 on, found 0"),
+            ("lora_alpha", json!(null), "`lora_alpha` must be a number, found null"),
+        ] {
+            let mut file = json!({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none"});
+            file[key] = value;
+            let error = Adapter::from_json(&file.to_string()).expect_err(key);
+            assert!(error.starts_with(why), "{error}");
+        }
+    }
+}

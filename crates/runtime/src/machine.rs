@@ -1,0 +1,132 @@
+//! What this machine has: cores, memory and their limits, as the kernel and its containers say.
+//! Invariant: a limit that cannot be read does not exist; nothing here is cached.
+
+use crate::RuntimeError;
+use exec::memory::kib;
+use graph::Bytes;
+use std::fs;
+use std::num::NonZero;
+
+pub use exec::memory::{Memory, available};
+
+/// Cores that this process may use: affinity and container quota honoured.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZero::get)
+}
+
+/// Resident memory of this process: now, and at its highest.
+pub fn resident() -> (Bytes, Bytes) {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let field = |name| kib(&status, name).unwrap_or(Bytes::ZERO);
+    (field("VmRSS:"), field("VmHWM:"))
+}
+
+/// A memory budget as a person writes it: `2GiB`, `500MB`, `80%` of what is free, or plain bytes.
+pub fn parse_budget(text: &str, free: Bytes) -> Result<Bytes, RuntimeError> {
+    let bad = || {
+        RuntimeError::Refused(format!(
+            "`{text}` is no size; write it like 2GiB, 500MB, 80% or a number of bytes"
+        ))
+    };
+    let text = text.trim();
+    if let Some(percent) = text.strip_suffix('%') {
+        let percent = percent.trim().parse::<u64>().ok().filter(|p| (1..=100).contains(p)).ok_or_else(bad)?;
+        return Ok(Bytes((u128::from(free.0) * u128::from(percent) / 100) as u64));
+    }
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "kb" => 1000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        "kib" | "k" => 1 << 10,
+        "mib" | "m" => 1 << 20,
+        "gib" | "g" => 1 << 30,
+        "tib" | "t" => 1u64 << 40,
+        _ => return Err(bad()),
+    };
+    decimal(number, unit).map(Bytes).ok_or_else(bad)
+}
+
+/// `number * unit` without floats: `1.5` GiB is exact, further digits than thousandths are refused.
+fn decimal(number: &str, unit: u64) -> Option<u64> {
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if fraction.len() > 3 || (whole.is_empty() && fraction.is_empty()) {
+        return None;
+    }
+    let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
+    let thousandths: u64 = format!("{fraction:0<3}").parse().ok()?;
+    whole.checked_mul(unit)?.checked_add((u128::from(thousandths) * u128::from(unit) / 1000) as u64)
+}
+
+/// Resident memory at the end of each stage of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Tracker {
+    stages: Vec<Stage>,
+}
+
+/// The end of a stage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stage {
+    /// Its name.
+    pub name: String,
+    /// Resident memory at its end.
+    pub resident: Bytes,
+    /// The highest until then.
+    pub peak: Bytes,
+}
+
+impl Tracker {
+    /// Nothing tracked yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Notes the end of a stage.
+    pub fn track(&mut self, name: &str) {
+        let (resident, peak) = resident();
+        self.stages.push(Stage { name: name.to_owned(), resident, peak });
+    }
+
+    /// The stages so far.
+    pub fn stages(&self) -> &[Stage] {
+        &self.stages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn budgets() {
+        let free = Bytes(1_000_000);
+        for (text, wanted) in [
+            ("2GiB", Some(2u64 << 30)),
+            ("1.5GiB", Some(3 << 29)),
+            ("500MB", Some(500_000_000)),
+            ("80%", Some(800_000)),
+            ("100 %", Some(1_000_000)),
+            ("123", Some(123)),
+            ("0.25 kb", Some(250)),
+            ("", None),
+            ("GiB", None),
+            ("101%", None),
+            ("-1GiB", None),
+            ("2 parsecs", None),
+            ("1.2345GB", None),
+        ] {
+            assert_eq!(parse_budget(text, free).ok(), wanted.map(Bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn this_machine_has_memory() {
+        let memory = available();
+        assert!(memory.free.0 > 0 && memory.free <= memory.total);
+        let (now, peak) = resident();
+        assert!(now.0 > 0 && now <= peak);
+    }
+}

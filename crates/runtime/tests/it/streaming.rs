@@ -1,0 +1,42 @@
+//! Models whose parameters are read in every step: reading them allocates nothing.
+
+use crate::rig::fixture;
+use data::weights::HubEnv;
+use graph::{Bounds, Layout};
+use models::Output;
+use plimsoll_runtime::{EncoderModel, Silent};
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use std::alloc::System;
+
+#[global_allocator]
+pub static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// The counter sees all threads of the process, also those of tests beside this one: a reading in which it
+/// stands still proves the claim, and it is tried until one does.
+#[test]
+fn a_source_reads_what_the_model_reads_and_allocates_nothing() {
+    for name in ["esm2", "dnabert_s"] {
+        let path = fixture("goldens").join(name).display().to_string();
+        let model = EncoderModel::open(&path, &HubEnv::from_process(), &mut Silent).expect("a golden model");
+        let bounds = Bounds { tokens: 8, sequences: 1, longest: 8 };
+        let graph = model.encoder.graph(bounds, &[Output::Mean]).expect("verified");
+        let mut source = model.source(&graph);
+        for (v, _, param) in graph.param_values() {
+            let spec = graph.spec(v);
+            assert_eq!(spec.layout, Layout::RowMajor);
+            let elements = spec.elements_at(bounds.full());
+            let mut wanted = vec![0.0; elements as usize];
+            model.read(param, 0..elements, &mut wanted).expect("read");
+            // From the middle, as a reader in parts does.
+            let (start, mut found) = (elements / 2, vec![0.0; (elements - elements / 2) as usize]);
+            let mut read = || {
+                let region = Region::new(ALLOCATOR);
+                source(param, start..elements, &mut found).expect("read");
+                region.change().allocations
+            };
+            let quiet = (0..100_000).any(|_| read() == 0);
+            assert!(quiet, "{name}: reading {} allocates", param.name);
+            assert!(found == wanted[start as usize..], "{name}: {}", param.name);
+        }
+    }
+}

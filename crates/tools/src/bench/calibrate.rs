@@ -1,0 +1,342 @@
+//! `plimsoll bench --calibrate`: this machine's rates as a target file, and on a card the products of the known models,
+//! timed into the table that runs take them from.
+//! Invariant: the file is read back before it gets its name, so what is there can be planned with.
+
+use super::ceiling::raw_products;
+use super::subject::{Subject, one_sequence};
+use super::{Work, median, storage, training};
+use crate::doctor;
+use cpu::Cpu;
+use data::atomic::AtomicFile;
+use graph::ops::{Concat, Relu};
+use graph::{Builder, DType, Dim, Op};
+use models::{KNOWN, Output, known};
+use plan::{Capability, Kernels, PlanError, Policy, Rates, Target};
+use runtime::{Precision, RuntimeError, Settings};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::hint::spin_loop;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::thread::yield_now;
+use std::time::Instant;
+
+/// What was written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Calibration {
+    /// The file.
+    pub path: PathBuf,
+    /// Its content.
+    pub target: Target,
+    /// Whether the rate of the storage was measured: that of the disk that the file lies on.
+    pub storage: bool,
+    /// The models whose products were timed, each with what the device's bits depend on then; none on the CPU.
+    pub products: Vec<(String, String)>,
+}
+
+/// (rows, N, K) of the products: a layer of ESM-2 35M, 150M and 650M each.
+const PRODUCTS: [(u64, u64, u64); 3] = [(2048, 1920, 480), (2048, 640, 2560), (2048, 1280, 1280)];
+
+/// Tokens of the longest sequence of ESM-2, with its ends.
+const LONGEST: u64 = 1024;
+
+/// Rows and columns of the two matrices that are copied side by side: 256 MB read and written, more than a
+/// share of any cache.
+const COPY: (u64, u64) = (1 << 14, 1 << 10);
+
+/// Launches of the chain whose ops have next to nothing to do.
+const CHAIN: u32 = 256;
+
+/// Measures this machine and writes `path`, which must end in `.toml`, as `--target` wants it.
+pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Calibration, RuntimeError> {
+    if path.extension().is_none_or(|e| e != "toml") {
+        let why = format!("--calibrate {}: name a file that ends in .toml", path.display());
+        return Err(RuntimeError::Refused(why));
+    }
+    // A file that cannot be written is found out before the measurements.
+    let mut file = AtomicFile::create(path)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let storage = storage::rate(folder.unwrap_or(Path::new(".")));
+    let rates = rates(settings, repeats, storage)?;
+    let text = text(path, settings, rates, storage.is_some())?;
+    let target = Target::parse(&path.display().to_string(), &text)?;
+    // Training has kernels on the CPU alone.
+    let slower = match settings.is_on_host() {
+        true => training::slower(settings, &target)?,
+        false => BTreeMap::new(),
+    };
+    let text = text + &slower_text(&slower);
+    let target = Target::parse(&path.display().to_string(), &text)?;
+    let products = products(settings)?;
+    file.write_all(text.as_bytes()).map_err(|e| file.error(e))?;
+    file.commit()?;
+    Ok(Calibration { path: path.to_owned(), target, storage: storage.is_some(), products })
+}
+
+fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Rates, RuntimeError> {
+    let with = |precision| Settings { precision: Some(precision), ..settings.clone() };
+    let (f32, tf32, bf16, fp8, int8) = match settings.is_on_host() {
+        true => {
+            let of = |precision| products_rate(&with(precision), repeats);
+            let int8 = raw_products(&with(Precision::Int8))?;
+            (of(Precision::F32)?, None, of(Precision::Bf16)?, None, Some(int8))
+        }
+        false => {
+            let of = |precision| raw_products(&with(precision));
+            let tf32 = Some(of(Precision::Tf32)?);
+            let fp8 = where_known(settings.target()?.rates.fp8, || of(Precision::Fp8))?;
+            (of(Precision::F32)?, tf32, of(Precision::Bf16)?, fp8, None)
+        }
+    };
+    Ok(Rates {
+        f32,
+        tf32,
+        bf16,
+        fp8,
+        int8,
+        memory: copy_rate(settings, repeats)?,
+        launch: launch(settings, repeats)?,
+        storage: storage.unwrap_or(settings.target()?.rates.storage),
+    })
+}
+
+/// The measured rate of products that a machine has where its target says so: cards before sm_89 have no e4m3, and on
+/// any other one a measurement that fails is an error.
+fn where_known(
+    planned: Option<f64>,
+    measure: impl FnOnce() -> Result<f64, RuntimeError>,
+) -> Result<Option<f64>, RuntimeError> {
+    planned.map(|_| measure()).transpose()
+}
+
+/// Operations per second of the CPU's products, in the precision of the settings.
+fn products_rate(settings: &Settings, repeats: usize) -> Result<f64, RuntimeError> {
+    let (mut flops, mut seconds) = (0.0, 0.0);
+    for (rows, n, k) in PRODUCTS {
+        let mut product = Subject::start(&Work::Linear { rows, n, k }, settings)?;
+        flops += 2.0 * (rows * n * k) as f64;
+        seconds += product.seconds(repeats)?;
+    }
+    Ok(flops / seconds)
+}
+
+/// Opens each known model, which times its products on a card where they are not in its table yet. Those that do not fit
+/// are left out: they are timed where they run.
+fn products(settings: &Settings) -> Result<Vec<(String, String)>, RuntimeError> {
+    if settings.is_on_host() {
+        return Ok(vec![]);
+    }
+    let mut timed = vec![];
+    for (id, _) in KNOWN {
+        let Some(encoder) = known(id) else { continue };
+        match Subject::program(settings, LONGEST, &mut |bounds| encoder.graph(bounds, &[Output::Mean])) {
+            Err(RuntimeError::Plan(PlanError::OverBudget(_))) => {}
+            program => {
+                let executor = settings.start_one(program?)?;
+                timed.push(((*id).to_owned(), executor.device().arithmetic()));
+            }
+        }
+    }
+    Ok(timed)
+}
+
+/// Bytes per second, read and written, of a copy on all threads.
+fn copy_rate(settings: &Settings, repeats: usize) -> Result<f64, RuntimeError> {
+    let (rows, columns) = COPY;
+    let mut g = Builder::new(one_sequence(rows));
+    let matrix = [Dim::Tokens(1), Dim::Fixed(columns)];
+    let (x, y) = (g.input("x", &matrix, DType::F32), g.input("y", &matrix, DType::F32));
+    let both = g.one(Op::Concat(Concat {}), &[x, y]);
+    g.output("both", both);
+    // What lies in a fresh arena is as good as any numbers.
+    let mut copy = Subject::single(settings, &Policy::default(), rows, g.finish())?;
+    let (_, bytes) = copy.cost(copy.plan().schedule.instrs[0]);
+    Ok(bytes / copy.seconds(repeats)?)
+}
+
+/// Seconds that a launch costs by itself: to find the operands, and to call all threads together.
+fn launch(settings: &Settings, repeats: usize) -> Result<f64, RuntimeError> {
+    let mut g = Builder::new(one_sequence(1));
+    let mut x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(16)], DType::F32);
+    for _ in 0..CHAIN {
+        x = g.one(Op::Relu(Relu {}), &[x]);
+    }
+    g.output("y", x);
+    let mut chain = Subject::single(settings, &Policy::default(), 1, g.finish())?;
+    let meeting = match settings.is_on_host() {
+        true => meeting(&Cpu::start(settings.threads).map_err(RuntimeError::thread("compute"))?),
+        false => 0.0,
+    };
+    Ok(chain.seconds(repeats)? / f64::from(CHAIN) + meeting)
+}
+
+/// Seconds until all threads are at work and have come back, the median.
+fn meeting(cpu: &Cpu) -> f64 {
+    /// Rounds of waiting before a thread makes room: there may be more threads than cores.
+    const SPINS: usize = 1000;
+    let come = AtomicUsize::new(0);
+    let meet = |n: usize| {
+        let start = Instant::now();
+        cpu.pool().run(cpu.threads(), &|_, _| {
+            come.fetch_add(1, SeqCst);
+            let mut waits = 0;
+            while come.load(SeqCst) < n * cpu.threads() {
+                waits += 1;
+                if waits < SPINS { spin_loop() } else { yield_now() }
+            }
+        });
+        start.elapsed().as_secs_f64()
+    };
+    let seconds: Vec<f64> = (1..=CHAIN as usize).map(meet).collect();
+    median(&seconds)
+}
+
+/// The target file: that of the machine with these rates.
+fn text(
+    path: &Path,
+    settings: &Settings,
+    rates: Rates,
+    storage_is_measured: bool,
+) -> Result<String, RuntimeError> {
+    let (target, name) = (settings.target()?, path.file_stem().unwrap_or_default().to_string_lossy());
+    let machine = match settings.is_on_host() {
+        true => {
+            let machine = doctor::report(doctor::Options::default())?;
+            let processor = machine.cpu.unwrap_or_else(|| "an unknown processor".to_owned());
+            format!("{processor}, {} threads, {}", target.units, machine.isa)
+        }
+        false => format!("{}, {}", settings.machine().name(), settings.machine().arithmetic()),
+    };
+    let about = format!("{machine}; rates measured by plimsoll {}", env!("CARGO_PKG_VERSION"));
+    let (name, about) = (quoted(&name), quoted(&about));
+    let Target { space, memory, alignment, units, saturation, kernels, reserved, .. } = &target;
+    let reserved = reserved
+        .iter()
+        .map(|row| format!("[[reserved]]\nlabel = {}\nbytes = {}\n\n", quoted(&row.label), row.bytes.0));
+    let kernels = match kernels {
+        Kernels::Reference => "\"reference\"".to_owned(),
+        Kernels::Cpu(set) => format!("{{ cpu = \"{}\" }}", set.name()),
+        Kernels::Cuda(Capability(major, minor)) => format!("{{ cuda = [{major}, {minor}] }}"),
+    };
+    let (space, memory, reserved) = (quoted(space), memory.0, reserved.collect::<String>());
+    let Rates { f32, tf32, bf16, fp8, int8, memory: bandwidth, launch, storage } = rates;
+    let line = |(name, rate): (&str, Option<f64>)| rate.map(|rate| format!("{name} = {rate:.3e}\n"));
+    let some: String = [("tf32", tf32), ("fp8", fp8), ("int8", int8)].into_iter().filter_map(line).collect();
+    let of_storage = match storage_is_measured {
+        true => "Of the disk that this file was written to, past the cache.",
+        false => "Not measured: of a SATA III SSD; where weights lie is not the target's to know.",
+    };
+    Ok(format!(
+        "# Written by `plimsoll bench --calibrate`; `plimsoll plan --target` reads it.\n\
+         name = {name}\nabout = {about}\nspace = {space}\nmemory = {memory}\nalignment = {alignment}\n\
+         units = {units}\nsaturation = {saturation}\nkernels = {kernels}\n\n{reserved}\
+         # Operations, bytes and seconds.\n\
+         [rates]\nf32 = {f32:.3e}\nbf16 = {bf16:.3e}\n{some}memory = {bandwidth:.3e}\nlaunch = {launch:.3e}\n\
+         # {of_storage}\nstorage = {storage:.3e}\n"
+    ))
+}
+
+/// The factors of kernels as a table; nothing without any.
+fn slower_text(slower: &BTreeMap<String, f64>) -> String {
+    if slower.is_empty() {
+        return String::new();
+    }
+    let lines: String = slower.iter().map(|(kernel, factor)| format!("{kernel} = {factor:.3}\n")).collect();
+    format!("\n# Kernels of training: their measured time over that by the rates.\n[slower]\n{lines}")
+}
+
+/// A TOML string: what it would have to escape is left out.
+fn quoted(text: &str) -> String {
+    let plain = |c: &char| !c.is_control() && !matches!(c, '"' | '\\');
+    format!("\"{}\"", text.chars().filter(plain).collect::<String>())
+}
+
+impl Calibration {
+    /// The same as JSON.
+    pub fn to_json(&self) -> Value {
+        let Rates { f32, tf32, bf16, fp8, int8, memory, launch, storage } = self.target.rates;
+        let storage = self.storage.then_some(storage);
+        let products: Value =
+            self.products.iter().cloned().map(|(model, with)| (model, Value::from(with))).collect();
+        json!({
+            "target": self.path.display().to_string(),
+            "about": self.target.about,
+            "rates": {
+                "f32": f32, "tf32": tf32, "bf16": bf16, "fp8": fp8, "int8": int8, "memory": memory,
+                "launch": launch, "storage": storage
+            },
+            "slower": self.target.slower,
+            "products": products,
+        })
+    }
+}
+
+impl fmt::Display for Calibration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (path, rates) = (self.path.display(), self.target.rates);
+        writeln!(f, "wrote {path}: {}", self.target.about)?;
+        writeln!(f, "  f32 products  {:>10.1} GFLOP/s", rates.f32 / 1e9)?;
+        writeln!(f, "  bf16          {:>10.1} GFLOP/s", rates.bf16 / 1e9)?;
+        for (name, rate) in [("tf32", rates.tf32), ("fp8", rates.fp8), ("int8", rates.int8)] {
+            if let Some(rate) = rate {
+                writeln!(f, "  {name:<14}{:>10.1} GFLOP/s", rate / 1e9)?;
+            }
+        }
+        writeln!(f, "  memory        {:>10.1} GB/s, read and written", rates.memory / 1e9)?;
+        writeln!(f, "  launch        {:>10.2} us", rates.launch * 1e6)?;
+        match self.storage {
+            true => writeln!(f, "  storage       {:>10.1} GB/s, of this folder's disk", rates.storage / 1e9)?,
+            false => {
+                writeln!(f, "  storage       not measured: this folder's disk cannot be read past its cache")?
+            }
+        }
+        for (model, with) in &self.products {
+            writeln!(f, "  products of {model}: {with}")?;
+        }
+        write!(f, "to plan with it: plimsoll plan --target {path}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_can_be_planned_with() {
+        let settings = Settings { threads: 7, ..Settings::default() };
+        let cpu = settings.target().expect("read");
+        let rates = Rates {
+            f32: 1.25e11,
+            tf32: Some(1e12),
+            bf16: 2e12,
+            fp8: Some(4e12),
+            int8: Some(3e12),
+            memory: 3.5e10,
+            launch: 4e-6,
+            storage: 2.5e9,
+        };
+        for (stem, storage) in [("here", true), ("odd \"name\\", false)] {
+            let path = PathBuf::from(format!("{stem}.toml"));
+            let text = text(&path, &settings, rates, storage).expect("text");
+            let target = Target::parse("test", &text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+            assert_eq!((target.rates, target.units, &target.kernels), (rates, 7, &cpu.kernels));
+            assert_eq!(text.contains("Not measured"), !storage);
+        }
+    }
+
+    #[test]
+    fn a_rate_that_cannot_be_measured_is_no_missing_rate() {
+        let fails = || Err(RuntimeError::Refused("out of memory".to_owned()));
+        assert!(where_known(Some(1e12), fails).is_err());
+        assert_eq!(where_known(None, fails).expect("not measured"), None);
+        assert_eq!(where_known(Some(1e12), || Ok(2e12)).expect("measured"), Some(2e12));
+    }
+
+    #[test]
+    fn another_suffix_is_refused() {
+        let error = calibrate(Path::new("rates.json"), &Settings::default(), 1).expect_err("refused");
+        assert!(error.to_string().contains(".toml"), "{error}");
+    }
+}

@@ -1,0 +1,353 @@
+//! What a bench found, for people and as JSON. Invariant: the kernels' shares sum to one; every rate is
+//! operations or bytes of the ops' rules over measured seconds.
+
+use super::subject::{Subject, Turns};
+use super::{Request, Work, median};
+use graph::ops::{Epilogue, Hidden, Prologue};
+use graph::{Bytes, Graph, Node, Op, PrecisionClass, node_label};
+use plan::Instr;
+use runtime::machine;
+use serde_json::{Value, json};
+use std::fmt;
+
+/// What a bench found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// What was timed.
+    pub work: Work,
+    /// What its products were computed in.
+    pub dtype: &'static str,
+    /// Where it ran.
+    pub device: String,
+    /// Compute threads.
+    pub threads: usize,
+    /// Steps that they compute beside each other.
+    pub lanes: usize,
+    /// Steps of a pass.
+    pub steps: u64,
+    /// Tokens of the widest step.
+    pub step_tokens: u64,
+    /// Tokens of a pass: those of all sequences, or the rows of a linear.
+    pub tokens: u64,
+    /// Passes of a turn.
+    pub passes: u32,
+    /// Seconds of a pass, for each turn.
+    pub seconds: Vec<f64>,
+    /// Operations of a pass.
+    pub flops: f64,
+    /// What the work is held against: `fma`, `amx` (bf16), or `amx/6` (six of bf16 for one of f32); `product`, large
+    /// products of the same precision by the device's own way; `None` where there is nothing.
+    pub raw_loop: Option<&'static str>,
+    /// GFLOP/s of the raw loop, for each turn.
+    pub raw_gflops: Vec<f64>,
+    /// The plan's peak.
+    pub peak: Bytes,
+    /// Resident memory of the process at the end, and at its highest.
+    pub resident: (Bytes, Bytes),
+    /// What took the time, slowest first: launches that differ only in their layer are one entry.
+    pub kernels: Vec<Kernel>,
+}
+
+/// Launches of one kind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Kernel {
+    /// The op.
+    pub op: &'static str,
+    /// Whose: the parameter's name, its layer as `*`; empty where it has none.
+    pub label: String,
+    /// From which shape to which.
+    pub shape: String,
+    /// How often it is launched in a pass.
+    pub launches: u64,
+    /// Seconds of a pass, of several lanes their mean, the median of the turns.
+    pub seconds: f64,
+    /// Of the seconds of all kernels.
+    pub share: f64,
+    /// Operations of a pass.
+    pub flops: f64,
+    /// Bytes of a pass when every operand crosses the memory bus once.
+    pub bytes: f64,
+    /// Whether its operations bound it, not its bytes: products and attention.
+    pub product: bool,
+}
+
+/// Lines of the table for people.
+const SLOWEST: usize = 12;
+
+impl Report {
+    pub(super) fn new(request: &Request, subject: &Subject, turns: Turns) -> Self {
+        let kernels = kernels(subject, &turns);
+        let tokens = |f: fn(u64, u64) -> u64| subject.steps.iter().map(|step| step.counts.tokens).fold(0, f);
+        Self {
+            work: request.work.clone(),
+            dtype: subject.plan().products(),
+            device: subject.device(),
+            threads: request.settings.threads,
+            lanes: subject.lanes(),
+            steps: subject.steps.len() as u64,
+            step_tokens: tokens(u64::max),
+            tokens: tokens(|a, b| a + b),
+            passes: turns.passes,
+            flops: kernels.iter().map(|k| k.flops).sum(),
+            seconds: turns.seconds,
+            raw_loop: turns.raw_loop,
+            raw_gflops: turns.raw,
+            peak: subject.peak(),
+            resident: machine::resident(),
+            kernels,
+        }
+    }
+
+    /// Tokens (rows of a linear) per second, the median.
+    pub fn tokens_per_second(&self) -> f64 {
+        self.tokens as f64 / median(&self.seconds)
+    }
+
+    /// TFLOP/s, the median.
+    pub fn tflops(&self) -> f64 {
+        self.flops / median(&self.seconds) / 1e12
+    }
+
+    /// TFLOP/s of the raw loop, the median.
+    pub fn raw_tflops(&self) -> Option<f64> {
+        (!self.raw_gflops.is_empty()).then(|| median(&self.raw_gflops) / 1e3)
+    }
+
+    /// Of the raw loop in the same turn, the median.
+    pub fn utilisation(&self) -> Option<f64> {
+        let of_turn = |(s, raw): (&f64, &f64)| self.flops / s / (raw * 1e9);
+        let shares: Vec<f64> = self.seconds.iter().zip(&self.raw_gflops).map(of_turn).collect();
+        (!shares.is_empty()).then(|| median(&shares))
+    }
+
+    /// One object; the keys are those that `plimsoll bench --help` lists.
+    pub fn to_json(&self) -> Value {
+        let mut json = json!({
+            "side": "plimsoll",
+            "dtype": self.dtype,
+            "device": self.device,
+            "threads": self.threads,
+            "lanes": self.lanes,
+            "steps": self.steps,
+            "step_tokens": self.step_tokens,
+            "passes": self.passes,
+            "seconds": self.seconds,
+            "tokens_per_s": self.tokens_per_second(),
+            "flops": self.flops,
+            "tflops": self.tflops(),
+            "raw_loop": self.raw_loop,
+            "raw_tflops": self.raw_tflops(),
+            "utilisation": self.utilisation(),
+            "planned_peak_bytes": self.peak.0,
+            "resident_bytes": self.resident.0.0,
+            "resident_peak_bytes": self.resident.1.0,
+            "kernels": self.kernels.iter().map(Kernel::to_json).collect::<Vec<_>>(),
+        });
+        match &self.work {
+            Work::Model { model, sequences, lengths } => {
+                json["model"] = json!(model);
+                json["batch"] = json!(sequences);
+                json["length"] = lengths.to_json();
+            }
+            Work::Linear { rows, n, k } => json["shape"] = json!([rows, n, k]),
+        }
+        json
+    }
+}
+
+impl Kernel {
+    /// GFLOP/s.
+    pub fn gflops(&self) -> f64 {
+        rate(self.flops, self.seconds)
+    }
+
+    /// GB/s.
+    pub fn gigabytes(&self) -> f64 {
+        rate(self.bytes, self.seconds)
+    }
+
+    fn to_json(&self) -> Value {
+        json!({
+            "op": self.op,
+            "label": self.label,
+            "shape": self.shape,
+            "launches": self.launches,
+            "seconds": self.seconds,
+            "share": self.share,
+            "tflops": self.gflops() / 1e3,
+            "gb_per_s": self.gigabytes(),
+        })
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.work {
+            Work::Model { model, sequences, lengths } => write!(
+                f,
+                "{model}, {sequences} x {lengths} tokens in {}",
+                match self.steps {
+                    1 => "one step".to_owned(),
+                    n => format!("{n} steps of up to {}", self.step_tokens),
+                }
+            )?,
+            Work::Linear { rows, n, k } => write!(f, "linear, {rows} rows, {n} x {k} weights")?,
+        }
+        writeln!(f, "; {} on {}; medians of {}", self.dtype, self.device, self.seconds.len())?;
+        let unit = match self.work {
+            Work::Model { .. } => "tokens per second",
+            Work::Linear { .. } => "rows per second",
+        };
+        writeln!(f, "  {unit:<18} {:>20.0}", self.tokens_per_second())?;
+        writeln!(f, "  {:<18} {:>20.3}", "TFLOP/s", self.tflops())?;
+        if let Some((raw, utilisation)) = self.raw_tflops().zip(self.utilisation()) {
+            let name = format!("  raw loop, {}", self.raw_loop.unwrap_or_default());
+            writeln!(f, "  {name:<18} {raw:>20.3}")?;
+            writeln!(f, "  {:<18} {:>18.1} %", "  utilisation", 100.0 * utilisation)?;
+        }
+        for (name, bytes) in
+            [("planned peak", self.peak), ("resident", self.resident.0), ("  at its highest", self.resident.1)]
+        {
+            writeln!(f, "  {name:<18} {bytes:>20}")?;
+        }
+        write!(f, "\n   share  launches        ms            rate  kernel")?;
+        if self.lanes > 1 {
+            write!(f, " (times are the mean of the lanes)")?;
+        }
+        self.kernels.iter().take(SLOWEST).try_for_each(|kernel| write!(f, "\n{kernel}"))?;
+        let others = self.kernels.get(SLOWEST..).unwrap_or_default();
+        if others.is_empty() {
+            return Ok(());
+        }
+        let (share, launches) =
+            (others.iter().map(|k| k.share).sum::<f64>(), others.iter().map(|k| k.launches));
+        write!(f, "\n{:>6.1} %  {:>8}  others", 100.0 * share, launches.sum::<u64>())
+    }
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (rate, unit) = match self.product {
+            true => (self.gflops(), "GFLOP/s"),
+            false => (self.gigabytes(), "GB/s"),
+        };
+        let (share, ms) = (100.0 * self.share, 1e3 * self.seconds);
+        write!(f, "{share:>6.1} %  {:>8}  {ms:>8.2}  {rate:>6.1} {unit:<7}  {}", self.launches, self.op)?;
+        if !self.label.is_empty() {
+            write!(f, " {}", self.label)?;
+        }
+        write!(f, " {}", self.shape)
+    }
+}
+
+fn rate(amount: f64, seconds: f64) -> f64 {
+    if seconds > 0.0 { amount / seconds / 1e9 } else { 0.0 }
+}
+
+/// Instructions of the same kind together, slowest first.
+fn kernels(subject: &Subject, turns: &Turns) -> Vec<Kernel> {
+    let plan = subject.plan();
+    let mut kernels: Vec<(Kernel, Vec<f64>)> = vec![];
+    for (i, &instr) in plan.schedule.instrs.iter().enumerate() {
+        let (op, label, shape, product) = kind(&plan.graph, instr);
+        let (flops, bytes) = subject.cost(instr);
+        let seconds = turns.instructions.iter().map(|turn| turn[i]);
+        let same = |(k, _): &&mut (Kernel, Vec<f64>)| k.op == op && k.label == label && k.shape == shape;
+        let launches = subject.steps.len() as u64;
+        if let Some((kernel, sums)) = kernels.iter_mut().find(same) {
+            kernel.launches += launches;
+            kernel.flops += flops;
+            kernel.bytes += bytes;
+            sums.iter_mut().zip(seconds).for_each(|(sum, s)| *sum += s);
+        } else {
+            let kernel = Kernel { op, label, shape, launches, seconds: 0.0, share: 0.0, flops, bytes, product };
+            kernels.push((kernel, seconds.collect()));
+        }
+    }
+    let mut kernels: Vec<Kernel> =
+        kernels.into_iter().map(|(k, seconds)| Kernel { seconds: median(&seconds), ..k }).collect();
+    let all: f64 = kernels.iter().map(|k| k.seconds).sum();
+    kernels.iter_mut().for_each(|k| k.share = k.seconds / all);
+    kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    kernels
+}
+
+/// (op, label, shape, whether it is a product).
+fn kind(graph: &Graph, instr: Instr) -> (&'static str, String, String, bool) {
+    match instr {
+        Instr::Launch(id) => {
+            let node = graph.node(id);
+            let op = node.op.name();
+            let label = node_label(graph, id);
+            let label = label.strip_prefix(op).unwrap_or(&label).trim_start();
+            let product = match node.op.rules().precision() {
+                PrecisionClass::Matmul => true,
+                PrecisionClass::Elementwise | PrecisionClass::Sensitive => false,
+            };
+            (op, any_layer(label, node.layer), shape(graph, node), product)
+        }
+        Instr::Load(v) => ("load", String::new(), graph.spec(v).to_string(), false),
+        Instr::Copy { to, .. } => ("copy", String::new(), graph.spec(to).to_string(), false),
+    }
+}
+
+/// The name with a `*` where the layer's number stands.
+fn any_layer(label: &str, layer: Option<u32>) -> String {
+    let Some(layer) = layer.map(|l| l.to_string()) else { return label.to_owned() };
+    let word = |word: &str| if word == layer { "*".to_owned() } else { word.to_owned() };
+    // `encoder.layer.3.output.dense` or, of an op without a parameter, `layer 3`.
+    let between = if label.contains('.') { "." } else { " " };
+    label.split(between).map(word).collect::<Vec<_>>().join(between)
+}
+
+/// From the first input to the first output, and what is done in front of a product and behind it.
+fn shape(graph: &Graph, node: &Node) -> String {
+    let text = |v: Option<_>| v.map_or(String::new(), |v| graph.spec(v).to_string());
+    let (from, to) = (node.inputs.first().copied(), node.outputs.iter().flatten().next().copied());
+    if let Op::Mlp(mlp) = node.op {
+        let columns = graph.spec(node.inputs[mlp.weights()[1]]).row_elements();
+        return format!("{} -> {columns} columns of {} -> {}", text(from), hidden(mlp.hidden), text(to));
+    }
+    let (before, behind) = around(&node.op);
+    format!("{}{before} -> {}{behind}", text(from), text(to))
+}
+
+fn hidden(hidden: Hidden) -> &'static str {
+    match hidden {
+        Hidden::Gelu => "gelu",
+        Hidden::Gate => "gate",
+    }
+}
+
+fn around(op: &Op) -> (&'static str, &'static str) {
+    let Op::Linear(linear) = op else { return ("", "") };
+    let before = match linear.prologue {
+        Prologue::None => "",
+        Prologue::LayerNorm(_) => ", normed",
+    };
+    let behind = match linear.epilogue {
+        Epilogue::None => "",
+        Epilogue::Gelu => ", gelu",
+        Epilogue::Residual => ", residual",
+        Epilogue::Gate => ", gate",
+    };
+    (before, behind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_one_kernel() {
+        for (label, layer, wanted) in [
+            ("encoder.layer.3.output.dense", Some(3), "encoder.layer.*.output.dense"),
+            ("layer 11", Some(11), "layer *"),
+            ("encoder.layer.13.dense", Some(3), "encoder.layer.13.dense"),
+            ("head.3", None, "head.3"),
+            ("", Some(1), ""),
+        ] {
+            assert_eq!(any_layer(label, layer), wanted);
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! When every launch and copy of some passes ran, as a file for Perfetto (ui.perfetto.dev) or chrome://tracing. Invariant:
+//! the file is the Trace Event Format's JSON object form; times are the device's own, in microseconds.
+
+use super::subject::Subject;
+use data::atomic::AtomicFile;
+use exec::Span;
+use graph::{Graph, node_label};
+use plan::{Instr, Plan};
+use runtime::RuntimeError;
+use serde_json::{Value, json};
+use std::io::Write as _;
+use std::path::Path;
+
+/// Passes that are traced, after those that were timed.
+const PASSES: u32 = 2;
+
+/// The tracks, in the order in which they are shown.
+const TRACKS: [&str; 3] = ["in", "compute", "out"];
+
+/// Traces some passes and writes `path`.
+pub(super) fn write(path: &Path, subject: &mut Subject) -> Result<(), RuntimeError> {
+    let mut file = AtomicFile::create(path)?;
+    let spans = subject.spans(PASSES)?;
+    let text = to_json(&spans, &Order::of(subject.plan())).to_string();
+    file.write_all(text.as_bytes()).map_err(|e| file.error(e))?;
+    Ok(file.commit()?)
+}
+
+/// The launches of a step: those of one op that follow each other are one entry, for an op may be several kernels.
+struct Order(Vec<(&'static str, Vec<Launch>)>);
+
+struct Launch {
+    label: String,
+    layer: Option<u32>,
+}
+
+impl Order {
+    fn of(plan: &Plan) -> Self {
+        let mut order: Vec<(&'static str, Vec<Launch>)> = vec![];
+        for instr in &plan.schedule.instrs {
+            let Instr::Launch(id) = *instr else { continue };
+            let (op, launch) = launch(&plan.graph, id);
+            match order.last_mut() {
+                Some((last, launches)) if *last == op => launches.push(launch),
+                _ => order.push((op, vec![launch])),
+            }
+        }
+        Self(order)
+    }
+
+    /// What each span was launched for, if it is one of these.
+    fn launches<'a>(&'a self, ops: &[&str]) -> Vec<Option<&'a Launch>> {
+        let (mut found, mut at) = (vec![], 0);
+        for run in ops.chunk_by(|a, b| a == b) {
+            let ahead = (0..self.0.len()).find(|i| self.0[(at + i) % self.0.len()].0 == run[0]);
+            let Some(ahead) = ahead else {
+                found.extend(run.iter().map(|_| None));
+                continue;
+            };
+            let launches = &self.0[(at + ahead) % self.0.len()].1;
+            at += ahead + 1;
+            // Where one has several kernels, it is not known whose each is but for the run.
+            let each = |i: usize| if run.len() == launches.len() { &launches[i] } else { &launches[0] };
+            found.extend((0..run.len()).map(|i| Some(each(i))));
+        }
+        found
+    }
+}
+
+fn launch(graph: &Graph, id: graph::NodeId) -> (&'static str, Launch) {
+    let node = graph.node(id);
+    (node.op.name(), Launch { label: node_label(graph, id), layer: node.layer })
+}
+
+/// A process for each lane, by its name.
+fn to_json(lanes: &[(String, Vec<Span>)], order: &Order) -> Value {
+    let events: Vec<Value> =
+        lanes.iter().enumerate().flat_map(|(pid, (name, spans))| events(pid, name, spans, order)).collect();
+    json!({"displayTimeUnit": "ms", "traceEvents": events})
+}
+
+fn events(pid: usize, device: &str, spans: &[Span], order: &Order) -> Vec<Value> {
+    let named = |tid: usize, name: &str| json!({"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}});
+    let mut events = vec![json!({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": device}})];
+    events.extend(TRACKS.iter().enumerate().map(|(tid, track)| named(tid, track)));
+    let mut sorted: Vec<&Span> = spans.iter().collect();
+    sorted.sort_by(|a, b| a.start.total_cmp(&b.start));
+    let computed: Vec<&Span> = sorted.iter().copied().filter(|span| is_launch(span)).collect();
+    let ops: Vec<&str> = computed.iter().map(|span| op(span)).collect();
+    let mut launches = order.launches(&ops).into_iter();
+    for span in sorted {
+        let launch = if is_launch(span) { launches.next().flatten() } else { None };
+        let tid = TRACKS.iter().position(|track| *track == span.track).unwrap_or(TRACKS.len());
+        let mut event = json!({
+            "name": span.name,
+            "cat": if is_launch(span) { "kernel" } else { "copy" },
+            "ph": "X",
+            "pid": pid,
+            "tid": tid,
+            "ts": 1e6 * span.start,
+            "dur": 1e6 * span.seconds,
+        });
+        if let Some(Launch { label, layer }) = launch {
+            event["args"] = json!({"launch": label, "layer": layer});
+        }
+        events.push(event);
+    }
+    events
+}
+
+fn is_launch(span: &Span) -> bool {
+    span.track == "compute" && !span.name.starts_with("copy")
+}
+
+/// The op of a span: `linear` of `linear: gelu of elementwise.cu`.
+fn op(span: &Span) -> &str {
+    span.name.split(':').next().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(track: &'static str, name: &str, start: f64) -> Span {
+        Span { track, name: name.to_owned(), start, seconds: 1e-6 }
+    }
+
+    fn order() -> Order {
+        let launch = |label: &str, layer| Launch { label: label.to_owned(), layer };
+        Order(vec![
+            ("embed", vec![launch("embed", None)]),
+            ("linear", vec![launch("linear a", Some(0)), launch("linear b", Some(0))]),
+            ("add", vec![launch("add", Some(1))]),
+        ])
+    }
+
+    #[test]
+    fn events_have_their_tracks_times_and_launches() {
+        let names =
+            ["embed", "linear: product", "linear: gelu", "add", "embed", "linear", "linear", "linear", "add"];
+        let mut spans: Vec<Span> =
+            names.iter().enumerate().map(|(i, name)| span("compute", name, i as f64)).collect();
+        spans.insert(0, span("out", "copy out, 8 B", 20.0));
+        spans.push(span("in", "copy in, 16 B", 0.5));
+        let lanes = [("a device".to_owned(), spans), ("another".to_owned(), vec![])];
+        let json = to_json(&lanes, &order());
+        let events = json["traceEvents"].as_array().expect("events");
+        assert_eq!(events[0]["args"]["name"], "a device");
+        let tracks: Vec<&str> = events[1..4].iter().filter_map(|e| e["args"]["name"].as_str()).collect();
+        assert_eq!(tracks, TRACKS);
+        let told: Vec<_> =
+            events[4..15].iter().map(|e| (e["tid"].as_u64(), e["args"]["launch"].as_str())).collect();
+        let of = |label| (Some(1), Some(label));
+        let wanted = [
+            of("embed"),
+            (Some(0), None),
+            of("linear a"),
+            of("linear b"),
+            of("add"),
+            of("embed"),
+            // Three kernels of two launches.
+            of("linear a"),
+            of("linear a"),
+            of("linear a"),
+            of("add"),
+            (Some(2), None),
+        ];
+        assert_eq!(told, wanted);
+        let copy = &events[5];
+        assert_eq!((&copy["ph"], &copy["cat"], copy["ts"].as_f64()), (&"X".into(), &"copy".into(), Some(5e5)));
+        assert_eq!(events[6]["args"]["layer"], 0);
+        let process = |event: &Value| (event["pid"].as_u64(), event["args"]["name"].clone());
+        assert_eq!(process(&events[15]), (Some(1), "another".into()));
+        assert!(events.len() == 19 && events[..15].iter().all(|event| event["pid"] == 0));
+    }
+}

@@ -1,0 +1,224 @@
+//! `plimsoll convert`: any weights that can be read to one safetensors file. Invariant: the file appears only when
+//! it was read back and every tensor in it has the name, type, shape and bytes that the input has.
+//!
+//! A fair-esm checkpoint gets the hub's names and a config.json beside the output; other names are kept.
+//!
+//! Names that share a storage (tied weights) are written each with their own bytes: no name is lost, and
+//! safetensors has no sharing.
+
+use data::atomic::AtomicFile;
+use data::printable::{Name, Place};
+use data::weights::{Tensor, Weights, safetensors_header};
+use graph::Bytes;
+use models::from_fair_esm;
+use runtime::hub::CONFIG;
+use runtime::{Level, Observer, RuntimeError, Transfer, fair_esm};
+use serde_json::{Value, json};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// What is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// A weight file, an index, or a model's folder.
+    pub input: PathBuf,
+    /// The safetensors file.
+    pub output: PathBuf,
+    /// Whether a file that is there may be replaced.
+    pub force: bool,
+}
+
+/// What was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The safetensors file.
+    pub output: PathBuf,
+    /// The config.json, written for a fair-esm checkpoint.
+    pub config: Option<PathBuf>,
+    /// Tensors in it.
+    pub tensors: u64,
+    /// Numbers in them.
+    pub elements: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+}
+
+impl Report {
+    /// The same as JSON.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "output": self.output.display().to_string(),
+            "config": self.config.as_ref().map(|path| path.display().to_string()),
+            "tensors": self.tensors,
+            "elements": self.elements,
+            "bytes": self.bytes,
+        })
+    }
+}
+
+/// Elements that are in memory at a time.
+const PART: u64 = 1 << 18;
+
+/// Converts.
+pub fn convert(options: &Options, observer: &mut dyn Observer) -> Result<Report, RuntimeError> {
+    let Options { input, output, force } = options;
+    check_output(output, *force)?;
+    let checkpoint = fair_esm::in_folder(input)?.unwrap_or_else(|| input.clone());
+    let config = match fair_esm::is_checkpoint(&checkpoint)? {
+        true => Some((output.with_file_name(CONFIG), fair_esm::config(&checkpoint)?)),
+        false => None,
+    };
+    if let Some((path, _)) = config.as_ref().filter(|(path, _)| path.exists() && !force) {
+        let shown = Place(path);
+        return Err(RuntimeError::Refused(format!("{shown} is there already; use --force or another folder")));
+    }
+    let weights = Weights::open(&checkpoint)?;
+    let names = names(&weights, config.is_some())?;
+    let tensors = in_file_order(&weights)?;
+    let bytes: u64 = tensors.iter().map(|t| t.bytes()).sum();
+    observer.say(Level::Info, &format!("{} tensors, {}", tensors.len(), Bytes(bytes)));
+
+    let mut file = AtomicFile::create(output)?;
+    write(&weights, &tensors, &names, &mut file, &mut Told { observer, file: output, bytes, done: 0 })?;
+    let written = Weights::open(file.written()?)?;
+    observer.say(Level::Detail, "reading it back");
+    compare(&weights, &written, &names, &mut Told { observer, file: output, bytes, done: 0 })?;
+    file.commit()?;
+    if let Some((path, text)) = &config {
+        let mut file = AtomicFile::create(path)?;
+        file.write_all(text.as_bytes()).map_err(|e| file.error(e))?;
+        file.commit()?;
+    }
+    let elements = tensors.iter().map(|t| t.elements()).sum();
+    let config = config.map(|(path, _)| path);
+    Ok(Report { output: output.clone(), config, tensors: tensors.len() as u64, elements, bytes })
+}
+
+fn check_output(output: &Path, force: bool) -> Result<(), RuntimeError> {
+    let shown = Place(output);
+    if output.extension().is_none_or(|suffix| suffix != "safetensors") {
+        return Err(RuntimeError::Refused(format!("{shown}: give an output that ends in .safetensors")));
+    }
+    match output.exists() && !force {
+        true => Err(RuntimeError::Refused(format!("{shown} is there already; use --force or another name"))),
+        false => Ok(()),
+    }
+}
+
+/// The output's name of each tensor: the hub's names for a fair-esm checkpoint, else the input's.
+fn names(weights: &Weights, is_fair_esm: bool) -> Result<BTreeMap<String, String>, RuntimeError> {
+    let mut names = BTreeMap::new();
+    let mut sources: BTreeMap<String, String> = BTreeMap::new();
+    for tensor in weights.tensors() {
+        let name = tensor.name();
+        let renamed = if is_fair_esm { from_fair_esm(name) } else { Some(name.to_owned()) };
+        let Some(renamed) = renamed else {
+            let (path, name) = (Place(weights.path()), Name(name));
+            return Err(RuntimeError::Refused(format!("{path}: ESM-2 on the hub has no tensor for `{name}`")));
+        };
+        if let Some(other) = sources.insert(renamed.clone(), name.to_owned()) {
+            let (path, name, other) = (Place(weights.path()), Name(name), Name(&other));
+            return Err(RuntimeError::Refused(format!(
+                "{path}: `{other}` and `{name}` are the same tensor of the hub"
+            )));
+        }
+        names.insert(name.to_owned(), renamed);
+    }
+    Ok(names)
+}
+
+/// Wide types first, so that each tensor begins at a multiple of its type, as the safetensors crate writes them.
+fn in_file_order(weights: &Weights) -> Result<Vec<&Tensor>, RuntimeError> {
+    let mut tensors: Vec<&Tensor> = weights.tensors().collect();
+    if let Some(tensor) = tensors.iter().find(|t| t.name() == "__metadata__") {
+        let (name, path) = (tensor.name(), Place(weights.path()));
+        return Err(RuntimeError::Refused(format!(
+            "{path}: a tensor is called `{name}`, a reserved name; rename it"
+        )));
+    }
+    tensors.sort_by_key(|t| (Reverse(t.dtype().size()), t.name()));
+    Ok(tensors)
+}
+
+fn write(
+    weights: &Weights,
+    tensors: &[&Tensor],
+    names: &BTreeMap<String, String>,
+    file: &mut AtomicFile,
+    told: &mut Told<'_>,
+) -> Result<(), RuntimeError> {
+    let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+    let header =
+        safetensors_header(tensors.iter().map(|t| (&*names[t.name()], t.dtype(), t.shape())), &metadata);
+    file.write_all(&header).map_err(|e| file.error(e))?;
+    let mut buffer = vec![];
+    for tensor in tensors {
+        for part in parts(tensor) {
+            weights.read_bytes(tensor.name(), part, &mut buffer)?;
+            file.write_all(&buffer).map_err(|e| file.error(e))?;
+            told.add(buffer.len());
+        }
+    }
+    Ok(())
+}
+
+/// Every tensor of both, by name, type, shape and bytes.
+fn compare(
+    input: &Weights,
+    written: &Weights,
+    names: &BTreeMap<String, String>,
+    told: &mut Told<'_>,
+) -> Result<(), RuntimeError> {
+    let differs = |name: &str| {
+        let (path, name) = (Place(input.path()), Name(name));
+        RuntimeError::Refused(format!(
+            "{path}: `{name}` is not the same after writing; nothing was kept. Did the input change meanwhile, or \
+             is the disk broken?"
+        ))
+    };
+    let expected: BTreeSet<&String> = names.values().collect();
+    if let Some(more) = written.tensors().find(|t| !expected.contains(&t.name().to_owned())) {
+        return Err(differs(more.name()));
+    }
+    let (mut a, mut b) = (vec![], vec![]);
+    for tensor in input.tensors() {
+        let other = written.expect(&names[tensor.name()], tensor.shape())?;
+        if other.dtype() != tensor.dtype() {
+            return Err(differs(tensor.name()));
+        }
+        for part in parts(tensor) {
+            input.read_bytes(tensor.name(), part.clone(), &mut a)?;
+            written.read_bytes(other.name(), part, &mut b)?;
+            if a != b {
+                return Err(differs(tensor.name()));
+            }
+            told.add(a.len());
+        }
+    }
+    Ok(())
+}
+
+/// Ranges of elements that cover a tensor.
+fn parts(tensor: &Tensor) -> impl Iterator<Item = Range<u64>> {
+    let elements = tensor.elements();
+    (0..elements).step_by(PART as usize).map(move |start| start..(start + PART).min(elements))
+}
+
+/// Tells how far it is.
+struct Told<'a> {
+    observer: &'a mut dyn Observer,
+    file: &'a Path,
+    bytes: u64,
+    done: u64,
+}
+
+impl Told<'_> {
+    fn add(&mut self, bytes: usize) {
+        self.done += bytes as u64;
+        let file = self.file.to_string_lossy();
+        self.observer.transfer(&Transfer { file: &file, bytes: self.done, total: self.bytes });
+    }
+}

@@ -1,0 +1,235 @@
+//! `plimsoll list`: the models that can be run, and what of them is on this machine. Invariant: it only looks;
+//! counts are those of the graphs, and no network is asked.
+
+use data::printable::{Name, Place};
+use data::weights::{FOLDER_FILES, HubEnv, find_in_hub, shard_files};
+use graph::{Bounds, Bytes, VerifyError};
+use models::{Encoder, KNOWN, Output, known};
+use runtime::RuntimeError;
+use runtime::fair_esm::{self, Checkpoint};
+use runtime::hub::{CONFIG, Need, lacks};
+use serde_json::{Value, json};
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What can be run.
+#[derive(Clone, Debug)]
+pub struct List {
+    /// The folder of the hub cache; `None` when no variable places it.
+    pub cache: Option<PathBuf>,
+    /// The known models, then the others of the cache.
+    pub models: Vec<Model>,
+    /// The folder of the torch hub cache; `None` when no variable places it.
+    pub torch_cache: Option<PathBuf>,
+}
+
+/// One model.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// `org/name`.
+    pub id: String,
+    /// One line about it, of the known ones.
+    pub about: Option<&'static str>,
+    /// What it computes.
+    pub encoder: Encoder,
+    /// Numbers that were learnt; of ESM-2 with its language-model head.
+    pub parameters: u64,
+    /// What of it is in the cache.
+    pub cached: Cached,
+    /// Its checkpoint in the torch hub cache, which a run takes where the hub cache has not all.
+    pub checkpoint: Option<Checkpoint>,
+}
+
+/// What of a model is in the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cached {
+    /// All that a run needs: so many bytes of weight files.
+    Complete(u64),
+    /// Something, and these files are missing.
+    Incomplete(Vec<String>),
+    /// Nothing.
+    Absent,
+}
+
+/// Bytes of a parameter as it is computed with.
+const F32: u64 = 4;
+
+/// Looks.
+pub fn list() -> Result<List, RuntimeError> {
+    let env = HubEnv::from_process();
+    let cached = cached_ids(&env).into_iter().filter(|id| !KNOWN.iter().any(|(known, _)| known == id));
+    let known_models =
+        KNOWN.iter().filter_map(|(id, about)| Some(((*id).to_owned(), Some(*about), known(id)?)));
+    let others = cached.filter_map(|id| {
+        let config = fs::read_to_string(find_in_hub(&id, &env).ok()?.join(CONFIG)).ok()?;
+        // What cannot be run is for `doctor` to name.
+        let encoder = Encoder::from_json(&config).ok()?;
+        Some((id, None, encoder))
+    });
+    let checkpoints = fair_esm::cached(&env);
+    let model = |(id, about, encoder): (String, _, Encoder)| {
+        let (parameters, cached) = (parameters(&encoder)?, cached_state(&id, &env));
+        let checkpoint = checkpoints.iter().find(|checkpoint| checkpoint.model == id).cloned();
+        Ok(Model { id, about, encoder, parameters, cached, checkpoint })
+    };
+    let models = known_models.chain(others).map(model).collect::<Result<_, RuntimeError>>()?;
+    Ok(List { cache: env.cache_dir(), models, torch_cache: env.torch_checkpoints() })
+}
+
+/// The ids of all repositories of models in the cache, sorted.
+pub(crate) fn cached_ids(env: &HubEnv) -> Vec<String> {
+    let folders = env.cache_dir().and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten().flatten();
+    let names = folders.filter_map(|e| e.file_name().into_string().ok());
+    let mut ids: Vec<String> =
+        names.filter_map(|name| Some(name.strip_prefix("models--")?.replacen("--", "/", 1))).collect();
+    ids.sort();
+    ids
+}
+
+/// Numbers that were learnt: of ESM-2 with its language-model head, whose decoder is the embedding, and without
+/// the rotary frequencies, which are given.
+pub(crate) fn parameters(encoder: &Encoder) -> Result<u64, VerifyError> {
+    let outputs: &[Output] = match encoder {
+        Encoder::Esm2(_) => &[Output::Hidden, Output::Logits],
+        Encoder::DnabertS(_) => &[Output::Hidden],
+    };
+    let graph = encoder.graph(Bounds { tokens: 1, sequences: 1, longest: 1 }, outputs)?;
+    let pieces = graph.params.iter().flat_map(|p| &p.pieces);
+    let learnt = pieces.filter(|piece| !piece.tensor.ends_with("inv_freq"));
+    Ok(learnt.map(|piece| piece.shape.iter().product::<u64>()).sum())
+}
+
+fn cached_state(id: &str, env: &HubEnv) -> Cached {
+    let Ok(folder) = find_in_hub(id, env) else { return Cached::Absent };
+    match lacks(&folder, Need::Model) {
+        missing if missing.is_empty() => Cached::Complete(weight_bytes(&folder)),
+        missing => Cached::Incomplete(missing),
+    }
+}
+
+/// Bytes of the weight files that a run would open.
+fn weight_bytes(folder: &Path) -> u64 {
+    let Some(file) = FOLDER_FILES.iter().map(|name| folder.join(name)).find(|path| path.exists()) else {
+        return 0;
+    };
+    let files = match file.to_string_lossy().ends_with(".index.json") {
+        true => shard_files(&file).unwrap_or_default(),
+        false => vec![file],
+    };
+    files.iter().filter_map(|path| Some(fs::metadata(path).ok()?.len())).sum()
+}
+
+fn layers(encoder: &Encoder) -> u64 {
+    match encoder {
+        Encoder::Esm2(config) => config.layers,
+        Encoder::DnabertS(config) => config.layers,
+    }
+}
+
+impl List {
+    /// The same as JSON.
+    pub fn to_json(&self) -> Value {
+        let text = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        let (cache, torch) = (text(&self.cache), text(&self.torch_cache));
+        json!({"cache": cache, "torch_cache": torch, "models": self.models.iter().map(Model::to_json).collect::<Vec<_>>()})
+    }
+}
+
+impl Model {
+    fn to_json(&self) -> Value {
+        let (word, files, missing) = match &self.cached {
+            Cached::Complete(bytes) => ("complete", Some(*bytes), &[][..]),
+            Cached::Incomplete(missing) => ("incomplete", None, &missing[..]),
+            Cached::Absent => ("absent", None, &[][..]),
+        };
+        json!({
+            "id": self.id,
+            "about": self.about,
+            "family": self.encoder.family(),
+            "layers": layers(&self.encoder),
+            "width": self.encoder.hidden_size(),
+            "parameters": self.parameters,
+            "f32_bytes": F32 * self.parameters,
+            "cached": word,
+            "file_bytes": files,
+            "missing": missing,
+            "torch_checkpoint": self.checkpoint.as_ref().map(|c| c.file.display().to_string()),
+            "torch_checkpoint_bytes": self.checkpoint.as_ref().map(|c| c.bytes),
+        })
+    }
+
+    /// Its columns in the text.
+    fn columns(&self) -> [String; 7] {
+        let in_torch = |c: &Checkpoint| format!("torch hub, {}", Bytes(c.bytes));
+        let cached = match (&self.cached, &self.checkpoint) {
+            (Cached::Complete(bytes), None) => format!("complete, {}", Bytes(*bytes)),
+            (Cached::Complete(bytes), Some(c)) => format!("complete, {}; also {}", Bytes(*bytes), in_torch(c)),
+            (Cached::Incomplete(missing), None) => format!("without {}", Name(&missing.join(", "))),
+            (Cached::Incomplete(_) | Cached::Absent, Some(c)) => in_torch(c),
+            (Cached::Absent, None) => "no".to_owned(),
+        };
+        [
+            Name(&self.id).to_string(),
+            self.encoder.family().to_owned(),
+            layers(&self.encoder).to_string(),
+            self.encoder.hidden_size().to_string(),
+            // Grouped as bytes are.
+            Bytes(self.parameters).to_string().trim_end_matches(" B").to_owned(),
+            Bytes(F32 * self.parameters).to_string(),
+            cached,
+        ]
+    }
+}
+
+const HEADINGS: [&str; 7] =
+    ["model", "family", "layers", "width", "parameters", "weights in f32", "in the cache"];
+
+impl fmt::Display for List {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut rows = vec![HEADINGS.map(str::to_owned)];
+        rows.extend(self.models.iter().map(Model::columns));
+        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let widths: [usize; 7] = std::array::from_fn(width);
+        for row in &rows {
+            for (column, cell) in row.iter().enumerate() {
+                match column {
+                    0 | 1 => write!(f, "{cell:<0$}  ", widths[column])?,
+                    2..=5 => write!(f, "{cell:>0$}  ", widths[column])?,
+                    _ => writeln!(f, "{cell}")?,
+                }
+            }
+        }
+        match &self.cache {
+            Some(folder) => write!(f, "the cache is {}", Place(folder))?,
+            None => write!(f, "there is no cache: neither HF_HUB_CACHE, HF_HOME nor HOME is set")?,
+        }
+        match &self.torch_cache {
+            Some(folder) if self.models.iter().any(|model| model.checkpoint.is_some()) => {
+                write!(f, "\nthe torch hub cache is {}", Place(folder))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_those_that_are_published() {
+        for (id, wanted) in [
+            ("esm2_t6_8M_UR50D", 7_512_353),
+            ("esm2_t12_35M_UR50D", 33_501_153),
+            ("esm2_t30_150M_UR50D", 148_139_553),
+            ("esm2_t33_650M_UR50D", 651_042_593),
+            ("esm2_t36_3B_UR50D", 2_839_004_193),
+            ("esm2_t48_15B_UR50D", 15_129_098_273),
+            ("zhihan1996/DNABERT-S", 116_477_952),
+        ] {
+            let encoder = known(id).expect("known");
+            assert_eq!(parameters(&encoder).expect("verified"), wanted, "{id}");
+        }
+    }
+}

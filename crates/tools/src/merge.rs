@@ -1,0 +1,239 @@
+//! `plimsoll merge`: an adapter and the model that it adapts as one model's folder, `W + alpha / r B A` (Hu et al. 2021).
+//! Invariant: every tensor of the adapter has found its weight, or nothing is written; the folder appears whole.
+
+use data::atomic::{AtomicFile, sync_folder};
+use data::printable::Place;
+use data::weights::{DType, HubEnv, Tensor, Weights, f32_to_bf16, f32_to_f16, safetensors_header};
+use models::{Encoder, Task};
+use runtime::adapter::{self, Adapter};
+use runtime::hub::CONFIG;
+use runtime::hub::tokenizer_files;
+use runtime::{EncoderModel, Level, Observer, RuntimeError};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Elements of a tensor that are in memory at a time.
+const PART: u64 = 1 << 18;
+
+/// What is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The adapter's folder.
+    pub adapter: PathBuf,
+    /// The model that it adapts; `None` is the one that the adapter names.
+    pub base: Option<String>,
+    /// The folder that is made.
+    pub output: PathBuf,
+}
+
+/// What was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The folder.
+    pub output: PathBuf,
+    /// Weights that an adapter was added to.
+    pub adapted: u64,
+    /// Tensors in the folder's file.
+    pub tensors: u64,
+}
+
+impl Report {
+    /// The same as JSON.
+    pub fn to_json(&self) -> Value {
+        let output = self.output.display().to_string();
+        json!({"output": output, "adapted": self.adapted, "tensors": self.tensors})
+    }
+}
+
+/// Merges.
+pub fn merge(options: &Options, observer: &mut dyn Observer) -> Result<Report, RuntimeError> {
+    let Options { adapter: folder, base, output } = options;
+    if output.exists() {
+        return Err(RuntimeError::Refused(format!("{} is there already; use another name", Place(output))));
+    }
+    let adapter = Adapter::open(folder)?;
+    let tensors = Weights::open(&folder.join(adapter::WEIGHTS))?;
+    let name = base.clone().unwrap_or_else(|| adapter.base.clone());
+    let model = EncoderModel::open(&name, &HubEnv::from_process(), observer)?;
+    let merging = Merging::new(&model, &adapter, &tensors)?;
+    let (adapted, count) = (merging.pairs.len() as u64, merging.written().len() as u64);
+    observer.say(Level::Info, &format!("{adapted} adapters of rank {} into {}", adapter.rank, model.name));
+    let temporary =
+        output.with_file_name(format!(".{}.part", output.file_name().unwrap_or_default().to_string_lossy()));
+    fs::create_dir(&temporary).map_err(RuntimeError::io(&temporary))?;
+    let done = merging.fill(&temporary, folder).and_then(|()| {
+        fs::rename(&temporary, output).map_err(RuntimeError::io(output))?;
+        sync_folder(output).map_err(RuntimeError::io(output))
+    });
+    if done.is_err() {
+        // Best effort: the error that matters is the first one.
+        let _ = fs::remove_dir_all(&temporary);
+    }
+    done.map(|()| Report { output: output.clone(), adapted, tensors: count })
+}
+
+/// A and B in full: their ranks are small.
+struct Pair {
+    a: Vec<f32>,
+    b: Vec<f32>,
+}
+
+/// What is written.
+struct Merging<'a> {
+    model: &'a EncoderModel,
+    task: Task,
+    /// Of the adapter: a classifier that was trained beside.
+    classifier: Vec<&'a Tensor>,
+    tensors: &'a Weights,
+    /// By the name of the model's weight.
+    pairs: BTreeMap<String, Pair>,
+    rank: u64,
+    /// alpha / rank.
+    scale: f64,
+}
+
+impl<'a> Merging<'a> {
+    fn new(model: &'a EncoderModel, adapter: &Adapter, tensors: &'a Weights) -> Result<Self, RuntimeError> {
+        let foreign = |name: &str| {
+            RuntimeError::Refused(format!(
+                "{}: `{}` has no place in {}; give the model that the adapter was trained over with --base",
+                Place(tensors.path()),
+                data::printable::Name(name),
+                model.name
+            ))
+        };
+        let (mut modules, mut classifier) = (BTreeSet::new(), vec![]);
+        for tensor in tensors.tensors() {
+            let name = tensor.name().strip_prefix(adapter::PREFIX).ok_or_else(|| foreign(tensor.name()))?;
+            let halves = [".lora_A.weight", ".lora_B.weight"].map(|half| name.strip_suffix(half));
+            match halves.into_iter().flatten().next() {
+                Some(module) => drop(modules.insert(module)),
+                None if name == "classifier.weight" || name == "classifier.bias" => classifier.push(tensor),
+                None => return Err(foreign(tensor.name())),
+            }
+        }
+        let mut pairs = BTreeMap::new();
+        for module in modules {
+            let weight = weight(model, module).ok_or_else(|| foreign(module))?;
+            let &[n, k] = model.weights.tensor(&weight)?.shape() else { return Err(foreign(module)) };
+            let read = |half: &str, shape: [u64; 2]| -> Result<Vec<f32>, RuntimeError> {
+                let name = format!("{}{module}.lora_{half}.weight", adapter::PREFIX);
+                tensors.expect(&name, &shape)?;
+                let mut values = vec![0.0; (shape[0] * shape[1]) as usize];
+                tensors.read_f32(&name, 0..values.len() as u64, &mut values)?;
+                Ok(values)
+            };
+            let pair = Pair { a: read("A", [adapter.rank, k])?, b: read("B", [n, adapter.rank])? };
+            pairs.insert(weight, pair);
+        }
+        let classes = classifier.iter().find(|t| t.shape().len() == 2).map(|t| t.shape()[0]);
+        if adapter.classifier != (classifier.len() == 2 && classes.is_some()) {
+            return Err(foreign("classifier"));
+        }
+        let task = classes.map_or(Task::MaskedLm, Task::Classes);
+        let scale = adapter.alpha / adapter.rank as f64;
+        Ok(Self { model, task, classifier, tensors, pairs, rank: adapter.rank, scale })
+    }
+
+    /// The model's tensors; a classifier has no language-model head.
+    fn written(&self) -> Vec<&Tensor> {
+        let all = self.model.weights.tensors().filter(|t| {
+            let head = t.name().starts_with("lm_head.") || t.name().starts_with("cls.");
+            let replaced = t.name().starts_with("classifier.");
+            self.task == Task::MaskedLm || !(head || replaced)
+        });
+        all.chain(self.classifier.iter().copied()).collect()
+    }
+
+    /// The folder's files.
+    fn fill(&self, folder: &Path, adapter: &Path) -> Result<(), RuntimeError> {
+        let path = folder.join("model.safetensors");
+        let mut file = AtomicFile::create(&path)?;
+        let tensors = self.written();
+        let of = |t: &Tensor| t.name().strip_prefix(adapter::PREFIX).unwrap_or(t.name()).to_owned();
+        let names: Vec<String> = tensors.iter().map(|t| of(t)).collect();
+        let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+        let entries = names.iter().zip(&tensors).map(|(name, t)| (name.as_str(), t.dtype(), t.shape()));
+        file.write_all(&safetensors_header(entries, &metadata)).map_err(|e| file.error(e))?;
+        for tensor in tensors {
+            self.write(tensor, &mut file)?;
+        }
+        file.commit()?;
+        let source = match &self.model.folder {
+            Some(folder) => runtime::model::read_config(&folder.join(CONFIG))?,
+            None => String::new(),
+        };
+        let text = self.model.encoder.to_json(self.task, &source).into_bytes();
+        // Those that the adapter was trained with, or else the model's.
+        let own = tokenizer_files(adapter)?;
+        let beside = match (own.is_empty(), &self.model.folder) {
+            (true, Some(folder)) => tokenizer_files(folder)?,
+            (_, _) => own,
+        };
+        for (name, bytes) in std::iter::once((CONFIG.to_owned(), text)).chain(beside) {
+            let mut file = AtomicFile::create(folder.join(name))?;
+            file.write_all(&bytes).map_err(|e| file.error(e))?;
+            file.commit()?;
+        }
+        Ok(())
+    }
+
+    /// A tensor, in rows of the adapted ones and larger parts of the others.
+    fn write(&self, tensor: &Tensor, file: &mut AtomicFile) -> Result<(), RuntimeError> {
+        let name = tensor.name();
+        let weights = if self.model.weights.get(name).is_some() { &*self.model.weights } else { self.tensors };
+        let pair = self.pairs.get(name);
+        let part = pair.and_then(|_| tensor.shape().last().copied()).unwrap_or(PART);
+        let (mut buffer, mut values) = (vec![], vec![]);
+        for (n, first) in (0..tensor.elements()).step_by(part.max(1) as usize).enumerate() {
+            let range = first..(first + part).min(tensor.elements());
+            weights.read_bytes(name, range.clone(), &mut buffer)?;
+            if let Some(pair) = pair {
+                values.resize(part as usize, 0.0);
+                weights.read_f32(name, range, &mut values)?;
+                pair.add(n, self.rank as usize, self.scale, &mut values);
+                store(&values, tensor.dtype(), &mut buffer);
+            }
+            file.write_all(&buffer).map_err(|e| file.error(e))?;
+        }
+        Ok(())
+    }
+}
+
+impl Pair {
+    /// Row n of W plus that of scale B A, the products summed in f64.
+    fn add(&self, n: usize, rank: usize, scale: f64, row: &mut [f32]) {
+        let b = &self.b[n * rank..(n + 1) * rank];
+        for (j, w) in row.iter_mut().enumerate() {
+            let column = self.a.iter().skip(j).step_by(self.a.len() / rank);
+            let product: f64 = b.iter().zip(column).map(|(b, a)| f64::from(*b) * f64::from(*a)).sum();
+            *w = (f64::from(*w) + scale * product) as f32;
+        }
+    }
+}
+
+/// The model's name of the weight of a module, which an adapter calls as the hub does.
+fn weight(model: &EncoderModel, module: &str) -> Option<String> {
+    let prefix = match model.encoder {
+        Encoder::Esm2(_) => "esm.",
+        Encoder::DnabertS(_) => "bert.",
+    };
+    model.find(&format!("{}.weight", module.strip_prefix(prefix).unwrap_or(module)))
+}
+
+/// Values as a file of this type has them. Integers are no weights: they could not be read as values.
+fn store(values: &[f32], dtype: DType, bytes: &mut Vec<u8>) {
+    bytes.clear();
+    for &x in values {
+        match dtype {
+            DType::F64 => bytes.extend(f64::from(x).to_le_bytes()),
+            DType::F32 => bytes.extend(x.to_le_bytes()),
+            DType::F16 => bytes.extend(f32_to_f16(x).to_le_bytes()),
+            DType::BF16 => bytes.extend(f32_to_bf16(x).to_le_bytes()),
+            DType::I64 | DType::I32 | DType::I16 | DType::I8 | DType::U8 | DType::Bool => {}
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! What is checked of an encoder. Invariant: the checks only look; each says its numbers, and a model that cannot
+//! be opened is a failed check, not the end of the story.
+
+use super::compute::{Answer, Runner};
+use super::distance::{self, Means};
+use super::facts::{ANCHORS, CORNER_BOUND, Corner, DNA_WIDTH, MEAN_BOUND, PROTEIN_WIDTH, RELEASED, SUM_BOUND};
+use super::reference::{Side, sets};
+use super::sequences::{self, Golden, Sequence};
+use super::{Options, Verdict, chain, facts, worst};
+use crate::list::parameters;
+use data::tokenize::esm;
+use data::weights::HubEnv;
+use models::{Encoder, KNOWN, derived, known};
+use plan::Precision;
+use runtime::{EncoderModel, Level, Observer, RuntimeError, Settings, Tokenizer};
+
+/// Of answers that lie beside the weights: f32 against f32.
+const ANSWER_BOUND: f32 = 1e-5;
+
+/// The canonical tensors of ESM-2's language-model head.
+const LM_HEAD: [&str; 5] = [
+    "lm_head.dense.weight",
+    "lm_head.dense.bias",
+    "lm_head.layer_norm.weight",
+    "lm_head.layer_norm.bias",
+    "lm_head.bias",
+];
+
+/// A model that could be opened.
+pub(super) struct Opened {
+    /// D.
+    pub(super) width: u64,
+    /// In f32 and in a narrower precision, where that was asked for.
+    pub(super) means: Option<Means>,
+}
+
+/// The verdict on a model, and what is known of it if it could be opened.
+pub(super) fn verify(
+    name: &str,
+    options: &Options,
+    env: &HubEnv,
+    observer: &mut dyn Observer,
+) -> Result<(Verdict, Option<Opened>), RuntimeError> {
+    let precision = options.settings.precision()?;
+    let mut verdict = Verdict::new(name);
+    let model = match EncoderModel::open(name, env, observer) {
+        Ok(model) => model,
+        Err(error @ RuntimeError::Interrupted { .. }) => return Err(error),
+        Err(error) => {
+            verdict.add("opens", false, chain(&error));
+            return Ok((verdict, None));
+        }
+    };
+    let width = model.encoder.hidden_size();
+    verdict.about = format!("{} of width {width}", model.encoder.family());
+    let has_head = matches!(model.encoder, Encoder::Esm2(_)) && LM_HEAD.iter().all(|t| model.find(t).is_some());
+    files(&model, has_head, &mut verdict)?;
+    rotary(&model, &mut verdict)?;
+    sequences::round_trip(&model, released(&model.encoder).next().is_some(), &mut verdict)?;
+
+    let own = sequences::own(&model.tokenizer)?;
+    let golden = Golden::find(&model, &mut verdict)?;
+    let references = references(&model, options)?;
+    let answered = golden.iter().flat_map(|g| &g.sequences);
+    let all = || own.iter().chain(answered.clone()).chain(references.iter().flat_map(|r| &r.sequences));
+    let longest = all().map(|s| s.tokens.len()).max().unwrap_or(0) as u64;
+    // What is known of answers is in f32.
+    let wide = Settings { precision: Some(Precision::F32), ..options.settings.clone() };
+    let mut runner = Runner::start(&model, has_head, &wide, longest)?;
+    observer.say(Level::Detail, &format!("{name} is loaded"));
+    let broken = runner.broken_weights;
+    verdict.add("weights", broken == 0, format!("{broken} of them are no finite numbers"));
+
+    corners(&model, &mut runner, &mut verdict)?;
+    if let Some(golden) = &golden {
+        answers(golden, &mut runner, &mut verdict)?;
+    }
+    for reference in &references {
+        reference.check(&mut runner, &mut verdict)?;
+    }
+    company(&own, &mut runner, &mut verdict)?;
+    if has_head && golden.is_none() {
+        language(&own, &mut runner, &mut verdict)?;
+    }
+    if precision == Precision::F32 {
+        return Ok((verdict, Some(Opened { width, means: None })));
+    }
+    let wanted = runner.answers(all().map(|s| &s.tokens[..]))?;
+    drop(runner);
+    observer.say(Level::Info, &format!("verifying {name} in {}", precision.name()));
+    let mut runner = Runner::start(&model, has_head, &options.settings, longest)?;
+    let found = runner.answers(all().map(|s| &s.tokens[..]))?;
+    let means = distance::answers(precision, &wanted, &found, &mut verdict);
+    company(&own, &mut runner, &mut verdict)?;
+    Ok((verdict, Some(Opened { width, means: Some(means) })))
+}
+
+/// The hub ids whose configuration this is.
+fn released(encoder: &Encoder) -> impl Iterator<Item = &'static str> {
+    KNOWN.iter().map(|(id, _)| *id).filter(move |id| known(id).as_ref() == Some(encoder))
+}
+
+/// Tensors, parameters, and whether the file is the hub's.
+fn files(model: &EncoderModel, has_head: bool, verdict: &mut Verdict) -> Result<(), RuntimeError> {
+    let tensors = model.weights.tensors().count();
+    let head = match (&model.encoder, has_head) {
+        (Encoder::Esm2(_), true) => ", with the language-model head",
+        (Encoder::Esm2(_), false) => " with a language-model head, which is not there",
+        (Encoder::DnabertS(_), _) => "",
+    };
+    let count = parameters(&model.encoder)?;
+    verdict.add("opens", true, format!("{tensors} tensors; {count} parameters{head}"));
+    let ids: Vec<&str> = released(&model.encoder).collect();
+    match ids.is_empty() {
+        true => verdict.note("sizes", "of no released model"),
+        false => verdict.note("sizes", format!("those of {}", ids.join(" and "))),
+    }
+    let Some(facts) = RELEASED.iter().find(|facts| ids.contains(&facts.id)) else { return Ok(()) };
+    let (start, end) = facts.sha256;
+    for (file, digest) in model.weights.sha256()? {
+        match digest.starts_with(start) && digest.ends_with(end) {
+            true => verdict.add("digest", true, format!("{file} is the file on the hub ({start}..{end})")),
+            // A converted file has the same numbers in other bytes: the corners decide.
+            false => verdict.note("digest", format!("{file} is another file than the hub's ({start}..{end})")),
+        }
+    }
+    Ok(())
+}
+
+/// ESM-2's frequencies are read from the file, where they are rounded to binary16; others are other angles.
+fn rotary(model: &EncoderModel, verdict: &mut Verdict) -> Result<(), RuntimeError> {
+    let tensor = "encoder.layer.0.attention.self.rotary_embeddings.inv_freq";
+    let Some(wanted) = derived(&model.encoder, tensor) else { return Ok(()) };
+    let Some(name) = model.find(tensor) else {
+        verdict.note("rotary", "the file has no frequencies; they are computed and rounded to binary16");
+        return Ok(());
+    };
+    let mut found = vec![0.0; wanted.len()];
+    model.weights.read_f32(&name, 0..wanted.len() as u64, &mut found)?;
+    let relative = found.iter().zip(&wanted).map(|(f, w)| ((f - w) / w).abs()).fold(0.0, f32::max);
+    let detail = format!("frequencies {relative:.1e} off theta 10000 rounded to binary16");
+    match relative {
+        0.0 => verdict.add("rotary", true, detail),
+        // Not rounded: binary16 has 11 bits.
+        r if r <= 1.0 / 2048.0 => verdict.note("rotary", detail + ": not rounded, as no released file is"),
+        _ => verdict.add("rotary", false, detail),
+    }
+    Ok(())
+}
+
+/// Published values of a released model of these sizes.
+fn corners(model: &EncoderModel, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), RuntimeError> {
+    let ids: Vec<&str> = released(&model.encoder).collect();
+    let facts = RELEASED.iter().filter(|facts| ids.contains(&facts.id));
+    for Corner { ids, of_logits, values } in facts.flat_map(|facts| facts.corners) {
+        let answer = runner.answer(ids)?;
+        let (rows, what) = match of_logits {
+            true => (&answer.logits, "logits"),
+            false => (&answer.hidden, "hidden states"),
+        };
+        let columns = rows.len() / ids.len();
+        let found: Vec<f32> =
+            rows.chunks(columns.max(1)).take(3).flat_map(|row| row.iter().take(3)).copied().collect();
+        let difference = worst(&found, &values.concat());
+        verdict.near("published", &format!("{what} of the released model"), difference, CORNER_BOUND);
+    }
+    Ok(())
+}
+
+/// Answers of a reference implementation that lie beside the weights.
+fn answers(golden: &Golden, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), RuntimeError> {
+    let found = runner.answers(golden.sequences.iter().map(|s| &s.tokens[..]))?;
+    for (output, of) in [
+        ("hidden", (|a: &Answer| &a.hidden) as fn(&Answer) -> &Vec<f32>),
+        ("mean", |a| &a.mean),
+        ("logits", |a| &a.logits),
+    ] {
+        let (mut count, mut difference) = (0, 0f32);
+        for (sequence, answer) in golden.sequences.iter().zip(&found) {
+            if let Some(wanted) = golden.answer(&sequence.name, output)? {
+                difference = difference.max(worst(of(answer), &wanted));
+                count += 1;
+            }
+        }
+        if count > 0 {
+            verdict.near(
+                "answers",
+                &format!("{output} of {count} sequences beside the weights"),
+                difference,
+                ANSWER_BOUND,
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Alone, together and in reverse: the same bits, and all of them numbers.
+fn company(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Result<(), RuntimeError> {
+    let together = runner.answers(own.iter().map(|s| &s.tokens[..]))?;
+    let mut reversed = runner.answers(own.iter().rev().map(|s| &s.tokens[..]))?;
+    reversed.reverse();
+    let bits = |answer: &Answer| answer.values().map(f32::to_bits).collect::<Vec<_>>();
+    let mut differ = vec![];
+    for ((sequence, answer), other) in own.iter().zip(&together).zip(&reversed) {
+        let alone = runner.answer(&sequence.tokens)?;
+        if bits(&alone) != bits(answer) || bits(&alone) != bits(other) {
+            differ.push(&*sequence.name);
+        }
+    }
+    let broken: usize = together.iter().map(|a| a.values().filter(|x| !x.is_finite()).count()).sum();
+    let count = own.len();
+    verdict.add("finite", broken == 0, format!("{broken} values of {count} answers are no finite numbers"));
+    let detail = match differ.is_empty() {
+        true => format!("{count} sequences alone, together and reversed: the same bits"),
+        false => format!("in other company {} has other bits", differ.join(", ")),
+    };
+    verdict.add("company", differ.is_empty(), detail);
+    Ok(())
+}
+
+/// A trained model names most residues that it sees; how many of those that it does not see is told.
+fn language(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Result<(), RuntimeError> {
+    // One residue in seven, as many as training masks.
+    const EVERY: usize = 7;
+    let proteins = own.iter().filter(|s| facts::PROTEINS.iter().any(|(name, _)| *name == s.name));
+    let (mut seen, mut masked) = ((0, 0), (0, 0));
+    for Sequence { tokens, .. } in proteins {
+        let residues = 1..tokens.len() - 1;
+        let answer = runner.answer(tokens)?;
+        count(&answer, tokens, residues.clone(), &mut seen);
+        let hidden = residues.skip(EVERY / 2).step_by(EVERY);
+        let mut input = tokens.clone();
+        hidden.clone().for_each(|at| input[at] = esm::MASK);
+        let answer = runner.answer(&input)?;
+        count(&answer, tokens, hidden, &mut masked);
+    }
+    let share = seen.0 as f64 / f64::from(seen.1.max(1));
+    let detail =
+        format!("{} of {} residues of known proteins are named, more than half is needed", seen.0, seen.1);
+    verdict.add("language", share > facts::MOST, detail);
+    verdict.note(
+        "masked",
+        format!("{} of {} masked residues are named; chance is about 1 in 20", masked.0, masked.1),
+    );
+    Ok(())
+}
+
+/// Adds (right, all) of the most likely letters at `places`.
+fn count(answer: &Answer, wanted: &[i32], places: impl Iterator<Item = usize>, (right, all): &mut (u32, u32)) {
+    let columns = answer.logits.len() / wanted.len();
+    for at in places {
+        let row = &answer.logits[at * columns..(at + 1) * columns];
+        let letters = (0..columns).filter(|&t| esm::letter(t as i32).is_some());
+        let best = letters.max_by(|&a, &b| row[a].total_cmp(&row[b]));
+        *right += u32::from(best == Some(wanted[at] as usize));
+        *all += 1;
+    }
+}
+
+/// The test files' side that belongs to a model, for models of the size that made them.
+fn references(model: &EncoderModel, options: &Options) -> Result<Vec<Reference>, RuntimeError> {
+    let side = match (&model.tokenizer, model.encoder.hidden_size()) {
+        (Tokenizer::Bpe(_), DNA_WIDTH) => Side::Dna,
+        (Tokenizer::Esm, PROTEIN_WIDTH) => Side::Protein,
+        (Tokenizer::Bpe(_) | Tokenizer::Esm, _) => return Ok(vec![]),
+    };
+    let Some(folder) = &options.reference else { return Ok(vec![]) };
+    let mut references = vec![];
+    for set in sets(folder)? {
+        let mut sequences = vec![];
+        for (name, letters) in set.sequences(side)? {
+            let mut tokens = vec![];
+            model.tokenizer.encode(&letters, &mut tokens)?;
+            sequences.push(Sequence { name, letters, tokens });
+        }
+        let wanted = set.embeddings(side)?.unwrap_or_default();
+        references.push(Reference { side, name: set.name, sequences, wanted });
+    }
+    Ok(references)
+}
+
+/// One of VirNucPro's test files, for one encoder.
+struct Reference {
+    side: Side,
+    name: String,
+    sequences: Vec<Sequence>,
+    wanted: Vec<(String, Vec<f32>)>,
+}
+
+impl Reference {
+    fn check(&self, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), RuntimeError> {
+        let found = runner.answers(self.sequences.iter().map(|s| &s.tokens[..]))?;
+        let (mut vectors, mut anchors) = ((0, 0f32), (0, 0f32, 0f32));
+        for (sequence, Answer { mean, .. }) in self.sequences.iter().zip(&found) {
+            if let Some((_, wanted)) = self.wanted.iter().find(|(id, _)| *id == sequence.name) {
+                vectors = (vectors.0 + 1, vectors.1.max(worst(mean, wanted)));
+            }
+            if let Some(anchor) = ANCHORS.iter().find(|anchor| anchor.id == sequence.name) {
+                let (first, sum, norm) = match self.side {
+                    Side::Dna => anchor.dna,
+                    Side::Protein => anchor.protein,
+                };
+                let values = mean.iter().map(|&x| f64::from(x));
+                let totals = [values.clone().sum(), values.map(|x| x * x).sum::<f64>().sqrt()];
+                let difference = worst(&mean[..3], &first);
+                let total = worst(&totals.map(|x| x as f32), &[sum, norm]);
+                anchors = (anchors.0 + 1, anchors.1.max(difference), anchors.2.max(total));
+            }
+        }
+        if vectors.0 > 0 {
+            verdict.near("reference", &format!("{}: {} means", self.name, vectors.0), vectors.1, MEAN_BOUND);
+        }
+        if anchors.0 > 0 {
+            let what = format!("{}: first values of {} means", self.name, anchors.0);
+            verdict.near("anchors", &what, anchors.1, MEAN_BOUND);
+            verdict.near("anchors", &format!("{}: their sums and norms", self.name), anchors.2, SUM_BOUND);
+        }
+        if vectors.0 + anchors.0 == 0 {
+            verdict.note("reference", format!("{}: none of its sequences has a known answer", self.name));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,244 @@
+//! What is checked of VirNucPro's head. Invariant: it gets embeddings that are given, so its verdict does not depend
+//! on the encoders'.
+
+use super::encoder::Opened;
+use super::facts::{ANCHORS, DNA_WIDTH, PROTEIN_WIDTH, SCORE_BOUND};
+use super::reference::merged_sets;
+use super::{Options, Verdict, chain, distance, worst};
+use data::weights::Weights;
+use exec::Executor;
+use graph::{Bounds, Counts};
+use models::{HeadConfig, mlp_head};
+use plan::{PlanError, Policy, Program, compile};
+use runtime::session::load;
+use runtime::{HeadModel, RuntimeError, Settings};
+use std::fs;
+use std::path::Path;
+
+/// Rows of a step.
+const ROWS: u64 = 256;
+
+/// Rows of our own: more than a step, and no multiple of it.
+const OWN_ROWS: usize = 300;
+
+/// The chunk length that the published scores are for.
+const LENGTH: usize = 500;
+
+/// A head and its surroundings.
+pub(super) struct Subject<'a> {
+    pub(super) path: &'a Path,
+    pub(super) encoders: Encoders<'a>,
+    /// The folder that may hold answers.
+    pub(super) bundle: &'a Path,
+}
+
+/// What is known of a head's encoders.
+#[derive(Clone, Copy)]
+pub(super) enum Encoders<'a> {
+    /// The nucleotide and the protein encoder of its folder.
+    Opened(&'a Opened, &'a Opened),
+    /// Its folder should have both and has not, or they cannot be opened.
+    Missing,
+    /// The head was given alone.
+    Unknown,
+}
+
+/// The verdict on a head.
+pub(super) fn verify(subject: &Subject<'_>, options: &Options) -> Result<Verdict, RuntimeError> {
+    let mut verdict = Verdict::new(&subject.path.display().to_string());
+    let opened = match subject.encoders {
+        Encoders::Opened(dna, protein) => HeadModel::open(subject.path, dna.width, protein.width),
+        Encoders::Unknown => HeadModel::open_alone(subject.path),
+        Encoders::Missing => {
+            verdict.add("opens", false, "its encoders could not be opened, so its sizes are not known");
+            return Ok(verdict);
+        }
+    };
+    let head = match opened {
+        Ok(head) => head,
+        Err(error) => {
+            verdict.add("opens", false, chain(&error));
+            return Ok(verdict);
+        }
+    };
+    let HeadConfig { dna, protein, .. } = head.config;
+    verdict.about = match subject.encoders {
+        Encoders::Unknown => format!("VirNucPro's head of {} columns", dna + protein),
+        Encoders::Opened(..) | Encoders::Missing => format!("VirNucPro's head of {dna} + {protein} columns"),
+    };
+    let tensors = head.weights.tensors().count();
+    verdict.add("opens", true, format!("{tensors} tensors; {} hidden units", head.config.hidden));
+    variance(&head, &mut verdict)?;
+    let mut runner = Runner::start(&head, &options.settings)?;
+    answers(subject.bundle, &mut runner, &mut verdict)?;
+    reference(&head, options, &mut runner, &mut verdict)?;
+    company(&mut runner, &mut verdict)?;
+    let means = match subject.encoders {
+        Encoders::Opened(dna, protein) => dna.means.as_ref().zip(protein.means.as_ref()),
+        Encoders::Missing | Encoders::Unknown => None,
+    };
+    if let Some((dna, protein)) = means {
+        let wide = runner.scores(&paired(&dna.wide, &protein.wide))?;
+        let narrow = runner.scores(&paired(&dna.narrow, &protein.narrow))?;
+        distance::scores(&wide, &narrow, &mut verdict);
+    }
+    Ok(verdict)
+}
+
+/// Every sequence of the one encoder with every one of the other, as merged rows.
+fn paired(dna: &[Vec<f32>], protein: &[Vec<f32>]) -> Vec<f32> {
+    let rows = dna.iter().flat_map(|d| protein.iter().map(move |p| [&d[..], &p[..]].concat()));
+    rows.flatten().collect()
+}
+
+/// A variance below zero is none.
+fn variance(head: &HeadModel, verdict: &mut Verdict) -> Result<(), RuntimeError> {
+    let mut values = vec![0.0; head.config.hidden as usize];
+    head.weights.read_f32("bn1.running_var", 0..head.config.hidden, &mut values)?;
+    let bad = values.iter().filter(|x| !(x.is_finite() && **x >= 0.0)).count();
+    verdict.add("statistics", bad == 0, format!("{bad} running variances are negative or no numbers"));
+    Ok(())
+}
+
+/// `pipeline/*/golden.safetensors` beside the head: `merged` and the `scores` that belong to it.
+fn answers(bundle: &Path, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), RuntimeError> {
+    let folders = fs::read_dir(bundle.join("pipeline")).into_iter().flatten().flatten().map(|e| e.path());
+    let mut files: Vec<_> =
+        folders.map(|folder| folder.join("golden.safetensors")).filter(|f| f.exists()).collect();
+    files.sort();
+    for file in files {
+        let answers = Weights::open(&file)?;
+        let rows = answers.tensor("merged")?.shape().first().copied().unwrap_or(0);
+        let read = |name: &str, columns: u64| {
+            let n = answers.expect(name, &[rows, columns])?.elements();
+            let mut values = vec![0.0; n as usize];
+            answers.read_f32(name, 0..n, &mut values).map(|()| values)
+        };
+        let (merged, wanted) = (read("merged", runner.columns as u64)?, read("scores", 2)?);
+        let difference = worst(&runner.scores(&merged)?, &wanted);
+        let folder = file.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
+        verdict.near("answers", &format!("{rows} scores of {folder}"), difference, SCORE_BOUND);
+    }
+    Ok(())
+}
+
+/// The scores that VirNucPro computed from the merged embeddings of its own runs: those of its `prediction_results.txt`, or
+/// else the published ones of the head for 500 bases.
+fn reference(
+    head: &HeadModel,
+    options: &Options,
+    runner: &mut Runner,
+    verdict: &mut Verdict,
+) -> Result<(), RuntimeError> {
+    let Some(folder) = &options.reference else { return Ok(()) };
+    let columns = runner.columns;
+    for set in merged_sets(folder)? {
+        let name = &set.name;
+        let Some(rows) = set.merged()? else {
+            verdict.note("reference", format!("{name}: there is no output_1_merged.pt"));
+            continue;
+        };
+        if let Some((_, row)) = rows.iter().find(|(_, row)| row.len() != columns) {
+            let text = format!("{name}: its rows have {} columns, those of this head {columns}", row.len());
+            verdict.note("reference", text);
+            continue;
+        }
+        if let (Some(of_head), Some(of_set)) = (head.named_length(), set.length())
+            && of_head != of_set
+        {
+            let text = format!("{name}: its windows have {of_set} bases, this head is for {of_head}");
+            verdict.note("reference", text);
+            continue;
+        }
+        let printed = set.scores()?;
+        let published = |id: &str| {
+            let is_published = head.named_length().is_none_or(|length| length == LENGTH)
+                && columns as u64 == DNA_WIDTH + PROTEIN_WIDTH;
+            ANCHORS.iter().find(|anchor| is_published && anchor.id == id).map(|anchor| anchor.scores)
+        };
+        let (mut count, mut difference) = (0, 0f32);
+        for (id, row) in &rows {
+            let wanted = match &printed {
+                Some(scores) => scores.get(id).copied(),
+                None => published(id),
+            };
+            if let Some(wanted) = wanted {
+                difference = difference.max(worst(&runner.scores(row)?, &wanted));
+                count += 1;
+            }
+        }
+        match count {
+            0 => verdict.note("reference", format!("{name}: no scores of its {} rows are known", rows.len())),
+            _ => {
+                verdict.near("reference", &format!("{name}: {count} scores"), difference, SCORE_BOUND);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Scores are probabilities, and the same bits alone and together.
+fn company(runner: &mut Runner, verdict: &mut Verdict) -> Result<(), RuntimeError> {
+    let columns = runner.columns;
+    let mut state = 0u64;
+    let number = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    let rows: Vec<f32> = std::iter::repeat_with(number).take(OWN_ROWS * columns).collect();
+    let together = runner.scores(&rows)?;
+    let mut alone = vec![];
+    for row in rows.chunks(columns) {
+        alone.extend(runner.scores(row)?);
+    }
+    let off = together.chunks(2).map(|pair| (pair.iter().sum::<f32>() - 1.0).abs());
+    let off = off.fold(0.0, |worst: f32, d| if d.is_nan() { f32::INFINITY } else { worst.max(d) });
+    verdict.near("probabilities", &format!("sums of {OWN_ROWS} pairs of scores"), off, 1e-6);
+    let same = together.iter().map(|x| x.to_bits()).eq(alone.iter().map(|x| x.to_bits()));
+    let detail =
+        format!("{OWN_ROWS} rows alone and together: {}", if same { "the same bits" } else { "other bits" });
+    verdict.add("company", same, detail);
+    Ok(())
+}
+
+/// A running head.
+struct Runner {
+    executor: Executor,
+    dna: usize,
+    /// Of a merged row.
+    columns: usize,
+}
+
+impl Runner {
+    fn start(head: &HeadModel, settings: &Settings) -> Result<Self, RuntimeError> {
+        let graph = mlp_head(&head.config, Bounds { tokens: 1, sequences: ROWS, longest: 1 })
+            .map_err(|source| PlanError::Verify { after: "build", source })?;
+        let target = settings.target()?;
+        let plan = compile(&graph, &Policy::default(), &target)?;
+        let program = Program::new(target, vec![("head".to_owned(), plan)], vec![]).within(settings.line()?)?;
+        let mut executor = settings.start_one(program)?;
+        load(&mut executor, 0, |param, range, out| head.read(param, range, out))?;
+        let (dna, protein) = (head.config.dna as usize, head.config.protein as usize);
+        Ok(Self { executor, dna, columns: dna + protein })
+    }
+
+    /// Two scores for each merged row.
+    fn scores(&mut self, merged: &[f32]) -> Result<Vec<f32>, RuntimeError> {
+        let mut scores = vec![];
+        for rows in merged.chunks(ROWS as usize * self.columns) {
+            let halves = |dna: bool| -> Vec<f32> {
+                let cut = |row: &[f32]| if dna { row[..self.dna].to_vec() } else { row[self.dna..].to_vec() };
+                rows.chunks_exact(self.columns).flat_map(cut).collect()
+            };
+            let (dna, protein) = (halves(true), halves(false));
+            let count = rows.len() / self.columns;
+            self.executor.input_f32(0, "dna", &dna)?;
+            self.executor.input_f32(0, "protein", &protein)?;
+            self.executor.run(0, Counts { tokens: 1, sequences: count as u64 })?;
+            let mut step = vec![f32::NAN; 2 * count];
+            self.executor.output_f32(0, "scores", &mut step)?;
+            scores.extend(step);
+        }
+        Ok(scores)
+    }
+}

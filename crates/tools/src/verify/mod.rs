@@ -1,0 +1,268 @@
+//! `plimsoll verify`: known sequences through real weights, and what is known about the answers. The story: open
+//! each model, compare its sizes, files and numbers with what was published and with answers that lie beside it,
+//! and hold it to what must be true of any model. Invariant: a check passes or fails by a bound that stands here,
+//! never by one that a model brings; what is only told is neither.
+
+mod compute;
+mod distance;
+mod encoder;
+mod facts;
+mod head;
+mod reference;
+mod sequences;
+
+use data::printable::{Name, Place};
+use data::weights::HubEnv;
+use encoder::Opened;
+use runtime::model::HEAD_NAMES;
+use runtime::{HeadModel, Level, Observer, RuntimeError, Settings};
+use serde_json::{Value, json};
+use std::error::Error;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// What is asked.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// A folder with `dnabert_s/`, `esm2/` and its heads, or a model's folder.
+    pub weights: Option<PathBuf>,
+    /// Encoders: paths or hub ids.
+    pub models: Vec<String>,
+    /// Heads without their encoders: files.
+    pub heads: Vec<PathBuf>,
+    /// VirNucPro's own test files: sequences with their embeddings and scores.
+    pub reference: Option<PathBuf>,
+    /// The machine.
+    pub settings: Settings,
+}
+
+/// What was found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// A verdict for each model.
+    pub models: Vec<Verdict>,
+}
+
+/// What was found about one model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    /// As it was asked for.
+    pub model: String,
+    /// What it is.
+    pub about: String,
+    /// In the order in which they were made.
+    pub checks: Vec<Check>,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Check {
+    /// What it is about.
+    pub name: &'static str,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// The numbers.
+    pub detail: String,
+}
+
+/// How a check ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is as it must be.
+    Pass,
+    /// It is not.
+    Fail,
+    /// Worth knowing; nothing says what it must be.
+    Note,
+}
+
+/// Folders and files of a bundle, as `predict --weights` takes them.
+const DNA: &str = "dnabert_s";
+const PROTEIN: &str = "esm2";
+
+/// Verifies.
+pub fn verify(options: &Options, observer: &mut dyn Observer) -> Result<Report, RuntimeError> {
+    let mut story = Story { options, env: HubEnv::from_process(), observer, report: Report::default() };
+    if let Some(folder) = &options.weights {
+        story.folder(folder)?;
+    }
+    for model in &options.models {
+        story.encoder(model)?;
+    }
+    for path in &options.heads {
+        if !path.exists() {
+            return Err(RuntimeError::Refused(format!("--head {}: there is no such file", Place(path))));
+        }
+        let bundle = path.parent().unwrap_or(Path::new("."));
+        story.head(&head::Subject { path, encoders: head::Encoders::Unknown, bundle })?;
+    }
+    Ok(story.report)
+}
+
+struct Story<'a> {
+    options: &'a Options,
+    env: HubEnv,
+    observer: &'a mut dyn Observer,
+    report: Report,
+}
+
+impl Story<'_> {
+    /// One model's folder, or a bundle of three.
+    fn folder(&mut self, folder: &Path) -> Result<(), RuntimeError> {
+        if folder.join(runtime::hub::CONFIG).exists() {
+            return self.encoder(&folder.display().to_string()).map(drop);
+        }
+        let heads = HeadModel::in_folder(folder);
+        let [dna, protein] = [DNA, PROTEIN].map(|name| folder.join(name));
+        if heads.is_empty() && !dna.exists() && !protein.exists() {
+            return Err(RuntimeError::Refused(format!(
+                "--weights {}: there is nothing to verify in it; give a model's folder with its config.json, or a \
+                 folder with {DNA}/, {PROTEIN}/ and a head ({HEAD_NAMES})",
+                Place(folder)
+            )));
+        }
+        let dna = self.part(&dna)?;
+        let protein = self.part(&protein)?;
+        let encoders = match dna.as_ref().zip(protein.as_ref()) {
+            Some((dna, protein)) => head::Encoders::Opened(dna, protein),
+            None => head::Encoders::Missing,
+        };
+        if heads.is_empty() {
+            let mut verdict = Verdict::new(&folder.join("head.safetensors").display().to_string());
+            let text =
+                format!("there is no head; a folder of weights has all three models, the head as {HEAD_NAMES}");
+            verdict.add("opens", false, text);
+            self.report.models.push(verdict);
+        }
+        for path in &heads {
+            self.head(&head::Subject { path, encoders, bundle: folder })?;
+        }
+        Ok(())
+    }
+
+    fn head(&mut self, subject: &head::Subject<'_>) -> Result<(), RuntimeError> {
+        self.observer.say(Level::Info, &format!("verifying {}", Place(subject.path)));
+        self.report.models.push(head::verify(subject, self.options)?);
+        Ok(())
+    }
+
+    /// An encoder of a bundle.
+    fn part(&mut self, path: &Path) -> Result<Option<Opened>, RuntimeError> {
+        if path.exists() {
+            return self.encoder(&path.display().to_string());
+        }
+        // Not opened: a path that does not exist might be taken for a hub id.
+        let mut verdict = Verdict::new(&path.display().to_string());
+        verdict.add("opens", false, "it is not there; a folder of weights has all three models");
+        self.report.models.push(verdict);
+        Ok(None)
+    }
+
+    fn encoder(&mut self, model: &str) -> Result<Option<Opened>, RuntimeError> {
+        self.observer.say(Level::Info, &format!("verifying {model}"));
+        let (verdict, opened) = encoder::verify(model, self.options, &self.env, self.observer)?;
+        self.report.models.push(verdict);
+        Ok(opened)
+    }
+}
+
+impl Verdict {
+    fn new(model: &str) -> Self {
+        Self { model: model.to_owned(), about: "not opened".to_owned(), checks: vec![] }
+    }
+
+    fn add(&mut self, name: &'static str, passes: bool, detail: impl Into<String>) {
+        let outcome = if passes { Outcome::Pass } else { Outcome::Fail };
+        self.checks.push(Check { name, outcome, detail: detail.into() });
+    }
+
+    fn note(&mut self, name: &'static str, detail: impl Into<String>) {
+        self.checks.push(Check { name, outcome: Outcome::Note, detail: detail.into() });
+    }
+
+    /// The largest difference against a bound.
+    fn near(&mut self, name: &'static str, what: &str, worst: f32, bound: f32) {
+        self.add(name, worst <= bound, format!("{what}: off by {worst:.1e} at most, {bound:.0e} allowed"));
+    }
+
+    /// Whether nothing failed.
+    pub fn passes(&self) -> bool {
+        self.checks.iter().all(|check| check.outcome != Outcome::Fail)
+    }
+}
+
+/// The largest difference; infinite where the lengths differ or a value is no number.
+fn worst(found: &[f32], wanted: &[f32]) -> f32 {
+    if found.len() != wanted.len() {
+        return f32::INFINITY;
+    }
+    let differences = found.iter().zip(wanted).map(|(f, w)| (f - w).abs());
+    differences.fold(0.0, |worst, d| if d.is_nan() { f32::INFINITY } else { worst.max(d) })
+}
+
+/// An error with its causes, in one line.
+fn chain(error: &RuntimeError) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
+}
+
+impl Report {
+    /// Whether no check of any model failed.
+    pub fn passes(&self) -> bool {
+        self.models.iter().all(Verdict::passes)
+    }
+
+    /// The same as JSON.
+    pub fn to_json(&self) -> Value {
+        let check = |c: &Check| json!({"check": c.name, "outcome": c.outcome.word(), "detail": c.detail});
+        let model = |v: &Verdict| {
+            let checks: Vec<Value> = v.checks.iter().map(check).collect();
+            json!({"model": v.model, "about": v.about, "passes": v.passes(), "checks": checks})
+        };
+        let models: Vec<Value> = self.models.iter().map(model).collect();
+        json!({"plimsoll": env!("CARGO_PKG_VERSION"), "passes": self.passes(), "models": models})
+    }
+}
+
+impl Outcome {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Pass => "pass",
+            Self::Fail => "FAIL",
+            Self::Note => "note",
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for verdict in &self.models {
+            writeln!(f, "{}: {}", Name(&verdict.model), verdict.about)?;
+            for Check { name, outcome, detail } in &verdict.checks {
+                writeln!(f, "  {}  {name:<14}  {detail}", outcome.word())?;
+            }
+        }
+        let passed = self.models.iter().filter(|verdict| verdict.passes()).count();
+        let word = if self.passes() { "pass" } else { "FAIL" };
+        write!(f, "{word}: {passed} of {} models", self.models.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences() {
+        assert_eq!(worst(&[1.0, 2.0], &[1.5, 2.0]), 0.5);
+        assert_eq!(worst(&[], &[]), 0.0);
+        for (found, wanted) in [(&[1.0][..], &[][..]), (&[f32::NAN], &[1.0]), (&[f32::INFINITY], &[1.0])] {
+            assert_eq!(worst(found, wanted), f32::INFINITY);
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! VirNucPro's own test files, where the user has them: sequences, their embeddings, and what the head gets.
+//! Invariant: they are read as they are; a file that is there and cannot be understood is an error.
+
+use data::printable::Place;
+use data::sequence::Reader;
+use data::weights::{PtObject, Value, read_pt_object};
+use runtime::RuntimeError;
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+/// Which half of a file set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    /// DNABERT-S's.
+    Dna,
+    /// ESM-2's.
+    Protein,
+}
+
+/// One run of the original: `NAME_nucleotide`, `NAME_protein` and `NAME_merged`.
+pub(super) struct Set {
+    folder: PathBuf,
+    pub(super) name: String,
+}
+
+/// An id and its vector.
+pub(super) type Row = (String, Vec<f32>);
+
+/// The sets of a folder that an encoder's answers are in, by name.
+pub(super) fn sets(folder: &Path) -> Result<Vec<Set>, RuntimeError> {
+    sets_with(folder, "nucleotide")
+}
+
+/// The sets of a folder that a head's answers are in, by name.
+pub(super) fn merged_sets(folder: &Path) -> Result<Vec<Set>, RuntimeError> {
+    sets_with(folder, "merged")
+}
+
+/// The sets that have the folder `NAME_<part>`.
+fn sets_with(folder: &Path, part: &str) -> Result<Vec<Set>, RuntimeError> {
+    let entries = fs::read_dir(folder).map_err(RuntimeError::io(folder))?.flatten();
+    let suffix = format!("_{part}");
+    let names = entries.filter_map(|e| e.file_name().to_str()?.strip_suffix(&suffix).map(str::to_owned));
+    let mut sets: Vec<Set> = names.map(|name| Set { folder: folder.to_owned(), name }).collect();
+    sets.sort_by(|a, b| a.name.cmp(&b.name));
+    match sets.is_empty() {
+        true => Err(RuntimeError::Refused(format!(
+            "--reference {}: there is no NAME_{part}/ in it; give the folder in which VirNucPro has left its files",
+            Place(folder)
+        ))),
+        false => Ok(sets),
+    }
+}
+
+impl Set {
+    /// The sequences that an encoder got.
+    pub(super) fn sequences(&self, side: Side) -> Result<Vec<(String, Vec<u8>)>, RuntimeError> {
+        let records = Reader::open([self.path(side).join("output_1.fa")])?.records();
+        records.map(|record| record.map(|r| (r.id, r.seq)).map_err(RuntimeError::from)).collect()
+    }
+
+    /// What the encoder made of them, where that file is there.
+    pub(super) fn embeddings(&self, side: Side) -> Result<Option<Vec<Row>>, RuntimeError> {
+        let name = match side {
+            Side::Dna => "output_1_DNABERT_S.pt",
+            Side::Protein => "output_1_ESM.pt",
+        };
+        let path = self.path(side).join(name);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let object = read_pt_object(&path)?;
+        let rows = match side {
+            Side::Dna => labelled(object.root()),
+            Side::Protein => listed(&object),
+        };
+        rows.map(Some).ok_or_else(|| unreadable(&path))
+    }
+
+    /// What the head got: a row of both embeddings for each id. `None` where there is no such file.
+    pub(super) fn merged(&self) -> Result<Option<Vec<Row>>, RuntimeError> {
+        let mut rows = None;
+        for number in 1.. {
+            let path = self.in_merged(&format!("output_{number}_merged.pt"));
+            if !path.exists() {
+                break;
+            }
+            let object = read_pt_object(&path)?;
+            let more = matrix(&object).ok_or_else(|| unreadable(&path))?;
+            rows.get_or_insert_with(Vec::new).extend(more);
+        }
+        Ok(rows)
+    }
+
+    /// The scores that VirNucPro's head gave, by id. `None` where there is no such file.
+    pub(super) fn scores(&self) -> Result<Option<HashMap<String, [f32; 2]>>, RuntimeError> {
+        let path = self.in_merged("prediction_results.txt");
+        if !path.exists() {
+            return Ok(None);
+        }
+        let file = File::open(&path).map_err(RuntimeError::io(&path))?;
+        let mut scores = HashMap::new();
+        for (number, line) in BufReader::new(file).lines().enumerate() {
+            let line = line.map_err(RuntimeError::io(&path))?;
+            let row = || {
+                let mut cells = line.split('\t');
+                let id = cells.next()?.to_owned();
+                let [_, first, second] = [cells.next()?, cells.next()?, cells.next()?];
+                Some((id, [first.parse().ok()?, second.parse().ok()?]))
+            };
+            match row() {
+                Some((id, pair)) => {
+                    scores.insert(id, pair);
+                }
+                // The names of the columns.
+                None if number == 0 => {}
+                None => {
+                    return Err(RuntimeError::Refused(format!(
+                        "{}, line {}: not an id, a prediction and two scores, as VirNucPro writes them there",
+                        Place(&path),
+                        number + 1
+                    )));
+                }
+            }
+        }
+        Ok(Some(scores))
+    }
+
+    /// The bases of a window, from the name of the file of windows beside the folders: `NAME_chunked500.fa`.
+    pub(super) fn length(&self) -> Option<usize> {
+        let prefix = format!("{}_chunked", self.name);
+        let mut names = fs::read_dir(&self.folder).ok()?.flatten().map(|entry| entry.file_name());
+        names.find_map(|name| name.to_str()?.strip_prefix(&prefix)?.strip_suffix(".fa")?.parse().ok())
+    }
+
+    fn in_merged(&self, file: &str) -> PathBuf {
+        self.folder.join(format!("{}_merged", self.name)).join(file)
+    }
+
+    fn path(&self, side: Side) -> PathBuf {
+        let side = match side {
+            Side::Dna => "nucleotide",
+            Side::Protein => "protein",
+        };
+        self.folder.join(format!("{}_{side}", self.name))
+    }
+}
+
+fn unreadable(path: &Path) -> RuntimeError {
+    RuntimeError::Refused(format!("{}: it does not hold what VirNucPro writes there", Place(path)))
+}
+
+/// `{data: [{label, mean_representation: [float]}]}`.
+fn labelled(root: Value<'_>) -> Option<Vec<Row>> {
+    let row = |item: Value<'_>| {
+        let values = item.get("mean_representation")?.items();
+        let values: Option<Vec<f32>> = values.map(|v| Some(v.as_f64()? as f32)).collect();
+        Some((item.get("label")?.as_str()?.to_owned(), values?))
+    };
+    root.get("data")?.items().map(row).collect()
+}
+
+/// `{proteins: [id], data: [tensor]}`.
+fn listed(object: &PtObject) -> Option<Vec<Row>> {
+    let (ids, data) = (object.root().get("proteins")?, object.root().get("data")?);
+    let same = ids.items().len() == data.items().len();
+    let row =
+        |(id, tensor): (Value<'_>, Value<'_>)| Some((id.as_str()?.to_owned(), object.read_f32(tensor).ok()?));
+    ids.items().zip(data.items()).map(row).collect::<Option<Vec<Row>>>().filter(|_| same)
+}
+
+/// `{ids: [id], data: tensor (n, columns)}`.
+fn matrix(object: &PtObject) -> Option<Vec<Row>> {
+    let (ids, data) = (object.root().get("ids")?, object.root().get("data")?);
+    let values = object.read_f32(data).ok()?;
+    if values.is_empty() && ids.items().len() == 0 {
+        return Some(vec![]);
+    }
+    let columns = values.len().checked_div(ids.items().len()).filter(|&columns| columns > 0)?;
+    let row = |(id, values): (Value<'_>, &[f32])| Some((id.as_str()?.to_owned(), values.to_vec()));
+    ids.items().zip(values.chunks(columns)).map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::facts::{ANCHORS, DNA_WIDTH, MEAN_BOUND, PROTEIN_WIDTH, SUM_BOUND};
+    use super::*;
+
+    fn close(row: &[f32], (first, sum, norm): &([f32; 3], f32, f32)) {
+        let values = row.iter().map(|&x| f64::from(x));
+        let found = [values.clone().sum::<f64>(), values.map(|x| x * x).sum::<f64>().sqrt()];
+        assert!(row.iter().zip(first).all(|(x, y)| (x - y).abs() < MEAN_BOUND / 10.0), "{first:?}");
+        let totals = found.iter().zip([sum, norm]);
+        assert!(totals.into_iter().all(|(x, y)| (x - f64::from(*y)).abs() < f64::from(SUM_BOUND) / 10.0));
+    }
+
+    #[test]
+    fn the_anchors_are_those_of_the_files() {
+        let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+        let Some(folder) = above.map(|a| a.join("shared/real/virnucpro")).find(|f| f.is_dir()) else {
+            println!("skipped: VirNucPro's test files are not there");
+            return;
+        };
+        let mut anchors = 0;
+        for set in sets(&folder).expect("sets") {
+            let [dna, protein] = [Side::Dna, Side::Protein].map(|side| {
+                let (ids, rows) =
+                    (set.sequences(side).expect("sequences"), set.embeddings(side).expect("rows"));
+                let mut rows = rows.expect("embeddings");
+                assert_eq!(ids.len(), rows.len());
+                rows.sort_by(|a, b| a.0.cmp(&b.0));
+                rows
+            });
+            for (id, row) in set.merged().expect("rows").expect("merged") {
+                let of = |rows: &[Row]| rows.iter().find(|(other, _)| *other == id).expect("a row").1.clone();
+                let (dna, protein) = (of(&dna), of(&protein));
+                assert_eq!((dna.len() as u64, protein.len() as u64), (DNA_WIDTH, PROTEIN_WIDTH));
+                assert_eq!(row, [&dna[..], &protein].concat());
+                let anchor = ANCHORS.iter().find(|anchor| anchor.id == id).expect("an anchor");
+                close(&dna, &anchor.dna);
+                close(&protein, &anchor.protein);
+                anchors += 1;
+            }
+        }
+        assert_eq!(anchors, ANCHORS.len());
+    }
+}

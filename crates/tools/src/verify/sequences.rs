@@ -1,0 +1,185 @@
+//! Sequences to ask a model about: our own, and those whose answers lie beside the weights. Invariant: they are the
+//! same each time, and what was tokenized can be read back.
+
+use super::Verdict;
+use super::facts::{ODD_PROTEINS, PROTEINS};
+use data::printable::Name;
+use data::sequence::Reader;
+use data::tokenize::esm;
+use data::weights::Weights;
+use runtime::{EncoderModel, RuntimeError, Tokenizer};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Something to ask about.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Sequence {
+    pub(super) name: String,
+    /// Empty where only tokens are known.
+    pub(super) letters: Vec<u8>,
+    pub(super) tokens: Vec<i32>,
+}
+
+/// Our own.
+pub(super) fn own(tokenizer: &Tokenizer) -> Result<Vec<Sequence>, RuntimeError> {
+    let letters: Vec<(String, Vec<u8>)> = match tokenizer {
+        Tokenizer::Esm => {
+            let all = PROTEINS.iter().chain(&ODD_PROTEINS);
+            all.map(|(name, letters)| ((*name).to_owned(), letters.as_bytes().to_vec())).collect()
+        }
+        Tokenizer::Bpe(_) => [1, 30, 150, 500].map(|n| (format!("{n} bases"), dna(n))).to_vec(),
+    };
+    let sequence = |(name, letters): (String, Vec<u8>)| {
+        let mut tokens = vec![];
+        tokenizer.encode(&letters, &mut tokens)?;
+        Ok(Sequence { name, letters, tokens })
+    };
+    letters.into_iter().map(sequence).collect()
+}
+
+/// Bases without a pattern (Knuth's linear congruential generator, the upper bits).
+fn dna(length: usize) -> Vec<u8> {
+    let mut state = length as u64;
+    let next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        b"ACGT"[(state >> 62) as usize]
+    };
+    std::iter::repeat_with(next).take(length).collect()
+}
+
+/// Tokens are letters again; of the released DNABERT models the special ones are known.
+pub(super) fn round_trip(
+    model: &EncoderModel,
+    is_released: bool,
+    verdict: &mut Verdict,
+) -> Result<(), RuntimeError> {
+    let own = own(&model.tokenizer)?;
+    let (mut tokens, mut letters, mut wrong) = (0, 0, vec![]);
+    for sequence in &own {
+        let inside = sequence.tokens.get(1..sequence.tokens.len() - 1).unwrap_or_default();
+        if read_back(&model.tokenizer, inside).as_deref() != Some(&*sequence.letters) {
+            wrong.push(&*sequence.name);
+        }
+        tokens += inside.len();
+        letters += sequence.letters.len();
+    }
+    let detail = match wrong.is_empty() {
+        true => format!(
+            "{} sequences can be read back; {:.2} letters a token",
+            own.len(),
+            letters as f64 / tokens as f64
+        ),
+        false => format!("what is read back is not {}", wrong.join(", ")),
+    };
+    verdict.add("tokens", wrong.is_empty(), detail);
+    if is_released && matches!(model.tokenizer, Tokenizer::Bpe(_)) {
+        let mut found = vec![];
+        model.tokenizer.encode(b"NN", &mut found)?;
+        let detail = format!("NN is {found:?}; [UNK] is 0, [CLS] 1, [SEP] 2 in the released tokenizer");
+        verdict.add("special tokens", found == [1, 0, 0, 2], detail);
+    }
+    Ok(())
+}
+
+fn read_back(tokenizer: &Tokenizer, tokens: &[i32]) -> Option<Vec<u8>> {
+    match tokenizer {
+        Tokenizer::Esm => tokens.iter().map(|&t| esm::letter(t)).collect(),
+        Tokenizer::Bpe(bpe) => {
+            let words: Option<Vec<String>> = tokens.iter().map(|&t| bpe.token(t)).collect();
+            words.map(|words| words.concat().into_bytes())
+        }
+    }
+}
+
+/// Answers beside the weights: `golden.safetensors` with `NAME.hidden`, `.mean` or `.logits`; the sequences are
+/// `NAME.ids` or `NAME.tokens` there, or records of FASTA files beside it.
+pub(super) struct Golden {
+    pub(super) sequences: Vec<Sequence>,
+    answers: Weights,
+}
+
+const GOLDEN: &str = "golden.safetensors";
+const OUTPUTS: [&str; 3] = [".hidden", ".mean", ".logits"];
+
+impl Golden {
+    /// Those of a model, if there are any.
+    pub(super) fn find(model: &EncoderModel, verdict: &mut Verdict) -> Result<Option<Self>, RuntimeError> {
+        let folder = model.weights.files().first().and_then(|file| file.parent());
+        // A file's name alone is one in the current folder.
+        let folder = folder.map(|folder| if folder.as_os_str().is_empty() { Path::new(".") } else { folder });
+        let Some(folder) = folder.filter(|folder| folder.join(GOLDEN).exists()) else { return Ok(None) };
+        let answers = Weights::open(&folder.join(GOLDEN))?;
+        let names = answers.tensors().map(|t| t.name());
+        let names: BTreeSet<&str> =
+            names.filter_map(|name| OUTPUTS.iter().find_map(|output| name.strip_suffix(output))).collect();
+        let records = records(folder)?;
+        let (mut sequences, mut same, mut without) = (vec![], (0, 0), vec![]);
+        for name in names {
+            let letters = records.iter().find(|(id, _)| id == name).map(|(_, letters)| letters.clone());
+            let mut tokens = vec![];
+            if let Some(letters) = &letters {
+                model.tokenizer.encode(letters, &mut tokens)?;
+            }
+            if let Some(ids) = ids(&answers, name)? {
+                if letters.is_some() {
+                    same = (same.0 + u32::from(ids == tokens), same.1 + 1);
+                }
+                tokens = ids;
+            }
+            match tokens.is_empty() {
+                true => without.push(name.to_owned()),
+                false => sequences.push(Sequence {
+                    name: name.to_owned(),
+                    letters: letters.unwrap_or_default(),
+                    tokens,
+                }),
+            }
+        }
+        if same.1 > 0 {
+            verdict.add(
+                "tokens",
+                same.0 == same.1,
+                format!("{} of {} sequences have the ids beside the weights", same.0, same.1),
+            );
+        }
+        if !without.is_empty() {
+            verdict.note(
+                "answers",
+                format!("{} in {GOLDEN}: there is no such sequence", Name(&without.join(", "))),
+            );
+        }
+        Ok(Some(Self { sequences, answers }))
+    }
+
+    /// An answer, if there is this one.
+    pub(super) fn answer(&self, name: &str, output: &str) -> Result<Option<Vec<f32>>, RuntimeError> {
+        let name = format!("{name}.{output}");
+        let Some(tensor) = self.answers.get(&name) else { return Ok(None) };
+        let mut values = vec![0.0; tensor.elements() as usize];
+        self.answers.read_f32(&name, 0..tensor.elements(), &mut values)?;
+        Ok(Some(values))
+    }
+}
+
+fn ids(answers: &Weights, name: &str) -> Result<Option<Vec<i32>>, RuntimeError> {
+    let tensor = ["ids", "tokens"].iter().find_map(|kind| answers.get(&format!("{name}.{kind}")));
+    let Some(tensor) = tensor else { return Ok(None) };
+    let mut ids = vec![0; tensor.elements() as usize];
+    answers.read_i64(tensor.name(), 0..tensor.elements(), &mut ids)?;
+    Ok(Some(ids.into_iter().map(|id| id as i32).collect()))
+}
+
+/// The records of all FASTA files of a folder.
+fn records(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, RuntimeError> {
+    let is_fasta = |path: &PathBuf| {
+        path.extension().is_some_and(|e| ["fa", "faa", "fna", "fasta"].iter().any(|f| e == *f))
+    };
+    let entries = fs::read_dir(folder).map_err(RuntimeError::io(folder))?.flatten().map(|e| e.path());
+    let mut files: Vec<PathBuf> = entries.filter(is_fasta).collect();
+    files.sort();
+    if files.is_empty() {
+        return Ok(vec![]);
+    }
+    Reader::open(files)?.records().map(|record| Ok(record.map(|r| (r.id, r.seq))?)).collect()
+}

@@ -1,0 +1,198 @@
+//! What `verify` finds: in the goldens nothing, in damaged or unreleased weights what is wrong with them.
+
+use crate::rig::{Folder, fixture};
+use data::weights::{StoredAs, TensorData, Weights, write_safetensors};
+use graph::Bounds;
+use models::{Encoder, Output, candidates};
+use plimsoll_tools::verify::{Options, Outcome, Report, verify};
+use runtime::{Precision, Settings, Silent};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn options() -> Options {
+    let settings = Settings { threads: 2, precision: Some(Precision::F32), ..Settings::default() };
+    Options { weights: None, models: vec![], heads: vec![], reference: None, settings }
+}
+
+fn folder(weights: &Path) -> Report {
+    verify(&Options { weights: Some(weights.to_owned()), ..options() }, &mut Silent)
+        .unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// (name, detail) of the checks that ended so, of all models.
+fn ended(report: &Report, outcome: Outcome) -> Vec<(&'static str, String)> {
+    let checks = report.models.iter().flat_map(|v| &v.checks).filter(|c| c.outcome == outcome);
+    checks.map(|c| (c.name, c.detail.clone())).collect()
+}
+
+fn failed(report: &Report) -> Vec<&'static str> {
+    ended(report, Outcome::Fail).into_iter().map(|(name, _)| name).collect()
+}
+
+/// A copy of the golden ESM-2 with one value of a tensor changed.
+fn damaged(folder: &Folder, tensor: &str, value: f32) -> PathBuf {
+    let to = folder.path("esm2");
+    fs::create_dir_all(&to).expect("a folder");
+    for entry in fs::read_dir(fixture("goldens/esm2")).expect("goldens").flatten() {
+        fs::copy(entry.path(), to.join(entry.file_name())).expect("copied");
+    }
+    let weights = Weights::open(&to.join("model.safetensors")).expect("weights");
+    let read = |name: &str, elements: u64| {
+        let mut values = vec![0.0; elements as usize];
+        weights.read_f32(name, 0..elements, &mut values).expect("read");
+        values
+    };
+    let mut all: BTreeMap<String, (Vec<u64>, Vec<f32>)> = weights
+        .tensors()
+        .filter(|t| t.dtype().is_float())
+        .map(|t| (t.name().to_owned(), (t.shape().to_vec(), read(t.name(), t.elements()))))
+        .collect();
+    all.get_mut(tensor).expect("a tensor").1[0] = value;
+    write(&to, &all, StoredAs::F32);
+    to
+}
+
+fn write(folder: &Path, tensors: &BTreeMap<String, (Vec<u64>, Vec<f32>)>, stored: StoredAs) {
+    let data = tensors.iter().map(|(name, (shape, data))| TensorData { name, shape, data });
+    let data: Vec<_> = data.collect();
+    write_safetensors(&folder.join("model.safetensors"), &data, &BTreeMap::new(), stored).expect("written");
+}
+
+/// A language model that names what it sees and knows nothing else: no layer adds anything, the embedding of a
+/// token is a unit vector.
+fn copying(folder: &Folder, config: &str) -> PathBuf {
+    let encoder = Encoder::from_json(config).expect("a configuration");
+    let bounds = Bounds { tokens: 1, sequences: 1, longest: 1 };
+    let graph = encoder.graph(bounds, &[Output::Hidden, Output::Logits]).expect("a graph");
+    let mut tensors = BTreeMap::new();
+    for piece in graph.params.iter().flat_map(|p| &p.pieces).filter(|p| !p.tensor.ends_with("inv_freq")) {
+        let columns = piece.shape.last().copied().unwrap_or(1);
+        let is_norm = piece.tensor.to_lowercase().contains("norm") && piece.tensor.ends_with("weight");
+        let is_unit = piece.tensor.contains("word_embeddings") || piece.tensor == "lm_head.dense.weight";
+        let value = |i: u64| f32::from(is_norm || (is_unit && i / columns == i % columns));
+        let values = (0..piece.shape.iter().product()).map(value).collect();
+        let name = candidates(&encoder, &piece.tensor).swap_remove(0);
+        tensors.insert(name, (piece.shape.clone(), values));
+    }
+    let to = folder.path("copying");
+    fs::create_dir_all(&to).expect("a folder");
+    fs::write(to.join("config.json"), config).expect("written");
+    write(&to, &tensors, StoredAs::F16);
+    to
+}
+
+fn golden_config() -> String {
+    fs::read_to_string(fixture("goldens/esm2/config.json")).expect("a golden")
+}
+
+#[test]
+fn the_goldens_pass() {
+    let report = folder(&fixture("goldens"));
+    assert_eq!(failed(&report), [""; 0], "{report}");
+    assert_eq!(report.models.len(), 3);
+    let passed = ended(&report, Outcome::Pass);
+    let about = |name: &str| passed.iter().filter(|(n, _)| *n == name).count();
+    // Hidden and mean of DNABERT-S, these and logits of ESM-2, two lengths of the head.
+    assert_eq!((about("answers"), about("company"), about("rotary")), (7, 3, 1), "{report}");
+    let ids = "7 of 7 sequences have the ids beside the weights".to_owned();
+    assert!(passed.contains(&("tokens", ids)), "{report}");
+    assert_eq!(report.to_json()["passes"], true);
+}
+
+#[test]
+fn the_goldens_pass_in_bf16_as_well() {
+    let settings = Settings { precision: Some(Precision::Bf16), ..options().settings };
+    let options = Options { weights: Some(fixture("goldens")), settings, ..options() };
+    let report = verify(&options, &mut Silent).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(failed(&report), [""; 0], "{report}");
+    let passed = ended(&report, Outcome::Pass);
+    let about = |name: &str| passed.iter().filter(|(n, _)| *n == name).count();
+    // Hidden states of both encoders, and the head's labels; the company of both precisions.
+    assert_eq!((about("distance"), about("answers"), about("company")), (3, 7, 5), "{report}");
+}
+
+#[test]
+fn damaged_weights_fail() {
+    let check = |tensor: &str, value: f32, wanted: &[&str]| {
+        let f = Folder::new(&format!("verify-{tensor}"));
+        let report = folder(&damaged(&f, tensor, value));
+        assert_eq!(failed(&report), wanted, "{tensor}: {report}");
+        assert!(!report.passes());
+    };
+    check("lm_head.bias", 0.5, &["answers"]);
+    check("esm.encoder.layer.0.LayerNorm.bias", 0.5, &["answers"; 3]);
+    check(
+        "esm.encoder.layer.1.output.dense.bias",
+        f32::NAN,
+        &["weights", "answers", "answers", "answers", "finite"],
+    );
+}
+
+#[test]
+fn a_language_model_names_what_it_sees() {
+    let f = Folder::new("verify-copying");
+    let report = folder(&copying(&f, &golden_config()));
+    assert_eq!(failed(&report), [""; 0], "{report}");
+    let named = "443 of 443 residues of known proteins are named, more than half is needed".to_owned();
+    assert!(ended(&report, Outcome::Pass).contains(&("language", named)), "{report}");
+    let notes = ended(&report, Outcome::Note);
+    assert!(
+        notes.iter().any(|(name, detail)| *name == "rotary" && detail.contains("no frequencies")),
+        "{report}"
+    );
+    let (_, masked) = notes.iter().find(|(name, _)| *name == "masked").expect("a note");
+    let right: u32 = masked.split(' ').next().and_then(|n| n.parse().ok()).expect("a number");
+    assert!(right < 20, "it cannot know what it does not see: {masked}");
+}
+
+#[test]
+fn other_weights_of_a_released_size_are_found() {
+    let f = Folder::new("verify-released");
+    let config = golden_config()
+        .replace("\"hidden_size\": 40", "\"hidden_size\": 320")
+        .replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 6")
+        .replace("\"num_attention_heads\": 5", "\"num_attention_heads\": 20")
+        .replace("\"intermediate_size\": 160", "\"intermediate_size\": 1280");
+    let report = folder(&copying(&f, &config));
+    assert_eq!(failed(&report), ["published"; 2], "{report}");
+    let notes = ended(&report, Outcome::Note);
+    assert!(notes.contains(&("sizes", "those of facebook/esm2_t6_8M_UR50D".to_owned())), "{report}");
+    assert!(
+        notes.iter().any(|(name, detail)| *name == "digest" && detail.contains("another file")),
+        "{report}"
+    );
+}
+
+#[test]
+fn what_is_missing_is_a_failure_of_that_model() {
+    let f = Folder::new("verify-missing");
+    fs::create_dir_all(f.path("esm2")).expect("a folder");
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(fixture("goldens/esm2").join(file), f.path("esm2").join(file)).expect("copied");
+    }
+    let report = folder(&f.0);
+    let passes: Vec<bool> = report.models.iter().map(|v| v.passes()).collect();
+    assert_eq!(passes, [false, false, false], "{report}");
+    // The golden ESM-2 has random weights, and here no answers that say so.
+    assert_eq!(failed(&report), ["opens", "language", "opens"], "{report}");
+    let model = fixture("goldens/dnabert_s").display().to_string();
+    let broken = f.write("broken.safetensors", "x").display().to_string();
+    let models = vec![model, broken];
+    let report = verify(&Options { models, ..options() }, &mut Silent).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(report.models.iter().map(|v| v.passes()).collect::<Vec<_>>(), [true, false], "{report}");
+    let empty = Options { weights: Some(f.path("nowhere")), ..options() };
+    let error = verify(&empty, &mut Silent).expect_err("nothing is there").to_string();
+    assert!(error.contains("there is nothing to verify in it"), "{error}");
+}
+
+#[test]
+fn the_cpu_refuses_what_it_does_not_compute_in() {
+    for (precision, name) in [(Precision::Tf32, "tf32"), (Precision::Fp16, "fp16"), (Precision::Fp8, "fp8")] {
+        let settings = Settings { precision: Some(precision), ..options().settings };
+        let models = vec![fixture("goldens/esm2").display().to_string()];
+        let error =
+            verify(&Options { models, settings, ..options() }, &mut Silent).expect_err(name).to_string();
+        assert!(error.contains(&format!("--precision {name}")) && error.contains("--device cuda"), "{error}");
+    }
+}
