@@ -5,13 +5,12 @@
 //! run left is unusable; 4 does not fit in memory; 130, 143 interrupted.
 #![forbid(unsafe_code)]
 
+mod error;
 mod flags;
 mod report;
 mod terminal;
 
 use clap::{Parser, Subcommand};
-use runtime::RuntimeError;
-use std::error::Error;
 use std::process::ExitCode;
 
 /// Finds viruses among DNA sequences and embeds DNA and proteins, under a memory line that is known before
@@ -79,7 +78,7 @@ fn main() -> ExitCode {
         Command::Man(command) => command.run(),
     };
     done.unwrap_or_else(|error| {
-        terminal::complain(&chain(&error));
+        terminal::complain(&error.to_string());
         ExitCode::from(error.exit_code())
     })
 }
@@ -94,20 +93,6 @@ fn said(error: &clap::Error) -> ExitCode {
         }
         false => ExitCode::from(u8::from(flags::print(text.trim_end()).is_err())),
     }
-}
-
-/// An error with its causes, a line each.
-fn chain(error: &RuntimeError) -> String {
-    let mut text = format!("error: {error}");
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text += &format!("\ncaused by: {error}");
-        cause = error.source();
-    }
-    if let Some(limit) = error.limit() {
-        text += &format!("\nlimit: {}", limit.text);
-    }
-    text
 }
 
 #[cfg(test)]

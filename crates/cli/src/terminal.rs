@@ -1,6 +1,7 @@
 //! What a user sees while a command runs. Invariant: standard output carries results only; all of this goes
 //! to standard error, and to the log file with the time.
 
+use crate::error::CliError;
 use indicatif::{ProgressBar, ProgressStyle};
 use runtime::{Level, Observer, Progress, RuntimeError, Trained, Transfer};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -56,7 +57,7 @@ const BETWEEN_LINES: Duration = Duration::from_secs(30);
 
 impl Terminal {
     /// Progress is a bar on a terminal, and now and then a line elsewhere.
-    pub fn new(loudness: Loudness, progress: bool, log: Option<&Path>) -> Result<Self, RuntimeError> {
+    pub fn new(loudness: Loudness, progress: bool, log: Option<&Path>) -> Result<Self, CliError> {
         let terminal = stderr().is_terminal();
         let open = |path: &Path| {
             let file = OpenOptions::new().create(true).append(true).open(path);
@@ -75,7 +76,7 @@ impl Terminal {
     }
 
     /// From now on a first Ctrl-C or SIGTERM asks the run to end, and a second one ends the process.
-    pub fn listen(&self) -> Result<(), RuntimeError> {
+    pub fn listen(&self) -> Result<(), CliError> {
         for signal in [SIGINT, SIGTERM] {
             let (asked, stop) = (Arc::new(AtomicBool::new(false)), Arc::clone(&self.stop));
             // In this order: the flag that the first one sets arms the second.

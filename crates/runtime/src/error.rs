@@ -13,7 +13,19 @@ use plan::PlanError;
 use std::fmt;
 use std::path::PathBuf;
 
-/// Why a story ended badly.
+/// An error that can end a command: it knows the command's exit code, and the limit of the system that caused it.
+///
+/// Every application has an error enum of its own, with its refusals as variants and [`RuntimeError`] as one of them.
+pub trait Failure: std::error::Error {
+    /// The exit code: 1 failure or bad input, 3 the output folder is unusable, 4 it does not fit in memory, 128 plus the
+    /// signal's number after a signal.
+    fn exit_code(&self) -> u8;
+
+    /// The system limit behind the error, such as a limit on address space.
+    fn limit(&self) -> Option<Limit>;
+}
+
+/// Why planning, starting or running a session failed.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum RuntimeError {
@@ -50,6 +62,11 @@ pub enum RuntimeError {
         /// Why.
         source: std::io::Error,
     },
+    /// A fault of this program.
+    Bug {
+        /// What should not have happened.
+        what: String,
+    },
     /// A request that contradicts itself, its models or its surroundings, and what to do.
     Refused(String),
     /// What an earlier run left cannot be used: it is of another run, or damaged.
@@ -63,18 +80,29 @@ pub enum RuntimeError {
     },
 }
 
-impl RuntimeError {
-    /// The exit code: 1 failure, 3 what an earlier run left is unusable, 4 does not fit in memory, 128 and the
-    /// signal's number after one.
-    pub fn exit_code(&self) -> u8 {
+impl Failure for DataError {
+    fn exit_code(&self) -> u8 {
+        match self.kind {
+            DataErrorKind::NoRoom(_) => 4,
+            _ if self.limit().is_some_and(|limit| limit.memory) => 4,
+            _ => 1,
+        }
+    }
+
+    fn limit(&self) -> Option<Limit> {
+        limits::behind(self)
+    }
+}
+
+impl Failure for RuntimeError {
+    fn exit_code(&self) -> u8 {
         match self {
             Self::Plan(PlanError::OverBudget(_)) | Self::Device(DeviceError::OutOfMemory { .. }) => 4,
-            Self::Data(DataError { kind: DataErrorKind::NoRoom(_), .. }) => 4,
+            Self::Data(error) => error.exit_code(),
             Self::Unusable(_) => 3,
             other if other.limit().is_some_and(|limit| limit.memory) => 4,
             Self::Interrupted { signal, .. } => 128 + signal,
-            Self::Data(_)
-            | Self::Weights(_)
+            Self::Weights(_)
             | Self::Config { .. }
             | Self::Plan(_)
             | Self::Device(_)
@@ -82,12 +110,12 @@ impl RuntimeError {
             | Self::Output(_)
             | Self::Io { .. }
             | Self::Thread { .. }
+            | Self::Bug { .. }
             | Self::Refused(_) => 1,
         }
     }
 
-    /// The limit of the system that caused it.
-    pub fn limit(&self) -> Option<Limit> {
+    fn limit(&self) -> Option<Limit> {
         match self {
             // It prints its cause itself, which is therefore not in the chain.
             Self::Io { source, .. } => limits::behind(source),
@@ -95,6 +123,13 @@ impl RuntimeError {
             Self::Plan(PlanError::OverBudget(_)) => limits::free_address_space().map(|_| limits::memory()),
             other => limits::behind(other),
         }
+    }
+}
+
+impl RuntimeError {
+    /// A fault of this program, of which `what` says what should not have happened.
+    pub fn bug(what: impl Into<String>) -> Self {
+        Self::Bug { what: what.into() }
     }
 
     /// The error of a thread that cannot be started, to map one of the system with.
@@ -122,6 +157,7 @@ impl fmt::Display for RuntimeError {
             Self::Output(e) => e.fmt(f),
             Self::Io { path, source } => write!(f, "{}: {source}", Place(path)),
             Self::Thread { name, .. } => write!(f, "the {name} thread cannot be started"),
+            Self::Bug { what } => write!(f, "{what}; this is a bug of ours"),
             Self::Refused(why) | Self::Unusable(why) => f.write_str(why),
             Self::Interrupted { kept, .. } => write!(f, "interrupted; {kept}"),
         }
@@ -141,6 +177,7 @@ impl std::error::Error for RuntimeError {
             Self::Thread { source, .. } => Some(source),
             Self::Verify(_)
             | Self::Io { .. }
+            | Self::Bug { .. }
             | Self::Refused(_)
             | Self::Unusable(_)
             | Self::Interrupted { .. } => None,

@@ -41,9 +41,10 @@ pub mod price;
 pub mod process;
 pub mod session;
 
+pub use data::limits::Limit;
 pub use data::printable::{Place, is_printable};
 pub use device::Device;
-pub use error::RuntimeError;
+pub use error::{Failure, RuntimeError};
 pub use exec::Machine;
 pub use exec::heap::{Heap, limit_slack};
 pub use fair_esm::Checkpoint;

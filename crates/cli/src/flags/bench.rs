@@ -2,8 +2,8 @@
 
 use super::machine::Machine;
 use super::{at_least, print};
+use crate::error::CliError;
 use clap::{ArgGroup, Args};
-use runtime::RuntimeError;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tools::bench::{Lengths, Request, Work, bench, calibrate};
@@ -99,7 +99,7 @@ fn repeats(text: &str) -> Result<u64, String> {
 
 impl Bench {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RuntimeError> {
+    pub fn run(self) -> Result<ExitCode, CliError> {
         let (settings, repeats) = (self.machine.settings_of_one()?, self.repeats as usize);
         if let Some(path) = &self.calibrate {
             let done = calibrate(path, &settings, repeats)?;

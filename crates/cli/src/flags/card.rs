@@ -1,8 +1,9 @@
 //! Flags about how a GPU is used. Invariant: none of them changes results; where the CPU computes they have no effect, so they
 //! are refused with `--device cpu`, and answered by one warning and recorded where `--device auto` took the CPU.
 
+use crate::error::{CliError, usage};
 use clap::Args;
-use runtime::{Device, RuntimeError};
+use runtime::Device;
 
 /// How a GPU is used.
 #[derive(Debug, Args)]
@@ -66,13 +67,13 @@ impl Card {
     ///
     /// # Errors
     /// One was given, and the CPU was asked for by name.
-    pub fn without_effect(&self, device: &Device, automatic: bool) -> Result<Vec<&'static str>, RuntimeError> {
+    pub fn without_effect(&self, device: &Device, automatic: bool) -> Result<Vec<&'static str>, CliError> {
         let given = match device {
             Device::Cpu => self.given(),
             Device::Machines(_) => vec![],
         };
         match given.first() {
-            Some(flag) if !automatic => Err(RuntimeError::Refused(format!(
+            Some(flag) if !automatic => Err(usage(format!(
                 "{flag} is about a GPU, and this run computes on the CPU; leave it away, or give --device cuda"
             ))),
             _ => Ok(given),

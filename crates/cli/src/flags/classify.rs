@@ -4,10 +4,11 @@ use super::embed::{letters, prefetch};
 use super::machine::{Machine, Sorting, Streaming};
 use super::print;
 use super::voice::Voice;
+use crate::error::CliError;
 use crate::report;
 use clap::Args;
 use embed::classify::{Options, classify};
-use runtime::{RuntimeError, Settings};
+use runtime::Settings;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -60,13 +61,13 @@ pub struct Classify {
 
 impl Classify {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RuntimeError> {
+    pub fn run(self) -> Result<ExitCode, CliError> {
         let mut terminal = self.voice.terminal()?;
         terminal.listen()?;
         let options = self.options()?;
         let done = classify(&options, &mut terminal);
         terminal.finish();
-        let report = done.inspect_err(|error| terminal.log(&crate::chain(error)))?;
+        let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.to_string()))?;
         if self.voice.json() {
             print(&format!("{:#}", report.to_json()))?;
         } else if !self.voice.quiet() {
@@ -75,7 +76,7 @@ impl Classify {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn options(&self) -> Result<Options, RuntimeError> {
+    fn options(&self) -> Result<Options, CliError> {
         Ok(Options {
             model: self.model.clone(),
             inputs: virus::files(&self.inputs)?,

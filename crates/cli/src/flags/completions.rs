@@ -3,9 +3,9 @@
 
 use super::print;
 use crate::Cli;
+use crate::error::CliError;
 use clap::{Args, CommandFactory};
 use clap_complete::{Shell, generate};
-use runtime::RuntimeError;
 use std::process::ExitCode;
 
 /// Print a script that completes commands and flags in your shell
@@ -31,7 +31,7 @@ pub struct Completions {
 
 impl Completions {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RuntimeError> {
+    pub fn run(self) -> Result<ExitCode, CliError> {
         let mut script = Vec::new();
         generate(self.shell, &mut Cli::command(), "plimsoll", &mut script);
         print(String::from_utf8_lossy(&script).trim_end())?;

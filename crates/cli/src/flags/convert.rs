@@ -2,8 +2,8 @@
 
 use super::print;
 use super::voice::Voice;
+use crate::error::CliError;
 use clap::Args;
-use runtime::RuntimeError;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tools::convert::{Options, convert};
@@ -33,12 +33,12 @@ pub struct Convert {
 
 impl Convert {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RuntimeError> {
+    pub fn run(self) -> Result<ExitCode, CliError> {
         let mut terminal = self.voice.terminal()?;
         let options = Options { input: self.input, output: self.output, force: self.force };
         let done = convert(&options, &mut terminal);
         terminal.finish();
-        let report = done.inspect_err(|error| terminal.log(&crate::chain(error)))?;
+        let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.to_string()))?;
         if self.voice.json() {
             print(&format!("{:#}", report.to_json()))?;
         } else if !self.voice.quiet() {

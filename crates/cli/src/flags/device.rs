@@ -2,7 +2,8 @@
 //! falls back, and says why.
 
 use super::card::Options;
-use runtime::{Device, RuntimeError};
+use crate::error::{CliError, usage};
+use runtime::Device;
 use std::sync::Arc;
 
 /// Where to compute.
@@ -38,26 +39,25 @@ impl DeviceName {
     }
 
     /// The devices, for commands that share their work among all of them.
-    pub fn open(&self, options: Options) -> Result<Device, RuntimeError> {
+    pub fn open(&self, options: Options) -> Result<Device, CliError> {
         match self {
             Self::Cpu => Ok(Device::Cpu),
             Self::Auto => auto(HowMany::All, options),
-            Self::AllCuda => Device::machines(all(options)?),
-            Self::Cuda(numbers) => Device::machines(named(numbers, options)?),
+            Self::AllCuda => Ok(Device::machines(all(options)?)?),
+            Self::Cuda(numbers) => Ok(Device::machines(named(numbers, options)?)?),
         }
     }
 
     /// The device, for commands that compute on one: of those that no number names, the first.
-    pub fn open_one(&self, options: Options) -> Result<Device, RuntimeError> {
+    pub fn open_one(&self, options: Options) -> Result<Device, CliError> {
         match self {
             Self::Cpu => Ok(Device::Cpu),
             Self::Auto => auto(HowMany::One, options),
-            Self::AllCuda => Device::machines(named(&[0], options)?.into_iter().map(first).collect()),
-            Self::Cuda(numbers) if numbers.len() > 1 => Err(RuntimeError::Refused(format!(
-                "this command computes on one device; give --device cuda:{}",
-                numbers[0]
-            ))),
-            Self::Cuda(numbers) => Device::machines(named(numbers, options)?),
+            Self::AllCuda => Ok(Device::machines(named(&[0], options)?.into_iter().map(first).collect())?),
+            Self::Cuda(numbers) if numbers.len() > 1 => {
+                Err(usage(format!("this command computes on one device; give --device cuda:{}", numbers[0])))
+            }
+            Self::Cuda(numbers) => Ok(Device::machines(named(numbers, options)?)?),
         }
     }
 }
@@ -65,7 +65,7 @@ impl DeviceName {
 type Gpu = Arc<dyn runtime::Machine>;
 
 /// The GPUs that can be used, as far as they are of one kind; the CPU where there is none. What is not used is said.
-fn auto(how_many: HowMany, options: Options) -> Result<Device, RuntimeError> {
+fn auto(how_many: HowMany, options: Options) -> Result<Device, CliError> {
     let (usable, unusable) = opened(how_many, gpus_there(), |ordinal| gpu(ordinal, options));
     let Some(one) = usable.first().cloned() else {
         if let Some(NoGpu { why, .. }) = unusable.iter().find(|no| !no.absent) {
@@ -77,13 +77,13 @@ fn auto(how_many: HowMany, options: Options) -> Result<Device, RuntimeError> {
         eprintln!("one GPU less: {why}");
     }
     if matches!(how_many, HowMany::One) {
-        return Device::machines(vec![first(one)]);
+        return Ok(Device::machines(vec![first(one)])?);
     }
     let (same, others): (Vec<Gpu>, Vec<Gpu>) = usable.into_iter().partition(|gpu| gpu.kind() == one.kind());
     for other in others {
         eprintln!("not computing on {}: it is of another kind than {}", other.name(), one.name());
     }
-    Device::machines(same)
+    Ok(Device::machines(same)?)
 }
 
 /// Opens so many of those that can be used, and no other: each takes memory of its card.
@@ -112,13 +112,13 @@ fn first(gpu: Gpu) -> Gpu {
 }
 
 /// All GPUs, each of which must be one that can be used.
-fn all(options: Options) -> Result<Vec<Gpu>, RuntimeError> {
+fn all(options: Options) -> Result<Vec<Gpu>, CliError> {
     let numbers: Vec<usize> = (0..gpus_there().max(1)).collect();
     named(&numbers, options)
 }
 
-fn named(numbers: &[usize], options: Options) -> Result<Vec<Gpu>, RuntimeError> {
-    let refused = |ordinal, NoGpu { why, .. }| RuntimeError::Refused(format!("--device cuda:{ordinal}: {why}"));
+fn named(numbers: &[usize], options: Options) -> Result<Vec<Gpu>, CliError> {
+    let refused = |ordinal, NoGpu { why, .. }| usage(format!("--device cuda:{ordinal}: {why}"));
     numbers.iter().map(|&ordinal| gpu(ordinal, options).map_err(|why| refused(ordinal, why))).collect()
 }
 

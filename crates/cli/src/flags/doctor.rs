@@ -1,8 +1,8 @@
 //! `plimsoll doctor`: the flags.
 
 use super::print;
+use crate::error::CliError;
 use clap::Args;
-use runtime::RuntimeError;
 use std::process::ExitCode;
 use tools::doctor::{Options, report};
 
@@ -20,7 +20,7 @@ pub struct Doctor {
 
 impl Doctor {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RuntimeError> {
+    pub fn run(self) -> Result<ExitCode, CliError> {
         let report = report(Options { gpus: super::device::gpus(), kernels: self.kernels })?;
         match self.json {
             true => print(&format!("{:#}", report.to_json()))?,

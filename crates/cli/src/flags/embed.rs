@@ -3,10 +3,11 @@
 use super::machine::{Machine, Sorting, Streaming};
 use super::voice::Voice;
 use super::{at_least_one, print};
+use crate::error::CliError;
 use crate::report;
 use clap::{Args, ValueEnum};
 use embed::{Destination, Format, Options, Pool, embed};
-use runtime::{RuntimeError, Settings};
+use runtime::Settings;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -113,13 +114,13 @@ pub(super) fn prefetch(text: &str) -> Result<u64, String> {
 
 impl Embed {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RuntimeError> {
+    pub fn run(self) -> Result<ExitCode, CliError> {
         let mut terminal = self.voice.terminal()?;
         terminal.listen()?;
         let options = self.options()?;
         let done = embed(&options, &mut terminal);
         terminal.finish();
-        let report = done.inspect_err(|error| terminal.log(&crate::chain(error)))?;
+        let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.to_string()))?;
         if self.voice.json() {
             print(&format!("{:#}", report.to_json()))?;
         } else if !self.voice.quiet() {
@@ -128,7 +129,7 @@ impl Embed {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn options(&self) -> Result<Options, RuntimeError> {
+    fn options(&self) -> Result<Options, CliError> {
         Ok(Options {
             model: self.model.clone(),
             inputs: virus::files(&self.inputs)?,

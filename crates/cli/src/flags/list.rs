@@ -1,8 +1,8 @@
 //! `plimsoll list`: the flags.
 
 use super::print;
+use crate::error::CliError;
 use clap::Args;
-use runtime::RuntimeError;
 use std::process::ExitCode;
 use tools::list;
 
@@ -20,7 +20,7 @@ pub struct List {
 
 impl List {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RuntimeError> {
+    pub fn run(self) -> Result<ExitCode, CliError> {
         let list = list::list()?;
         print(&if self.json { format!("{:#}", list.to_json()) } else { list.to_string() })?;
         Ok(ExitCode::SUCCESS)

@@ -3,8 +3,9 @@
 use super::at_least_one;
 use super::card::Card;
 use super::device::DeviceName;
+use crate::error::{CliError, usage};
 use clap::{Args, ValueEnum};
-use runtime::{Device, RuntimeError, Settings, Stream, machine};
+use runtime::{Device, Settings, Stream, machine};
 
 /// Flags about the machine.
 #[derive(Debug, Args)]
@@ -137,7 +138,7 @@ pub(super) fn threads(text: &str) -> Result<u64, String> {
 
 impl Machine {
     /// As `run` takes them, with so many steps open at a time.
-    pub fn settings(&self, depth: u64) -> Result<Settings, RuntimeError> {
+    pub fn settings(&self, depth: u64) -> Result<Settings, CliError> {
         self.settings_on(self.device.open(self.card.options(depth as usize))?)
     }
 
@@ -155,15 +156,15 @@ impl Machine {
     }
 
     /// The same for commands that compute on one device.
-    pub fn settings_of_one(&self) -> Result<Settings, RuntimeError> {
+    pub fn settings_of_one(&self) -> Result<Settings, CliError> {
         if self.host_memory.is_some() {
             let text = "--host-memory: this command has no line for the host; leave it away";
-            return Err(RuntimeError::Refused(text.to_owned()));
+            return Err(usage(text));
         }
         self.settings_on(self.device.open_one(self.card.options(DEPTH))?)
     }
 
-    fn settings_on(&self, device: Device) -> Result<Settings, RuntimeError> {
+    fn settings_on(&self, device: Device) -> Result<Settings, CliError> {
         let unused_flags = self.card.without_effect(&device, self.device == DeviceName::Auto)?;
         if !unused_flags.is_empty() {
             let flags = unused_flags.join(", ");
@@ -179,6 +180,7 @@ impl Machine {
         let host_memory = self.host_memory.as_deref().map(host).transpose()?;
         let threads = self.threads.map_or_else(machine::cores, |n| n as usize);
         let settings = Settings { threads, budget, host_memory, tokens: self.tokens, unused_flags, ..base };
-        settings.precision().map(|_| settings)
+        settings.precision()?;
+        Ok(settings)
     }
 }

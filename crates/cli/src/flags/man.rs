@@ -2,6 +2,7 @@
 
 use super::print;
 use crate::Cli;
+use crate::error::CliError;
 use clap::{Args, CommandFactory};
 use clap_mangen::Man as Page;
 use runtime::RuntimeError;
@@ -29,7 +30,7 @@ pub struct Man {
 
 impl Man {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RuntimeError> {
+    pub fn run(self) -> Result<ExitCode, CliError> {
         let output = self.output_dir.as_deref().unwrap_or(Path::new("standard output"));
         let pages = pages().map_err(at(output))?;
         let Some(folder) = self.output_dir else {

@@ -2,8 +2,8 @@
 
 use super::print;
 use super::voice::Voice;
+use crate::error::CliError;
 use clap::Args;
-use runtime::RuntimeError;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tools::merge::{Options, merge};
@@ -32,12 +32,12 @@ pub struct Merge {
 
 impl Merge {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RuntimeError> {
+    pub fn run(self) -> Result<ExitCode, CliError> {
         let mut terminal = self.voice.terminal()?;
         let options = Options { adapter: self.adapter, base: self.base, output: self.output };
         let done = merge(&options, &mut terminal);
         terminal.finish();
-        let report = done.inspect_err(|error| terminal.log(&crate::chain(error)))?;
+        let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.to_string()))?;
         if self.voice.json() {
             print(&format!("{:#}", report.to_json()))?;
         } else if !self.voice.quiet() {

@@ -21,12 +21,13 @@ pub mod verify;
 mod virnucpro;
 pub mod voice;
 
+use crate::error::CliError;
 use runtime::RuntimeError;
 use std::io::{ErrorKind, Write, stdout};
 
 /// Writes to standard output. A reader that went away, as `head` does, is no error. Names in the text come
 /// from files and must not command the terminal: what is not printable stands as an escape of JSON.
-pub fn print(text: &str) -> Result<(), RuntimeError> {
+pub fn print(text: &str) -> Result<(), CliError> {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
         match runtime::is_printable(c) || matches!(c, '\n' | '\t') {
@@ -37,7 +38,7 @@ pub fn print(text: &str) -> Result<(), RuntimeError> {
     let mut out = stdout().lock();
     match writeln!(out, "{shown}").and_then(|()| out.flush()) {
         Err(source) if source.kind() != ErrorKind::BrokenPipe => {
-            Err(RuntimeError::Io { path: "standard output".into(), source })
+            Err(RuntimeError::Io { path: "standard output".into(), source }.into())
         }
         Ok(()) | Err(_) => Ok(()),
     }

@@ -6,6 +6,7 @@ use super::device::DeviceName;
 use super::machine::{Precision, Streaming, threads};
 use super::predict::{ModelFlags, PREFETCH, length, usual_options};
 use super::{at_least_one, print};
+use crate::error::{CliError, usage};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, Command, Error, ValueEnum};
 use runtime::price::{self, Request};
@@ -179,13 +180,13 @@ fn orfs(text: &str) -> Result<f64, String> {
 
 impl Plan {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RuntimeError> {
+    pub fn run(self) -> Result<ExitCode, CliError> {
         let text = match (&self.train, &self.model) {
             _ if self.predict => self.prediction()?,
             (Some(path), _) => self.training(path)?,
             (None, Some(model)) => self.inference(model)?,
             (None, None) => {
-                return Err(RuntimeError::Refused("plan: give --model, --predict or --train".to_owned()));
+                return Err(usage("plan: give --model, --predict or --train"));
             }
         };
         print(text.trim_end())?;
@@ -193,7 +194,7 @@ impl Plan {
     }
 
     /// The plan of a step that embeds sequences.
-    fn inference(&self, model: &str) -> Result<String, RuntimeError> {
+    fn inference(&self, model: &str) -> Result<String, CliError> {
         let target = match (self.target(price::target)?, self.threads) {
             (target, Some(threads)) => price::with_threads(target, threads as usize)?,
             (target, None) => target,
@@ -222,7 +223,7 @@ impl Plan {
     }
 
     /// The plan of a whole prediction.
-    fn prediction(&self) -> Result<String, RuntimeError> {
+    fn prediction(&self) -> Result<String, CliError> {
         let Prediction { weights, dna_model, protein_model, head, length, input, read_length, orfs } =
             &self.prediction;
         let target = self.target(price::target)?;
@@ -248,7 +249,7 @@ impl Plan {
         let device = planned::device(target, PREFETCH as usize)?;
         if budget.is_none() && !is_sized && !matches!(device, Device::Cpu) {
             let text = format!("--target {name} says nothing of a card's memory; give --budget, such as 24GB");
-            return Err(RuntimeError::Refused(text));
+            return Err(usage(text));
         }
         let threads = self.threads.map_or_else(machine::cores, |n| n as usize);
         let settings = Settings {
@@ -268,13 +269,13 @@ impl Plan {
         };
         let planned = planned::plan(&request)?;
         match self.format() {
-            Format::Text => planned.to_text(),
+            Format::Text => Ok(planned.to_text()?),
             Format::Json => Ok(format!("{:#}", planned.to_json()?)),
         }
     }
 
     /// The plan of a training run.
-    fn training(&self, path: &Path) -> Result<String, RuntimeError> {
+    fn training(&self, path: &Path) -> Result<String, CliError> {
         let budget = self.budget.as_ref().map(|size| format!("memory.budget=\"{}\"", size.escape_default()));
         let flags: Vec<String> = self.set.iter().cloned().chain(budget).collect();
         let config = TrainConfig::read(path, &flags, &mut Silent)?;
@@ -282,24 +283,24 @@ impl Plan {
         let Some(size) = self.largest.map(Largest::size) else {
             let found = priced::found(&config, &target, &mut Silent)?;
             return match self.format() {
-                Format::Text => priced::to_text(&config, &found),
+                Format::Text => Ok(priced::to_text(&config, &found)?),
                 Format::Json => Ok(format!("{:#}", priced::to_json(&config, &found)?)),
             };
         };
         let budget = priced::budget(&config, &target)?;
         let largest = train::largest(&config, size, &target, budget, &mut Silent)?;
         match self.format() {
-            Format::Text => priced::largest_to_text(&largest),
+            Format::Text => Ok(priced::largest_to_text(&largest)?),
             Format::Json => Ok(format!("{:#}", priced::largest_to_json(&largest)?)),
         }
     }
 
     /// The GPU in place, or what `known` makes of the word.
-    fn target(&self, known: impl FnOnce(&str) -> Result<Target, RuntimeError>) -> Result<Target, RuntimeError> {
-        let Some(gpu) = in_place(&self.target) else { return known(&self.target) };
-        let refused = |why: String| RuntimeError::Refused(format!("--target {}: {why}", self.target));
+    fn target(&self, known: impl FnOnce(&str) -> Result<Target, RuntimeError>) -> Result<Target, CliError> {
+        let Some(gpu) = in_place(&self.target) else { return Ok(known(&self.target)?) };
+        let refused = |why: String| usage(format!("--target {}: {why}", self.target));
         match gpu.open_one(card::Options::default()).map_err(|error| refused(error.to_string()))? {
-            Device::Machines(machines) => Ok(machines[0].target()?),
+            Device::Machines(machines) => Ok(machines[0].target().map_err(RuntimeError::Device)?),
             Device::Cpu => Err(refused("there is no GPU".to_owned())),
         }
     }
@@ -309,7 +310,7 @@ impl Plan {
     }
 
     /// The graph after a pass, of the plan that the other formats print.
-    fn dump(&self, model: &str, pass: &str, mut request: Request) -> Result<String, RuntimeError> {
+    fn dump(&self, model: &str, pass: &str, mut request: Request) -> Result<String, CliError> {
         let program = price::program(model, &request)?;
         // The search builds graphs of other sizes and with other weights too; asked for these, there is one for each number of
         // lanes that is tried, the last of which fits.
@@ -329,9 +330,7 @@ impl Plan {
         })?;
         text.ok_or_else(|| {
             let passes = passes.join(", ");
-            RuntimeError::Refused(format!(
-                "--dump-after {pass}: there is no such pass here; there are {passes}"
-            ))
+            usage(format!("--dump-after {pass}: there is no such pass here; there are {passes}"))
         })
     }
 }

@@ -1,9 +1,9 @@
 //! `plimsoll plot`: the flags.
 
 use super::{at_least, print};
+use crate::error::{CliError, usage};
 use clap::{Args, ValueEnum};
 use plot::{Options, Output, plot};
-use runtime::RuntimeError;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -74,7 +74,7 @@ fn dpi(text: &str) -> Result<u32, String> {
 
 impl Plot {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RuntimeError> {
+    pub fn run(self) -> Result<ExitCode, CliError> {
         let output = self.output()?;
         let Self { results, records, width, dpi, force, .. } = self;
         let files = plot(&Options { results, records, output, width, dpi, force })?;
@@ -83,7 +83,7 @@ impl Plot {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn output(&self) -> Result<Output, RuntimeError> {
+    fn output(&self) -> Result<Output, CliError> {
         let path = self.output.clone().unwrap_or_else(|| default_folder(&self.results));
         let Some(format) = picture(&path) else {
             let mut formats: Vec<plot::Format> = self.format.iter().map(|format| format.kind()).collect();
@@ -96,14 +96,14 @@ impl Plot {
         let name = path.display();
         if self.format.iter().any(|other| other.kind() != format) {
             let text = format!("{name}: its name and --format contradict each other; give one of them");
-            return Err(RuntimeError::Refused(text));
+            return Err(usage(text));
         }
         if self.records.len() > 1 {
             let text = format!(
                 "{name} is one file, --record was given {} times; give -o a folder",
                 self.records.len()
             );
-            return Err(RuntimeError::Refused(text));
+            return Err(usage(text));
         }
         Ok(Output::File(path, format))
     }

@@ -4,11 +4,12 @@ use super::machine::{Machine, Sorting, Streaming};
 use super::virnucpro::VirnucproFlags;
 use super::voice::Voice;
 use super::{at_least, at_least_one, print};
+use crate::error::{CliError, usage};
 use crate::report;
 use crate::terminal::Terminal;
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
-use runtime::{HeadModel, Level, Observer, RuntimeError, Settings, machine};
+use runtime::{HeadModel, Level, Observer, Settings, machine};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -202,7 +203,7 @@ const MOST_SHARDS: u64 = 100_000;
 
 impl Predict {
     /// Runs the command.
-    pub fn run(mut self) -> Result<ExitCode, RuntimeError> {
+    pub fn run(mut self) -> Result<ExitCode, CliError> {
         self.take_foreign()?;
         let mut terminal = self.voice.terminal()?;
         terminal.listen()?;
@@ -212,7 +213,7 @@ impl Predict {
             false => predict(&options, &mut terminal).map(|report| vec![report]),
         };
         terminal.finish();
-        let reports = done.inspect_err(|error| terminal.log(&crate::chain(error)))?;
+        let reports = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.to_string()))?;
         for report in &reports {
             self.tell(report, &mut terminal)?;
         }
@@ -220,7 +221,7 @@ impl Predict {
     }
 
     /// Puts what flags of virnucpro-broad say in the place of ours.
-    fn take_foreign(&mut self) -> Result<(), RuntimeError> {
+    fn take_foreign(&mut self) -> Result<(), CliError> {
         self.virnucpro.refuse()?;
         let device = self.virnucpro.device(self.machine.device())?;
         self.machine.take(device, self.virnucpro.threads());
@@ -230,7 +231,7 @@ impl Predict {
         Ok(())
     }
 
-    fn tell(&self, report: &Report, terminal: &mut Terminal) -> Result<(), RuntimeError> {
+    fn tell(&self, report: &Report, terminal: &mut Terminal) -> Result<(), CliError> {
         if report.already_complete {
             let what = if report.shard.is_some() { "shard" } else { "result" };
             let text =
@@ -246,7 +247,7 @@ impl Predict {
         print(&report::predicted(report))
     }
 
-    fn options(&self) -> Result<Options, RuntimeError> {
+    fn options(&self) -> Result<Options, CliError> {
         let settings = Settings { stream: self.streaming.stream(), ..self.machine.settings(self.prefetch)? };
         let workers = self.dataloader_workers.map_or_else(|| usual_workers(&settings), |n| n as usize);
         let models = self.models.models(self.length)?;
@@ -325,23 +326,20 @@ pub(super) fn usual_options(
 
 impl ModelFlags {
     /// As `run` takes them: each flag by itself wins over the bundle.
-    pub(super) fn models(&self, length: Option<u64>) -> Result<Models, RuntimeError> {
+    pub(super) fn models(&self, length: Option<u64>) -> Result<Models, CliError> {
         let Self { weights, dna_model, protein_model, head } = self;
         let Some(bundle) = weights else {
             let Some(head) = head else {
                 if dna_model.is_some() || protein_model.is_some() {
                     let text = "encoders need the head that was trained with them: give --head too, such as \
                                 500_model.pth, or --weights with a folder of all";
-                    return Err(RuntimeError::Refused(text.to_owned()));
+                    return Err(usage(text));
                 }
                 return Ok(Models { dna: None, protein: None, head: None });
             };
             // Before gigabytes of encoders are fetched for it.
             if !head.exists() {
-                return Err(RuntimeError::Refused(format!(
-                    "--head {}: there is no such file",
-                    runtime::Place(head)
-                )));
+                return Err(usage(format!("--head {}: there is no such file", runtime::Place(head))));
             }
             let or_hub =
                 |model: &Option<String>, id: &str| Some(model.clone().unwrap_or_else(|| id.to_owned()));
@@ -365,13 +363,13 @@ const PROTEIN_ID: &str = "facebook/esm2_t36_3B_UR50D";
 
 /// An encoder's folder in the bundle. A missing one is an error here: a path that does not exist would be taken for a
 /// hub id.
-fn part(bundle: &Path, name: &str) -> Result<String, RuntimeError> {
+fn part(bundle: &Path, name: &str) -> Result<String, CliError> {
     let path = bundle.join(name);
     if path.exists() { Ok(path.display().to_string()) } else { Err(incomplete(bundle, name)) }
 }
 
 /// The head of a bundle, of which `length` chooses where there are several.
-fn bundled_head(bundle: &Path, length: Option<u64>) -> Result<PathBuf, RuntimeError> {
+fn bundled_head(bundle: &Path, length: Option<u64>) -> Result<PathBuf, CliError> {
     let mut heads = HeadModel::in_folder(bundle);
     let names = |heads: &[PathBuf]| {
         let names = heads.iter().filter_map(|path| path.file_name()).map(|name| name.to_string_lossy());
@@ -384,12 +382,12 @@ fn bundled_head(bundle: &Path, length: Option<u64>) -> Result<PathBuf, RuntimeEr
     match &heads[..] {
         [head] => Ok(head.clone()),
         [] if all.is_empty() => Err(incomplete(bundle, runtime::HEAD_NAMES)),
-        [] => Err(RuntimeError::Refused(format!(
+        [] => Err(usage(format!(
             "--weights {}: it holds {all}, and none for --length {}; leave --length out, or name a head with --head",
             runtime::Place(bundle),
             length.unwrap_or_default()
         ))),
-        _ => Err(RuntimeError::Refused(format!(
+        _ => Err(usage(format!(
             "--weights {}: it holds {}; choose with --length or --head",
             runtime::Place(bundle),
             names(&heads)
@@ -397,8 +395,8 @@ fn bundled_head(bundle: &Path, length: Option<u64>) -> Result<PathBuf, RuntimeEr
     }
 }
 
-fn incomplete(bundle: &Path, missing: &str) -> RuntimeError {
-    RuntimeError::Refused(format!(
+fn incomplete(bundle: &Path, missing: &str) -> CliError {
+    usage(format!(
         "--weights {}: there is no {missing} in it; a folder of weights holds dnabert_s/ ({DNA_ID} on the hub), esm2/ \
          ({PROTEIN_ID}) and a head ({}); --head 500_model.pth without --weights takes both encoders from the hub",
         runtime::Place(bundle),

@@ -3,9 +3,10 @@
 
 use super::print;
 use super::voice::Voice;
+use crate::error::CliError;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use runtime::{Level, Observer, Place, RuntimeError};
+use runtime::{Level, Observer, Place};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use train::config::schema::schema;
@@ -65,7 +66,7 @@ pub struct Train {
 
 impl Train {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RuntimeError> {
+    pub fn run(self) -> Result<ExitCode, CliError> {
         if let Some(path) = &self.from_config {
             return self.translate(path);
         }
@@ -86,7 +87,7 @@ impl Train {
         let done =
             train::train_with(&request, &mut |config, observer| train::open(config, observer), &mut terminal);
         terminal.finish();
-        let report = done.inspect_err(|error| terminal.log(&crate::chain(error)))?;
+        let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.to_string()))?;
         match (self.voice.json(), self.voice.quiet()) {
             (true, _) => print(&format!("{:#}", report.run_record))?,
             (false, true) => {}
@@ -104,8 +105,8 @@ impl Train {
     }
 
     /// The file, with the flags over it.
-    fn configuration(&self, path: &Path, observer: &mut dyn Observer) -> Result<TrainConfig, RuntimeError> {
-        TrainConfig::read(path, &self.flags(), observer)
+    fn configuration(&self, path: &Path, observer: &mut dyn Observer) -> Result<TrainConfig, CliError> {
+        Ok(TrainConfig::read(path, &self.flags(), observer)?)
     }
 
     /// The keys that flags state.
@@ -115,7 +116,7 @@ impl Train {
     }
 
     /// Prints the configuration of another trainer as one of ours.
-    fn translate(&self, path: &Path) -> Result<ExitCode, RuntimeError> {
+    fn translate(&self, path: &Path) -> Result<ExitCode, CliError> {
         let source = Source::ALL.into_iter().find(|source| Some(source.word()) == self.from_format.as_deref());
         let translated = translate(path, source, &self.flags())?;
         let mut terminal = self.voice.terminal()?;

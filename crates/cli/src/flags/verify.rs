@@ -3,8 +3,8 @@
 use super::machine::Machine;
 use super::print;
 use super::voice::Voice;
+use crate::error::CliError;
 use clap::Args;
-use runtime::RuntimeError;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tools::verify::{Options, verify};
@@ -45,7 +45,7 @@ pub struct Verify {
 
 impl Verify {
     /// Runs the command.
-    pub fn run(self) -> Result<ExitCode, RuntimeError> {
+    pub fn run(self) -> Result<ExitCode, CliError> {
         let mut terminal = self.voice.terminal()?;
         let settings = self.machine.settings_of_one()?;
         let options = Options {
@@ -57,7 +57,7 @@ impl Verify {
         };
         let done = verify(&options, &mut terminal);
         terminal.finish();
-        let report = done.inspect_err(|error| terminal.log(&crate::chain(error)))?;
+        let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.to_string()))?;
         if self.voice.json() {
             print(&format!("{:#}", report.to_json()))?;
         } else if !self.voice.quiet() {

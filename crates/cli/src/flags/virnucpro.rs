@@ -4,8 +4,8 @@
 
 use super::device::DeviceName;
 use super::machine::threads;
+use crate::error::{CliError, usage};
 use clap::Args;
-use runtime::RuntimeError;
 use std::path::PathBuf;
 
 /// Flags of virnucpro-broad.
@@ -79,7 +79,7 @@ fn gpus(list: &str) -> Result<DeviceName, String> {
 
 impl VirnucproFlags {
     /// Refuses flags that have no meaning here, each with what to use instead.
-    pub fn refuse(&self) -> Result<(), RuntimeError> {
+    pub fn refuse(&self) -> Result<(), CliError> {
         let tokens =
             "steps are as large as fits --memory-budget; --tokens N sets their tokens for both encoders";
         let precise = "--precision f32 computes as the original does";
@@ -97,7 +97,7 @@ impl VirnucproFlags {
             (self.no_persistent_models, "--no-persistent-models", stages),
         ];
         match table.into_iter().find(|(given, ..)| *given) {
-            Some((_, flag, instead)) => Err(RuntimeError::Refused(format!(
+            Some((_, flag, instead)) => Err(usage(format!(
                 "{flag} is a flag of virnucpro-broad that has no meaning here: {instead}; leave {flag} out"
             ))),
             None => Ok(()),
@@ -109,8 +109,8 @@ impl VirnucproFlags {
     ///
     /// # Errors
     /// The head that the word stands for was not named: there is no folder of models beside the program.
-    pub fn length(&self, head: Option<&PathBuf>, has_weights: bool) -> Result<Option<u64>, RuntimeError> {
-        let refused = |text: &str| Err(RuntimeError::Refused(text.to_owned()));
+    pub fn length(&self, head: Option<&PathBuf>, has_weights: bool) -> Result<Option<u64>, CliError> {
+        let refused = |text: &str| Err(usage(text));
         match self.model_type.as_deref() {
             None => Ok(None),
             Some("custom") if head.is_none() => refused(
@@ -129,7 +129,7 @@ impl VirnucproFlags {
     ///
     /// # Errors
     /// --parallel, which stands for all GPUs, with a device that is not all of them.
-    pub fn device(&self, ours: &DeviceName) -> Result<Option<DeviceName>, RuntimeError> {
+    pub fn device(&self, ours: &DeviceName) -> Result<Option<DeviceName>, CliError> {
         let device = self.gpus.as_ref().or(self.d.as_ref());
         let one = match device.unwrap_or(ours) {
             DeviceName::Auto | DeviceName::AllCuda => false,
@@ -139,7 +139,7 @@ impl VirnucproFlags {
         if self.parallel && one {
             let text = "--parallel stands for several GPUs, and one device is named; give --device cuda for all GPUs, or \
                         leave --parallel out";
-            return Err(RuntimeError::Refused(text.to_owned()));
+            return Err(usage(text));
         }
         Ok(device.cloned())
     }

@@ -1,8 +1,8 @@
 //! Flags about what a command says, shared by the commands that take a while.
 
+use crate::error::CliError;
 use crate::terminal::{Loudness, Terminal};
 use clap::Args;
-use runtime::RuntimeError;
 use std::path::PathBuf;
 
 /// Flags about what is said.
@@ -32,7 +32,7 @@ pub struct Voice {
 
 impl Voice {
     /// The terminal that speaks so.
-    pub fn terminal(&self) -> Result<Terminal, RuntimeError> {
+    pub fn terminal(&self) -> Result<Terminal, CliError> {
         let loudness = match (self.quiet, self.verbose) {
             (true, _) => Loudness::Quiet,
             (false, true) => Loudness::Verbose,

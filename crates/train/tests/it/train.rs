@@ -10,7 +10,7 @@ use plimsoll_train::{
     Applied, Auxiliary, Ended, Evaluated, Found, Part, Report, Request, Resume, Stored, Taken, Trainable,
     train_with,
 };
-use runtime::{Level, Observer, Progress, RuntimeError, Trained};
+use runtime::{Failure, Level, Observer, Progress, RuntimeError, Trained};
 use serde_json::{Value, json};
 use std::fs;
 use std::ops::Range;

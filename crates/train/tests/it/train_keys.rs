@@ -8,7 +8,7 @@ use plimsoll_train::config::schema::{leaves, schema};
 use plimsoll_train::config::{ModelKind, TrainConfig};
 use plimsoll_train::schedule::{Rate, hyper};
 use plimsoll_train::{Request, Resume, feed, open, priced, train_with};
-use runtime::{RuntimeError, Silent};
+use runtime::{Failure, RuntimeError, Silent};
 use std::path::Path;
 
 /// What a key changes, and how that is looked at.

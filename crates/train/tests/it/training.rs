@@ -6,7 +6,7 @@ use crate::train::{Ear, bits, lines};
 use data::weights::{StoredAs, TensorData, Weights, write_safetensors};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::{Ended, Report, Request, Resume, open, priced, train_with};
-use runtime::{Level, Observer, Progress, RuntimeError, Silent};
+use runtime::{Failure, Level, Observer, Progress, RuntimeError, Silent};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -4,7 +4,7 @@ use crate::cards::Card;
 use crate::rig::{Folder, fixture, golden};
 use embed::{Destination, Pool, embed};
 use graph::Bytes;
-use runtime::{Device, Level, Machine, Observer, Precision, Progress, RuntimeError, Settings};
+use runtime::{Device, Failure, Level, Machine, Observer, Precision, Progress, RuntimeError, Settings};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -4,7 +4,7 @@
 use crate::cards::{Card, Memory};
 use crate::rig::{Folder, fixture, golden};
 use graph::Bytes;
-use runtime::{Device, Level, Machine, Observer, Precision, Progress, Settings};
+use runtime::{Device, Failure, Level, Machine, Observer, Precision, Progress, Settings};
 use std::path::Path;
 use std::sync::Arc;
 use virus::{self, predict};

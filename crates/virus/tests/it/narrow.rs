@@ -4,7 +4,7 @@
 use crate::resume::{Stopper, break_off_with_results, kept, options, reads, results, same, smallest, tight};
 use crate::rig::{Folder, golden, read, run};
 use cpu::Isa;
-use runtime::{Precision, Settings};
+use runtime::{Failure, Precision, Settings};
 use std::collections::BTreeMap;
 use std::path::Path;
 use virus::{Options, predict};

@@ -4,7 +4,7 @@
 use crate::rig::{Folder, fixture, golden, read, run};
 use data::journal::Journal;
 use data::weights::{StoredAs, Tensor, TensorData, Weights, write_safetensors};
-use runtime::{Level, Observer, Progress, RuntimeError};
+use runtime::{Failure, Level, Observer, Progress, RuntimeError};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs;
