@@ -92,8 +92,8 @@ fn give(executor: &mut Executor, bounds: Bounds) {
     let (tokens, length) = (bounds.tokens as i32, bounds.longest as i32);
     let ids: Vec<i32> = (0..tokens).map(|i| 4 + i * 7 % 20).collect();
     let spans: Vec<i32> = (0..bounds.sequences as i32).flat_map(|s| [s * length, (s + 1) * length]).collect();
-    executor.input_i32(0, "ids", &ids).expect("ids");
-    executor.input_i32(0, "spans", &spans).expect("spans");
+    executor.write_i32(executor.input(0, "ids").expect("an input"), &ids).expect("ids");
+    executor.write_i32(executor.input(0, "spans").expect("an input"), &spans).expect("spans");
 }
 
 /// Milliseconds of a step by op, the longest first.

@@ -60,8 +60,8 @@ fn rate(model: &str, precision: &str, tokens: u64) -> Result<f64, Box<dyn Error>
     let ids: Vec<i32> = (0..counts.tokens).map(|i| 4 + (i * 7 % 20) as i32).collect();
     let spans: Vec<i32> =
         (0..sequences).flat_map(|s| [s * LENGTH, (s + 1) * LENGTH].map(|t| t as i32)).collect();
-    executor.input_i32(0, "ids", &ids)?;
-    executor.input_i32(0, "spans", &spans)?;
+    executor.write_i32(executor.input(0, "ids")?, &ids)?;
+    executor.write_i32(executor.input(0, "spans")?, &spans)?;
     let mut steps = |count: u32| -> Result<f64, Box<dyn Error>> {
         let start = Instant::now();
         for _ in 0..count {

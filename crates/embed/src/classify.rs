@@ -56,14 +56,13 @@ pub fn classify(options: &Options, observer: &mut dyn Observer) -> Result<Report
     let names = classes(&model)?;
     let reading = Reading {
         pool: Pool::Mean,
-        outputs: vec!["scores".to_owned()],
         width: names.len(),
         order: if options.sort_by_length { Order::ByLength } else { Order::Input },
     };
     let count = names.len() as u64;
-    let build = &mut |bounds| model.encoder.classifier_graph(bounds, count);
+    let graph = Box::new(|bounds| model.encoder.classifier_graph(bounds, count));
     let table = Table::create(options, names)?;
-    run(&options.as_embedding(), start, &model, reading, Box::new(table), build, observer)
+    run(&options.as_embedding(), start, &model, reading, Box::new(table), graph, observer)
 }
 
 /// The names of a model's classes, whose tensors are there.

@@ -17,20 +17,17 @@ mod states;
 use data::pack::{MOST_PACKS, Order};
 use data::sequence::{Extent, Reader};
 use data::weights::HubEnv;
-use engine::{Engine, Reading, Rows};
-use exec::Executor;
+use engine::{ENCODER, Engine, Reading, Rows};
 use front::{BATCH_LETTERS, BATCH_NAMES, Front, Limits, Renamed, Skipped};
 use graph::{Bounds, Bytes, Graph, VerifyError};
 use models::Encoder;
 use output::{Kind, Results, Targets};
-use plan::{PlanError, Policy, Program, Staging, compile};
-use runtime::ladder::Planned;
-use runtime::lanes::planned::{copies, output_bytes, with_outputs};
-use runtime::lanes::{Stop, Usage, say_given_back};
+use plan::Staging;
 use runtime::observer::stopped;
 use runtime::process::{NAME, Process};
-use runtime::session::{attach_all, bounds, computing_lines, lanes_worth, memory_lines};
-use runtime::{EncoderModel, Level, Observer, Progress, RuntimeError, Settings};
+use runtime::session::bounds::{bounds, copies, output_bytes, with_outputs};
+use runtime::session::{Part, Request, Stage, Start, Stop, Usage, WeightSource, say_given_back};
+use runtime::{Budget, EncoderModel, Level, Observer, Progress, RuntimeError, Settings, replicas_for_input};
 use serde_json::{Value, json};
 use states::States;
 use std::path::PathBuf;
@@ -187,16 +184,15 @@ pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<Report, R
     let results = Results::create(targets, kind)?;
     let reading = Reading {
         pool: options.pool,
-        outputs: outputs.iter().map(|output| output.name()).collect(),
         width: model.encoder.hidden_size() as usize,
         order: if options.sort_by_length { Order::ByLength } else { Order::Input },
     };
-    let build = &mut |bounds| model.encoder.graph(bounds, &outputs);
-    run(options, start, &model, reading, Box::new(results), build, observer)
+    let graph = Box::new(|bounds| model.encoder.graph(bounds, &outputs));
+    run(options, start, &model, reading, Box::new(results), graph, observer)
 }
 
-/// Makes the graph of a step.
-type Graphs<'a> = &'a mut dyn FnMut(Bounds) -> Result<Graph, VerifyError>;
+/// Builds the graph of a step within bounds.
+type GraphOf<'a> = Box<dyn Fn(Bounds) -> Result<Graph, VerifyError> + 'a>;
 
 /// Sequences through an encoder's graph into results.
 fn run(
@@ -205,16 +201,17 @@ fn run(
     model: &EncoderModel,
     reading: Reading,
     results: Box<dyn Rows>,
-    build: Graphs<'_>,
+    graph: GraphOf<'_>,
     observer: &mut dyn Observer,
 ) -> Result<Report, RuntimeError> {
+    let settings = &options.settings;
     let limits = limits(options, &model.encoder)?;
     let width = reading.width as u64;
     observer.say(Level::Detail, "reading the input once for its longest sequence");
     let mut measured = measure(options, model, limits, observer)?;
-    let budget = options.settings.line()?;
-    let billed = Process::of(&options.settings).is_some();
-    let pipe = options.settings.of_pipe(budget).filter(|_| billed && measured.sequences.is_none());
+    let budget = settings.read_budget()?;
+    let billed = Process::of(settings).is_some();
+    let pipe = budget.of_pipe().filter(|_| billed && measured.sequences.is_none());
     let most = pipe.map(|most| {
         // What results hold of a record is held beside its name.
         let held = |records| results.held(Some(records), most.longest_name);
@@ -231,29 +228,21 @@ fn run(
     }
     let records = most.as_ref().map_or(measured.sequences, |most| Some(most.records));
     let process = process(options, &measured, limits, results.held(records, measured.name));
-    let settings = &Settings { budget: Some(budget), process, ..options.settings.clone() };
-    settings.first_use().iter().for_each(|text| observer.say(Level::Info, text));
-    let (mut executors, memory_line) = plan(options, settings, &measured, build, observer)?;
-    observer.say(Level::Info, &memory_line);
-    for line in computing_lines(&executors, settings.precision()?) {
-        observer.say(settings.computing_level(), &line);
-    }
-    attach_all(&mut executors, 0, model)?;
-    if let Some(executor) = executors.first() {
-        let program = executor.program();
-        let turns = if options.sort_by_length { MOST_PACKS } else { 0 };
-        let kept = Bytes(output_bytes(program).0 * (settings.ahead() + turns) as u64);
-        settings.within_line(program, budget, kept)?;
-    }
+    let request = request(options, &measured, graph, budget.with(process))?;
+    let order = reading.order;
+    let planned = settings.plan(request)?;
+    let weights: Vec<&dyn WeightSource> = vec![model];
+    let start_stage = Start { order, weights, running: vec![], kept: "outputs" };
+    let session = planned.start(0, start_stage, observer)?;
 
     let front = open(options, model, limits, most)?;
-    let mut engine = Engine::new(executors, &model.encoder, reading, results)?;
+    let mut engine = Engine::new(session, &model.encoder, reading, results)?;
     let loaded = Instant::now();
     let counts = stream(options, front, &mut engine, observer)?;
     let (fill, tokens, sequences) = (engine.fill(), engine.tokens(), engine.sequences());
     let devices = engine.usage().to_vec();
     say_given_back(&devices, observer);
-    options.settings.compare(engine.program(), Bytes::ZERO, "at the end", observer);
+    planned.site().compare(engine.program(), Bytes::ZERO, "at the end", observer);
     let written = engine.finish()?;
     for result in written.iter().filter(|result| result.sequences == 0) {
         let text = format!("the input holds no sequence: {} has no row", result.files[0].display());
@@ -270,10 +259,37 @@ fn run(
         seconds: start.elapsed().as_secs_f64(),
         tokens_per_second: tokens as f64 / loaded.elapsed().as_secs_f64().max(1e-9),
         fill: (fill.packs > 1).then(|| fill.but_last()),
-        memory_line,
-        process: settings.process.clone(),
+        memory_line: planned.memory_line(0, "outputs"),
+        process: planned.site().budget().process.clone(),
         devices,
     })
+}
+
+/// What is planned: the encoder alone, in one stage. Where the longest sequence is not known, a step may be one sequence.
+fn request<'a>(
+    options: &Options,
+    measured: &Measured,
+    graph: GraphOf<'a>,
+    budget: Budget,
+) -> Result<Request<'a>, RuntimeError> {
+    let settings = &options.settings;
+    let (known, sequences) = (measured.longest, measured.sequences);
+    let turns = if options.sort_by_length { MOST_PACKS as u64 } else { 0 };
+    let longest = known.unwrap_or(SHORTEST).max(SHORTEST);
+    let part = Part {
+        name: ENCODER,
+        graph: Box::new(move |tokens| graph(bounds(tokens, known.map_or(tokens, |l| l.max(SHORTEST))))),
+        policy: settings.policy()?,
+        streams: true,
+    };
+    let stage = Stage {
+        parts: vec![part],
+        longest,
+        finish: Box::new(move |program, replicas| with_outputs(program, copies(replicas), turns, sequences)),
+        kept: Box::new(move |program, steps| Bytes(output_bytes(program).0 * (steps as u64 + turns))),
+    };
+    let replicas = settings.most_replicas(replicas_for_input(&options.inputs));
+    Ok(Request { alternatives: vec![vec![stage]], replicas, tokens: settings.tokens, budgets: vec![budget] })
 }
 
 /// What results say of themselves.
@@ -391,47 +407,6 @@ fn measure(
 
 /// Tokens of the shortest sequence: one letter between two special tokens.
 const SHORTEST: u64 = 3;
-
-/// The executor with its arena, and the memory line. Where the longest sequence is not known, a step may be
-/// one sequence.
-fn plan(
-    options: &Options,
-    settings: &Settings,
-    measured: &Measured,
-    build: Graphs<'_>,
-    observer: &mut dyn Observer,
-) -> Result<(Vec<Executor>, String), RuntimeError> {
-    let budget = settings.line()?;
-    let worth = settings.worth(lanes_worth(&options.inputs));
-    let turns = if options.sort_by_length { MOST_PACKS as u64 } else { 0 };
-    settings
-        .in_lanes(worth, |settings| plan_in(settings, budget, (measured, turns), &mut *build, &mut *observer))
-}
-
-/// The same with lanes that were chosen.
-fn plan_in(
-    settings: &Settings,
-    budget: Bytes,
-    (measured, turns): (&Measured, u64),
-    build: Graphs<'_>,
-    observer: &mut dyn Observer,
-) -> Result<(Vec<Executor>, String), RuntimeError> {
-    let (target, policy) = (settings.target()?, settings.policy()?);
-    let longest = measured.longest;
-    let build = &mut |tokens, weights| {
-        let bounds = bounds(tokens, longest.map_or(tokens, |l| l.max(SHORTEST)));
-        let graph = build(bounds).map_err(|source| PlanError::Verify { after: "build", source })?;
-        let plan = compile(&graph, &Policy { weights, ..policy.clone() }, &target)?;
-        let program = Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]);
-        Ok(with_outputs(program, copies(settings.lanes), turns, measured.sequences))
-    };
-    let longest = longest.unwrap_or(SHORTEST).max(SHORTEST);
-    let program = settings.fit_streaming(longest, build)?;
-    let kept = Bytes(output_bytes(&program).0 * settings.ahead() as u64);
-    let line = memory_lines(settings, &program, budget, kept, "outputs");
-    let planned = Planned { program, longest, build };
-    Ok((settings.start_smaller(planned, vec![], observer)?, line))
-}
 
 /// What happened to records on their way.
 #[derive(Default)]

@@ -5,7 +5,7 @@ use crate::device::{Device, DeviceError, Launch, Operand, Repeat};
 use crate::load::{Buffers, ParamSource, ReadParam, Source, Weight};
 use crate::submit::Open;
 use graph::{Bytes, Counts, Op, TensorSpec, ValueId};
-use plan::{Instr, KernelId, Kernels, Program};
+use plan::{InputId, Instr, KernelId, Kernels, OutputId, Program};
 use std::time::{Duration, Instant};
 
 /// A NaN in every float format.
@@ -109,21 +109,35 @@ impl Executor {
         self.sources[plan] = Some(Source { read: source, buffers });
     }
 
-    /// Gives an i32 input of a plan for the next run.
-    pub fn input_i32(&mut self, plan: usize, name: &str, data: &[i32]) -> Result<(), DeviceError> {
-        let at = self.input_address(plan, name)?;
-        self.device.upload(at, bytemuck::cast_slice(data))
+    /// The input `name` of a plan, for [`Executor::write_i32`] and [`Executor::submit`].
+    ///
+    /// # Errors
+    /// The plan's graph has no input of this name.
+    pub fn input(&self, plan: usize, name: &str) -> Result<InputId, DeviceError> {
+        self.program.input(plan, name).ok_or_else(|| unnamed(name))
     }
 
-    /// Gives an f32 input of a plan for the next run.
-    pub fn input_f32(&mut self, plan: usize, name: &str, data: &[f32]) -> Result<(), DeviceError> {
-        let at = self.input_address(plan, name)?;
-        self.device.upload(at, bytemuck::cast_slice(data))
+    /// The output `name` of a plan, for [`Executor::read_f32`] and [`Executor::submit`].
+    ///
+    /// # Errors
+    /// The plan's graph has no output of this name.
+    pub fn output(&self, plan: usize, name: &str) -> Result<OutputId, DeviceError> {
+        self.program.output(plan, name).ok_or_else(|| unnamed(name))
     }
 
-    /// Gives codes as an input of a plan for the next run.
-    pub fn input_u8(&mut self, plan: usize, name: &str, data: &[u8]) -> Result<(), DeviceError> {
-        let at = self.input_address(plan, name)?;
+    /// Writes an i32 input for the next run of its plan.
+    pub fn write_i32(&mut self, input: InputId, data: &[i32]) -> Result<(), DeviceError> {
+        self.write_u8(input, bytemuck::cast_slice(data))
+    }
+
+    /// Writes an f32 input for the next run of its plan.
+    pub fn write_f32(&mut self, input: InputId, data: &[f32]) -> Result<(), DeviceError> {
+        self.write_u8(input, bytemuck::cast_slice(data))
+    }
+
+    /// Writes the bytes of an input for the next run of its plan.
+    pub fn write_u8(&mut self, input: InputId, data: &[u8]) -> Result<(), DeviceError> {
+        let at = self.input_address(input)?;
         self.device.upload(at, data)
     }
 
@@ -208,34 +222,30 @@ impl Executor {
         Err(DeviceError::OverBounds { counts })
     }
 
-    /// Reads an output; `out` has the size of a step of the last run's counts, or of its first rows.
-    pub fn output_f32(&mut self, plan: usize, name: &str, out: &mut [f32]) -> Result<(), DeviceError> {
-        let at = self.output_address(plan, name)?;
-        self.device.download(at, bytemuck::cast_slice_mut(out))
+    /// Reads an f32 output; `out` has the size of a step of the last run's counts, or of its first rows.
+    pub fn read_f32(&mut self, output: OutputId, out: &mut [f32]) -> Result<(), DeviceError> {
+        self.read_u8(output, bytemuck::cast_slice_mut(out))
     }
 
-    /// The same of integers.
-    pub fn output_i32(&mut self, plan: usize, name: &str, out: &mut [i32]) -> Result<(), DeviceError> {
-        let at = self.output_address(plan, name)?;
-        self.device.download(at, bytemuck::cast_slice_mut(out))
+    /// Reads an i32 output, as [`Executor::read_f32`] does.
+    pub fn read_i32(&mut self, output: OutputId, out: &mut [i32]) -> Result<(), DeviceError> {
+        self.read_u8(output, bytemuck::cast_slice_mut(out))
     }
 
-    /// The same of codes.
-    pub fn output_u8(&mut self, plan: usize, name: &str, out: &mut [u8]) -> Result<(), DeviceError> {
-        let at = self.output_address(plan, name)?;
+    /// Reads the bytes of an output, as [`Executor::read_f32`] does.
+    pub fn read_u8(&mut self, output: OutputId, out: &mut [u8]) -> Result<(), DeviceError> {
+        let at = self.output_address(output)?;
         self.device.download(at, out)
     }
 
     /// Where an input lies in the arena.
-    pub fn input_address(&self, plan: usize, name: &str) -> Result<u64, DeviceError> {
-        let value = self.program.plans()[plan].1.graph.input(name);
-        address(&self.program, plan, named(value, name)?)
+    pub fn input_address(&self, input: InputId) -> Result<u64, DeviceError> {
+        address(&self.program, input.plan, input.value)
     }
 
     /// Where an output lies in the arena until the next run.
-    pub fn output_address(&self, plan: usize, name: &str) -> Result<u64, DeviceError> {
-        let value = self.program.plans()[plan].1.graph.output(name);
-        address(&self.program, plan, named(value, name)?)
+    pub fn output_address(&self, output: OutputId) -> Result<u64, DeviceError> {
+        address(&self.program, output.plan, output.value)
     }
 
     /// Copies inside of the arena: rows from an output to staging, from staging to an input.
@@ -309,8 +319,8 @@ fn address(program: &Program, plan: usize, v: ValueId) -> Result<u64, DeviceErro
     Ok(program.address(plan, slice))
 }
 
-fn named(value: Option<ValueId>, name: &str) -> Result<ValueId, DeviceError> {
-    value.ok_or_else(|| DeviceError::Kernel { op: "address", why: format!("there is no `{name}`") })
+fn unnamed(name: &str) -> DeviceError {
+    DeviceError::Kernel { op: "address", why: format!("there is no `{name}`") }
 }
 
 /// The kernels and workers of a device must be those that the program was planned with.

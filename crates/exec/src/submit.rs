@@ -3,8 +3,8 @@
 
 use crate::device::{DeviceError, Span, Ticket};
 use crate::executor::Executor;
-use graph::{Bytes, Counts, DType, Graph, ValueId};
-use plan::Way;
+use graph::{Bytes, Counts, DType, ValueId};
+use plan::{InputId, OutputId, Way};
 use std::collections::VecDeque;
 
 /// What an input is given as.
@@ -52,29 +52,29 @@ impl Executor {
         self.program().depth().min(self.device().depth())
     }
 
-    /// Puts a step behind those that run: its inputs by name, and the first `n` values of each output that will be
-    /// wanted.
+    /// Enqueues a step of a plan with its inputs, and asks for the first `n` values of each of `outputs`. Inputs and outputs
+    /// are of this plan.
     pub fn submit(
         &mut self,
         plan: usize,
-        inputs: &[(&str, Data<'_>)],
+        inputs: &[(InputId, Data<'_>)],
         counts: Counts,
-        outputs: &[(&str, usize)],
+        outputs: &[(OutputId, usize)],
     ) -> Result<Submitted, DeviceError> {
         self.check(plan, inputs, counts, outputs)?;
-        self.give(plan, inputs)?;
+        self.give(inputs)?;
         self.follow(plan, counts)?;
-        self.ask(plan, outputs)?;
+        self.ask(outputs)?;
         self.open.steps += 1;
         self.open.next += 1;
         Ok(Submitted { number: self.open.next - 1, outputs: outputs.len() })
     }
 
     /// Inputs travel beside what runs, to a place of their own, and from there behind it to the plan's.
-    fn give(&mut self, plan: usize, inputs: &[(&str, Data<'_>)]) -> Result<(), DeviceError> {
+    fn give(&mut self, inputs: &[(InputId, Data<'_>)]) -> Result<(), DeviceError> {
         let mut place = self.program().ring_address(self.open.next, Way::In);
-        for (name, data) in inputs {
-            let (at, bytes) = (self.input_address(plan, name)?, data.bytes());
+        for (input, data) in inputs {
+            let (at, bytes) = (self.input_address(*input)?, data.bytes());
             let Some(from) = place else {
                 self.device_mut().upload(at, bytes)?;
                 continue;
@@ -88,10 +88,10 @@ impl Executor {
     }
 
     /// Outputs are copied from the plan's places, and travel beside what comes next.
-    fn ask(&mut self, plan: usize, outputs: &[(&str, usize)]) -> Result<(), DeviceError> {
+    fn ask(&mut self, outputs: &[(OutputId, usize)]) -> Result<(), DeviceError> {
         let mut place = self.program().ring_address(self.open.next, Way::Out);
-        for &(name, n) in outputs {
-            let (mut at, size) = (self.output_address(plan, name)?, Bytes(DType::F32.size() * n as u64));
+        for &(output, n) in outputs {
+            let (mut at, size) = (self.output_address(output)?, Bytes(DType::F32.size() * n as u64));
             if let Some(to) = place {
                 self.device_mut().copy(at, to, size)?;
                 at = to;
@@ -111,26 +111,51 @@ impl Executor {
     fn check(
         &self,
         plan: usize,
-        inputs: &[(&str, Data<'_>)],
+        inputs: &[(InputId, Data<'_>)],
         counts: Counts,
-        outputs: &[(&str, usize)],
+        outputs: &[(OutputId, usize)],
     ) -> Result<(), DeviceError> {
         if self.open.steps as usize >= self.depth() {
             let why = format!("{} steps are open, as many as there is room for", self.open.steps);
             return Err(DeviceError::Kernel { op: "submit", why });
         }
         self.admits(plan, counts)?;
-        let graph = &self.program().plans()[plan].1.graph;
-        for (i, &(name, data)) in inputs.iter().enumerate() {
-            once(name, inputs[..i].iter().map(|(other, _)| *other))?;
+        for (i, &(input, data)) in inputs.iter().enumerate() {
+            let given = inputs[..i].iter().any(|(other, _)| *other == input);
             let right = |elements| data.len() == elements;
-            fits(graph, name, graph.input(name), counts, data.dtype(), &right)?;
+            self.fits((plan, input.plan, input.value), given, counts, data.dtype(), &right)?;
         }
-        for (i, &(name, n)) in outputs.iter().enumerate() {
-            once(name, outputs[..i].iter().map(|(other, _)| *other))?;
-            fits(graph, name, graph.output(name), counts, DType::F32, &|elements| n <= elements)?;
+        for (i, &(output, n)) in outputs.iter().enumerate() {
+            let given = outputs[..i].iter().any(|(other, _)| *other == output);
+            let right = |elements| n <= elements;
+            self.fits((plan, output.plan, output.value), given, counts, DType::F32, &right)?;
         }
         Ok(())
+    }
+
+    /// An error unless the value is of the plan that runs, was not `given` before, has this type, and its elements in a step
+    /// of `counts` are right.
+    fn fits(
+        &self,
+        (plan, of, value): (usize, usize, ValueId),
+        given: bool,
+        counts: Counts,
+        dtype: DType,
+        right: &dyn Fn(usize) -> bool,
+    ) -> Result<(), DeviceError> {
+        let refused = |why| Err(DeviceError::Kernel { op: "submit", why });
+        let graph = &self.program().plans()[of].1.graph;
+        let name = || {
+            let named = graph.inputs.iter().chain(&graph.outputs).find(|(_, v)| *v == value);
+            named.map_or_else(|| value.to_string(), |(name, _)| name.clone())
+        };
+        let spec = graph.spec(value);
+        match () {
+            () if of != plan => refused(format!("`{}` is of plan {of}, the step of plan {plan}", name())),
+            () if given => refused(format!("`{}` was given twice", name())),
+            () if spec.dtype == dtype && right(spec.elements_at(counts) as usize) => Ok(()),
+            () => refused(format!("`{}` is {spec}, which is not what was given or asked for", name())),
+        }
     }
 
     /// The outputs of the oldest submitted step, in the order in which they were named.
@@ -168,32 +193,6 @@ impl Executor {
     /// What was noted since, and forgets it; waits for what runs.
     pub fn spans(&mut self) -> Result<Vec<Span>, DeviceError> {
         self.device_mut().tracer().spans()
-    }
-}
-
-/// An error where a name was given before: each has one place.
-fn once<'a>(name: &str, mut before: impl Iterator<Item = &'a str>) -> Result<(), DeviceError> {
-    match before.any(|other| other == name) {
-        false => Ok(()),
-        true => Err(DeviceError::Kernel { op: "submit", why: format!("`{name}` was given twice") }),
-    }
-}
-
-/// An error unless the value is there, has this type, and its elements in a step of `counts` are right.
-fn fits(
-    graph: &Graph,
-    name: &str,
-    value: Option<ValueId>,
-    counts: Counts,
-    dtype: DType,
-    right: &dyn Fn(usize) -> bool,
-) -> Result<(), DeviceError> {
-    let refused = |why| Err(DeviceError::Kernel { op: "submit", why });
-    let Some(value) = value else { return refused(format!("there is no `{name}`")) };
-    let spec = graph.spec(value);
-    match spec.dtype == dtype && right(spec.elements_at(counts) as usize) {
-        true => Ok(()),
-        false => refused(format!("`{name}` is {spec}, which is not what was given or asked for")),
     }
 }
 

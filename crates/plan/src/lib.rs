@@ -38,7 +38,7 @@ pub use ledger::{Entry, Ledger};
 pub use memory::{MemoryPlan, Persistent, Region, Slice};
 pub use passes::{Precision, Remat};
 pub use policy::{AutodiffPolicy, Fuse, Policy, Weights};
-pub use program::{Program, Staging};
+pub use program::{InputId, OutputId, Program, Staging};
 pub use ring::{OPEN_STEPS, PIECE, Way};
 pub use schedule::{Instr, Schedule};
 pub use search::{Build, Search, Stream, fit, largest};

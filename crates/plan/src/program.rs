@@ -71,6 +71,24 @@ pub struct Staging {
     pub bytes: Bytes,
 }
 
+/// An input of one of a program's plans, resolved from its name once by [`Program::input`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct InputId {
+    /// The plan's position in the program.
+    pub plan: usize,
+    /// The input's value in the plan's graph.
+    pub value: ValueId,
+}
+
+/// An output of one of a program's plans, resolved from its name once by [`Program::output`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OutputId {
+    /// The plan's position in the program.
+    pub plan: usize,
+    /// The output's value in the plan's graph.
+    pub value: ValueId,
+}
+
 impl Program {
     /// Puts plans for one target together.
     pub fn new(target: Target, plans: Vec<(String, Plan)>, staging: Vec<Staging>) -> Self {
@@ -112,6 +130,16 @@ impl Program {
     /// The position of a plan.
     pub fn index(&self, name: &str) -> Option<usize> {
         self.plans.iter().position(|(n, _)| n == name)
+    }
+
+    /// The input `name` of plan `plan`; `None` where the plan's graph has no such input.
+    pub fn input(&self, plan: usize, name: &str) -> Option<InputId> {
+        self.plans[plan].1.graph.input(name).map(|value| InputId { plan, value })
+    }
+
+    /// The output `name` of plan `plan`; `None` where the plan's graph has no such output.
+    pub fn output(&self, plan: usize, name: &str) -> Option<OutputId> {
+        self.plans[plan].1.graph.output(name).map(|value| OutputId { plan, value })
     }
 
     /// What waits between plans.

@@ -24,13 +24,12 @@
 #![forbid(unsafe_code)]
 
 pub mod adapter;
+pub mod budget;
 mod bundle;
 mod device;
 mod error;
 pub mod fair_esm;
 pub mod hub;
-pub mod ladder;
-pub mod lanes;
 pub mod lock;
 pub mod machine;
 pub mod model;
@@ -40,7 +39,9 @@ mod output_error;
 pub mod price;
 pub mod process;
 pub mod session;
+mod settings;
 
+pub use budget::Budget;
 pub use data::limits::Limit;
 pub use data::printable::{Place, is_printable};
 pub use device::Device;
@@ -48,10 +49,10 @@ pub use error::{Failure, RuntimeError};
 pub use exec::Machine;
 pub use exec::heap::{Heap, limit_slack};
 pub use fair_esm::Checkpoint;
-pub use lanes::Usage;
 pub use model::{EncoderModel, HEAD_NAMES, HeadModel, Tokenizer};
 pub use observer::{Level, Observer, Progress, Silent, Trained, Transfer};
 pub use output_error::OutputError;
 pub use plan::{Precision, Stream, Target};
 pub use process::bill_whole_process;
-pub use session::Settings;
+pub use session::Usage;
+pub use settings::{LETTERS_OF_REPLICA, Replicas, Settings, on_cpu, replicas_for_input};

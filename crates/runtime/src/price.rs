@@ -1,9 +1,10 @@
 //! What a model would take: the plan of `plimsoll plan`, from the configuration alone.
 
 use crate::hub::{self, Need};
-use crate::lanes::{HOST, planned};
-use crate::session::{LETTERS_OF_LANE, bounds, on_cpu, threads};
-use crate::{RuntimeError, Settings, Silent, machine, process};
+use crate::session::bounds::{bounds, copies, with_outputs};
+use crate::session::{HOST, Part, Space, Stage, search, threads};
+use crate::settings::{LETTERS_OF_REPLICA, most_replicas, on_cpu, threads_of_each};
+use crate::{Budget, RuntimeError, Settings, Silent, machine, process};
 use cpu::{CpuDevice, Isa};
 use data::bounded;
 use data::pack::MOST_PACKS;
@@ -11,9 +12,7 @@ use data::printable::Place;
 use data::weights::HubEnv;
 use graph::Bytes;
 use models::{Encoder, Output, known};
-use plan::{
-    Dump, OPEN_STEPS, PlanError, Policy, Precision, Program, Staging, Stream, Target, Weights, compile_with,
-};
+use plan::{Dump, OPEN_STEPS, Policy, Precision, Program, Staging, Stream, Target};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -33,10 +32,10 @@ pub struct Request {
 }
 
 impl Request {
-    /// Lanes that a run takes whose input may be long.
-    fn most_lanes(&self) -> usize {
+    /// The replicas of a run whose input may be long.
+    fn most_replicas(&self) -> usize {
         match self.target.space == HOST {
-            true => planned::most(self.threads(), self.threads(), self.stream),
+            true => most_replicas(self.threads(), self.threads(), self.stream),
             false => 1,
         }
     }
@@ -131,35 +130,42 @@ pub fn program(model: &str, request: &Request) -> Result<Program, RuntimeError> 
     program_with(model, request, &mut |_, _| {})
 }
 
-/// The same, and shows the graph after every pass.
+/// As [`program`]; `dump` is called with the graph after each pass.
 pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Program, RuntimeError> {
     let (encoder, precision) = (encoder(model)?, request.precision()?);
-    // Of the line of the CPU in place the process takes its part, as in a run.
-    let host = Settings { budget: request.budget, process: process(request).lines, ..Settings::default() };
-    let budget = host.for_plans(match (request.budget, request.target.memory) {
+    let bytes = match (request.budget, request.target.memory) {
         (Some(budget), _) => budget,
-        (None, Bytes::ZERO) => host.line()?,
+        (None, Bytes::ZERO) => Settings::default().read_budget()?.bytes,
         (None, memory) => memory,
-    });
+    };
+    // Of the budget of the CPU in place the process takes its part, as in a run.
+    let process = process(request).lines;
+    let budget = Budget { bytes, on_host: true, host_memory: None, process };
+    let threads = request.threads();
+    let space = Space {
+        target: &|replicas| Ok(request.target.clone().with_units(threads_of_each(threads, replicas) as u64)),
+        depth: OPEN_STEPS,
+        threads,
+        replicas: request.most_replicas(),
+        tokens: request.tokens,
+        stream: request.stream,
+        budgets: &[budget],
+    };
     let longest = request.tokens.map_or(LONGEST, |t| t.min(LONGEST));
-    planned::fitting(request.threads(), request.most_lanes(), |lanes| {
-        let each = planned::of_lane(request.threads(), lanes) as u64;
-        let target = request.target.clone().with_units(each);
-        let search = planned::search(&target, lanes, longest, request.tokens, budget);
-        let stream = planned::stream(lanes, request.stream);
-        let mut build = |tokens: u64, weights: Weights| {
-            let graph = encoder
-                .graph(bounds(tokens, longest), &[Output::Mean])
-                .map_err(|source| PlanError::Verify { after: "build", source })?;
-            let policy = Policy { precision, weights, ..Policy::default() };
-            let plan = compile_with(&graph, &policy, &target, &mut *dump)?;
-            let program = Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]);
-            Ok(planned::with_outputs(program, planned::copies(lanes), MOST_PACKS as u64, None)
-                .with_ring(OPEN_STEPS)
-                .with_lanes(lanes))
-        };
-        plan::fit(request.tokens, search, stream, &mut build).map_err(|error| host.with_process(error).into())
-    })
+    let part = Part {
+        name: "encoder",
+        graph: Box::new(move |tokens| encoder.graph(bounds(tokens, longest), &[Output::Mean])),
+        policy: Policy { precision, ..Policy::default() },
+        streams: true,
+    };
+    let stage = Stage {
+        parts: vec![part],
+        longest,
+        finish: Box::new(|program, replicas| with_outputs(program, copies(replicas), MOST_PACKS as u64, None)),
+        kept: Box::new(|_, _| Bytes::ZERO),
+    };
+    let mut found = search(&space, &[vec![stage]], dump)?;
+    found.programs.pop().ok_or_else(|| RuntimeError::bug("a search chose no program"))
 }
 
 /// What the process itself would hold on the CPU in place, beside the plan: the lines of a run that do not depend on its input.
@@ -254,7 +260,7 @@ fn lanes_line(program: &Program) -> String {
         1 => format!("{each} in one lane: they compute a step together\n"),
         lanes => format!(
             "{lanes} lanes of {each}, which compute steps beside each other; fewer where a run's input has not {} for each\n",
-            Bytes(LETTERS_OF_LANE)
+            Bytes(LETTERS_OF_REPLICA)
         ),
     }
 }

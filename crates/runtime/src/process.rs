@@ -2,11 +2,10 @@
 //! Invariant: on a CPU these lines and the plan's peak are an upper bound of the peak resident memory that the system counts,
 //! mapped files included, so that a run is refused before its first step or stays under `--memory-budget`.
 
-use crate::{RuntimeError, Settings, machine};
-use data::sequence::Extent;
+use crate::Settings;
 use exec::memory::kib;
 use graph::Bytes;
-use plan::{Bill, Ledger, Line, PIECE, PlanError, Program, Staging};
+use plan::{PIECE, Staging};
 use serde_json::{Map, Value};
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -90,7 +89,7 @@ impl Process {
     /// Adds the stacks of the threads that compute, and of `others`.
     pub fn add_threads(&mut self, settings: &Settings, others: usize) {
         let readers = READERS.min(settings.threads as u64);
-        // Each lane has a thread that leads it.
+        // A thread leads the compute threads of each replica.
         let threads = 2 * settings.threads as u64 + readers + others as u64 + 1;
         self.add("thread stacks", threads * STACK);
     }
@@ -134,19 +133,6 @@ pub fn to_text(heading: &str, lines: &[Staging]) -> String {
     format!("{heading}\n{}", rows.collect::<String>())
 }
 
-/// What is planned for of input that cannot be measured, where the host has a line: a 64th of it for the longest record, a
-/// 16th for the names of all.
-fn of_pipe(line: Bytes) -> Extent {
-    let name = (line.0 >> 22).clamp(64, 4096);
-    Extent {
-        records: line.0 / 16 / NAME,
-        longest: line.0 / 64,
-        name: String::new(),
-        longest_name: name,
-        longest_title: 16 * name,
-    }
-}
-
 /// Bytes that a record's name takes among those that were seen.
 pub const NAME: u64 = 14;
 
@@ -164,110 +150,6 @@ fn mapped_files(maps: &str) -> u64 {
     maps.lines().filter_map(bytes).sum()
 }
 
-impl Settings {
-    /// What is left of a line for plans.
-    pub fn for_plans(&self, line: Bytes) -> Bytes {
-        line.saturating_sub(self.process_bytes())
-    }
-
-    /// What of the line of plans the process itself takes: on a CPU, where both are the host's memory.
-    pub fn process_bytes(&self) -> Bytes {
-        match self.is_on_host() {
-            true => self.process.iter().map(|line| line.bytes).sum(),
-            false => Bytes::ZERO,
-        }
-    }
-
-    /// The line of the host's memory, where there is one.
-    pub fn host_line(&self) -> Result<Option<Bytes>, RuntimeError> {
-        if self.is_on_host() { self.line().map(Some) } else { Ok(self.host_memory) }
-    }
-
-    /// The most that records may take which come through a pipe, where the host has a line; `budget` is that of plans.
-    pub fn of_pipe(&self, budget: Bytes) -> Option<Extent> {
-        if self.is_on_host() { Some(of_pipe(budget)) } else { self.host_memory.map(of_pipe) }
-    }
-
-    /// A refusal of the plans as one of the whole process: its lines stand in the bill.
-    pub fn with_process(&self, error: PlanError) -> PlanError {
-        match error {
-            PlanError::OverBudget(bill) if self.is_on_host() => {
-                PlanError::OverBudget(Box::new(self.billed(*bill)))
-            }
-            other => other,
-        }
-    }
-
-    fn billed(&self, mut bill: Bill) -> Bill {
-        // What was left for plans may be nothing, of a line that is less than the process.
-        bill.budget = self.budget.unwrap_or(bill.budget + self.process_bytes());
-        self.add_lines(&mut bill.ledger);
-        bill
-    }
-
-    fn add_lines(&self, ledger: &mut Ledger) {
-        for line in &self.process {
-            ledger.add(&format!("process: {}", line.label), line.bytes);
-        }
-    }
-
-    /// Refuses `what` where the lines of the process alone are more than the host may take.
-    pub fn alone_within_line(&self, what: &str) -> Result<(), RuntimeError> {
-        let Some(budget) = self.host_line()? else { return Ok(()) };
-        let mut ledger = Ledger::new();
-        self.add_lines(&mut ledger);
-        if ledger.total() <= budget {
-            return Ok(());
-        }
-        let budget_flag = if self.is_on_host() { "--memory-budget" } else { "--host-memory" };
-        Err(PlanError::OverBudget(Box::new(Bill {
-            space: "host".to_owned(),
-            line: Line::Budget,
-            budget,
-            ledger,
-            peak_at: what.to_owned(),
-            seconds_per_token: 0.0,
-            memory: Bytes::ZERO,
-            budget_flag,
-            notes: vec![],
-            remedies: vec![],
-        }))
-        .into())
-    }
-
-    /// Refuses a run before its first step whose process has held more than `line` already, such as while it planned. On a
-    /// GPU the line is `--host-memory`: what the process holds by now, its queues, and what is `kept` of steps on their way
-    /// must be within it.
-    pub fn within_line(&self, program: &Program, line: Bytes, kept: Bytes) -> Result<(), RuntimeError> {
-        let (_, peak) = machine::resident();
-        if self.process.is_empty() {
-            return Ok(());
-        }
-        let bill = match (self.is_on_host(), self.host_memory) {
-            (true, _) => {
-                let mut bill = self.billed(program.bill(line, vec![]));
-                bill.budget = line;
-                // What was there in its full size by then is part of it.
-                let total = bill.ledger.total();
-                bill.ledger.add("process: held while it planned and loaded", peak.saturating_sub(total));
-                (peak > line).then_some(bill)
-            }
-            (false, None) => None,
-            (false, Some(line)) => {
-                let mut ledger = Ledger::new();
-                ledger.add("process: held by now, the driver included", peak);
-                self.add_lines(&mut ledger);
-                ledger.add("process: values on their way", kept);
-                let mut bill = program.bill(line, vec![]);
-                (bill.space, bill.peak_at) = ("host".to_owned(), "the end of loading".to_owned());
-                (bill.ledger, bill.budget_flag) = (ledger, "--host-memory");
-                (bill.ledger.total() > line).then_some(bill)
-            }
-        };
-        bill.map_or(Ok(()), |bill| Err(PlanError::OverBudget(Box::new(bill)).into()))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -283,19 +165,5 @@ mod tests {
 7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0 [stack]
 ";
         assert_eq!(mapped_files(maps), 0x100000 + 0x1000 + 0x2000);
-    }
-
-    #[test]
-    fn a_refusal_has_the_lines_of_the_process() {
-        let mut process = Process::default();
-        process.add("heap", 70);
-        process.add("nothing", 0);
-        let settings = Settings { process: process.lines, ..Settings::default() };
-        assert_eq!((settings.process_bytes(), settings.for_plans(Bytes(100))), (Bytes(70), Bytes(30)));
-        assert_eq!(settings.for_plans(Bytes(50)), Bytes::ZERO);
-        let mut more = Process { lines: settings.process };
-        more.add("stacks", 30);
-        let left: Vec<u64> = more.beyond(Bytes(80)).iter().map(|line| line.bytes.0).collect();
-        assert_eq!(left, [20]);
     }
 }

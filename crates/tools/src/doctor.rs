@@ -12,7 +12,7 @@ use plan::{CpuKernel, KernelId};
 use runtime::fair_esm::{self, Checkpoint};
 use runtime::hub::{CONFIG, Need, lacks};
 use runtime::machine::{self, Memory};
-use runtime::session::on_cpu;
+use runtime::on_cpu;
 use runtime::{Precision, RuntimeError, Settings};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -82,7 +82,7 @@ pub fn report(options: Options) -> Result<Doctor, RuntimeError> {
         cores,
         memory,
         machine: mem_total(&read("/proc/meminfo")).filter(|&all| all > memory.total),
-        budget: Settings::default().line()?,
+        budget: Settings::default().read_budget()?.bytes,
         models: cached(&hub),
         torch_hub: hub.torch_checkpoints(),
         checkpoints: fair_esm::cached(&hub),

@@ -9,13 +9,12 @@ use super::produce::{Batch, OrfTokens};
 use super::program::{DNA, HEAD, HEAD_ROWS, PLANS, PROTEIN, Shape};
 use super::queue::{PendingOrf, Place, Queue, State, Window};
 use super::stage::Stage;
-use data::pack::{Fill, Order, Pack, Packer};
+use data::pack::Fill;
 use exec::Executor;
-use graph::Counts;
-use plan::{Program, step_seconds};
-use runtime::RuntimeError;
-use runtime::lanes::{Done, Lanes, PARTS, Stop, Usage, Values, Work};
-use std::sync::Arc;
+use plan::Program;
+use runtime::session::bounds::tokens;
+use runtime::session::{Completed, ModelId, Next, Push, Session, Stop};
+use runtime::{RuntimeError, Usage};
 use std::time::Instant;
 
 /// Rows that are worth a step of the head. Not many: what waits for the head is lost in a kill.
@@ -36,86 +35,66 @@ pub(crate) struct Sink<'a> {
     pub(crate) stop: Stop<'a>,
 }
 
-/// The arithmetic of a prediction.
+/// The models of a prediction, and the open reading frames that they compute.
 pub(crate) struct Compute {
-    lanes: Lanes<Tag>,
+    session: Session,
     stage: Stage,
     /// Whether slots keep their embeddings until the window is written.
     holds_rows: bool,
-    /// The places of both encoders and the head in the program.
-    plans: [Option<usize>; 3],
-    packers: [Packer; 2],
-    /// What is left when the input has ended, in packs; the longest step is the last.
-    rest: Option<Vec<(usize, Pack)>>,
+    /// The encoders of the session.
+    encoders: [Option<ModelId>; 2],
+    head: Option<Head>,
     widths: [usize; 2],
     slots: Vec<Slot>,
     free: Vec<usize>,
+    /// Slots that have both embeddings and wait for the head.
     ready: Vec<usize>,
-    /// Steps of the head that are on their way.
-    scoring: usize,
     /// The embeddings of every slot, by encoder.
     rows: [Vec<f32>; 2],
-    /// The outputs of encoders and head.
-    mean: Arc<[String]>,
-    scores: Arc<[String]>,
-    /// Buffers of steps that are back: of encoders, and of the head.
-    spare: Vec<Vec<f32>>,
-    spare_rows: Vec<[Vec<f32>; 2]>,
 }
 
-/// Whose step it is.
-enum Tag {
-    /// An encoder's, over sequences that these slots own.
-    Encoded { encoder: usize, owners: Vec<u64> },
-    /// The head's, over these slots.
-    Scored { slots: Vec<usize> },
+/// The head of the session, and the positions of its inputs.
+#[derive(Clone, Copy)]
+struct Head {
+    model: ModelId,
+    inputs: [usize; 2],
 }
 
 impl Compute {
     pub(crate) fn new(
-        executors: Vec<Executor>,
+        session: Session,
         stage: Stage,
         shape: &Shape,
         options: &Options,
     ) -> Result<Self, RuntimeError> {
-        let lanes = Lanes::new(executors)?;
-        let program = lanes.program();
-        let plans = PLANS.map(|name| program.index(name));
-        let bounds = |encoder: usize| plans[encoder].map(|plan| program.plans()[plan].1.graph.bounds);
-        let order = if options.sort_by_length { Order::ByLength } else { Order::Input };
-        let packers = [DNA, PROTEIN].map(|encoder| match bounds(encoder) {
-            Some(b) => Packer::new(b.tokens as usize, b.sequences as usize, b.longest as usize, order),
-            None => Packer::new(0, 0, 0, order),
+        let encoders = [DNA, PROTEIN].map(|encoder| session.model(PLANS[encoder]));
+        let head = session.model(PLANS[HEAD]).map(|model| {
+            let missing = || RuntimeError::bug("the head lacks an input");
+            let input = |name: &str| session.row_input(model, name).ok_or_else(missing);
+            Ok::<Head, RuntimeError>(Head { model, inputs: [input("dna")?, input("protein")?] })
         });
         let widths = [shape.head.dna as usize, shape.head.protein as usize];
-        let tokens = [DNA, PROTEIN].map(bounds).iter().flatten().map(|b| b.tokens).max().unwrap_or(0);
-        let slots = shape.slots(tokens, lanes.enough()) as usize;
+        let slots = shape.slots(tokens(session.program()), session.in_flight_target()) as usize;
         // Pages of slots that are never taken are never made.
         let rows = |waits: bool, width: usize| if waits { vec![0.0; slots * width] } else { vec![] };
         let rows = [rows(true, widths[DNA]), rows(stage.runs(PROTEIN), widths[PROTEIN])];
         Ok(Self {
             stage,
             holds_rows: options.save_embeddings.is_some() || stage == Stage::Nucleotide,
-            plans,
-            packers,
-            rest: None,
+            encoders,
+            head: head.transpose()?,
             widths,
             slots: vec![Slot::default(); slots],
             // Taken from the end: low numbers first.
             free: (0..slots).rev().collect(),
             ready: Vec::with_capacity(slots),
-            scoring: 0,
             rows,
-            mean: Arc::new(["mean".to_owned()]),
-            scores: Arc::new(["scores".to_owned()]),
-            spare: vec![],
-            spare_rows: vec![],
-            lanes,
+            session,
         })
     }
 
     pub(crate) fn program(&self) -> &Program {
-        self.lanes.program()
+        self.session.program()
     }
 
     /// How many devices it began with; lanes of the CPU are one.
@@ -125,17 +104,17 @@ impl Compute {
 
     /// What each device did.
     pub(crate) fn usage(&self) -> &[Usage] {
-        self.lanes.usage()
+        self.session.usage()
     }
 
     /// What is to be said since the last call.
     pub(crate) fn warnings(&mut self) -> Vec<String> {
-        self.lanes.warnings()
+        self.session.warnings()
     }
 
     /// The executors, for another run of this stage.
     pub(crate) fn into_executors(self) -> (Stage, Vec<Executor>) {
-        (self.stage, self.lanes.into_executors())
+        (self.stage, self.session.into_executors())
     }
 
     /// Values of a nucleotide embedding.
@@ -145,12 +124,12 @@ impl Compute {
 
     /// Packing fill of both encoders.
     pub(crate) fn fill(&self) -> [Fill; 2] {
-        [self.packers[DNA].fill(), self.packers[PROTEIN].fill()]
+        self.encoders.map(|encoder| encoder.map_or_else(Fill::default, |model| self.session.fill(model)))
     }
 
     /// Whether another open reading frame can come in.
     pub(crate) fn has_room(&self) -> bool {
-        !self.free.is_empty()
+        !self.free.is_empty() && !self.session.is_full()
     }
 
     /// Takes an open reading frame of the window that was queued last; its nucleotide embedding, where another
@@ -170,62 +149,52 @@ impl Compute {
         if let Some(row) = embedding {
             self.keep(DNA, slot, row);
         }
-        if self.stage.runs(DNA) {
-            self.packers[DNA].push(slot as u64, &batch.dna[orf.dna.clone()])?;
+        let tokens = [&batch.dna[orf.dna.clone()], &batch.protein[orf.protein.clone()]];
+        let sequences = self.encoders.into_iter().zip(tokens);
+        let sequences = sequences.filter_map(|(model, tokens)| Some((model?, slot as u64, tokens)));
+        match self.session.push(sequences)? {
+            Push::Taken => Ok(()),
+            Push::Full => Err(RuntimeError::bug("the session is full")),
         }
-        if self.stage.runs(PROTEIN) {
-            self.packers[PROTEIN].push(slot as u64, &batch.protein[orf.protein.clone()])?;
-        }
-        Ok(())
     }
 
-    /// Sends off full packs of both encoders, one of each, where there are any, and what the head can score; takes what
-    /// is back. Whether anything was sent to an encoder.
-    pub(crate) fn step(&mut self, sink: &mut Sink<'_>) -> Result<bool, RuntimeError> {
-        self.send_packs(false, sink)
+    /// Takes the steps that are done by now, and sends full packs and what the head can score. Waits until every full pack is
+    /// sent: reading may pause for long, and devices compute meanwhile.
+    pub(crate) fn step(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
+        self.take_done(sink)?;
+        while self.session.has_packs() {
+            self.score_ready(SCORED_AT)?;
+            self.wait(sink)?;
+        }
+        self.take_done(sink)?;
+        self.score_ready(SCORED_AT)
     }
 
-    /// Gets something through: waits for a step, and sends off what is there, full or not, where devices would have
+    /// Waits for a step, and before that sends the sequences that are there, in full packs or not, where devices would have
     /// nothing to do.
     pub(crate) fn press(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
-        if self.lanes.in_flight() < self.lanes.working() {
-            self.send_packs(true, sink)?;
+        if self.session.in_flight() < self.session.working() {
+            self.session.flush();
+            self.take_done(sink)?;
+            self.score_ready(1)?;
         }
+        self.score_ready(SCORED_AT)?;
         self.wait(sink).map(drop)
     }
 
-    /// The input has ended: sends off a pack of what is left, or where all was sent waits for a step. What is left is cut
-    /// so that every device gets some, and the longest steps come first.
+    /// The input has ended: sends what is left, and waits for a step.
     pub(crate) fn drain(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
-        let mut rest = match self.rest.take() {
-            Some(rest) => rest,
-            None => self.all_packs(),
-        };
-        let next = rest.pop();
-        self.rest = Some(rest);
-        match next {
-            Some((encoder, pack)) => {
-                self.send_pack(encoder, pack, sink)?;
-                self.settle_back(sink)?;
-                self.score_ready(SCORED_AT)
-            }
-            None => {
-                self.score_ready(1)?;
-                self.wait(sink).map(drop)
-            }
-        }
+        self.session.end();
+        self.take_done(sink)?;
+        self.score_ready(if self.session.has_packs() { SCORED_AT } else { 1 })?;
+        self.wait(sink).map(drop)
     }
 
     /// The run ends early: what has begun is waited for, and what has both embeddings by then is scored.
     pub(crate) fn give_up(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
-        for work in self.lanes.cancel() {
-            if let Tag::Scored { slots } = work.tag {
-                self.ready.extend(slots);
-                self.scoring -= 1;
-            }
-        }
+        self.ready.extend(self.session.cancel().into_iter().map(|slot| slot as usize));
         loop {
-            if self.lanes.working() > 0 {
+            if self.session.working() > 0 {
                 self.score_ready(1)?;
             }
             if !self.wait(sink)? {
@@ -261,77 +230,9 @@ impl Compute {
         self.slots[slot].failed |= !row.iter().all(|x| x.is_finite());
     }
 
-    fn plan(&self, part: usize) -> Result<usize, RuntimeError> {
-        self.plans[part]
-            .ok_or_else(|| RuntimeError::Refused("a plan is missing; this is a bug of ours".to_owned()))
-    }
-
-    /// A pack of each encoder where there is one; with `force` of what is there, full or not.
-    fn send_packs(&mut self, force: bool, sink: &mut Sink<'_>) -> Result<bool, RuntimeError> {
-        let mut sent = false;
-        for encoder in [DNA, PROTEIN] {
-            if let Some(pack) = self.packers[encoder].next_pack(force) {
-                self.send_pack(encoder, pack, sink)?;
-                sent = true;
-            }
-        }
-        self.settle_back(sink)?;
-        self.score_ready(if force { 1 } else { SCORED_AT })?;
-        Ok(sent)
-    }
-
-    /// Sends off a step of an encoder when there is room for it.
-    fn send_pack(&mut self, encoder: usize, pack: Pack, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
-        while self.lanes.in_flight() - self.scoring >= self.lanes.enough() && self.wait(sink)? {}
-        let Pack { tokens, spans, owners } = pack;
-        let work = Work {
-            plan: self.plan(encoder)?,
-            counts: Counts { tokens: tokens.len() as u64, sequences: spans.len() as u64 },
-            wanted: spans.len() * self.widths[encoder],
-            inputs: vec![("ids", Values::I32(tokens)), ("spans", Values::Spans(spans))],
-            outputs: Arc::clone(&self.mean),
-            values: self.spare.pop().into_iter().collect(),
-            tag: Tag::Encoded { encoder, owners },
-        };
-        self.lanes.send(work);
-        Ok(())
-    }
-
-    /// All that is in both pools; the last is to be sent first.
-    fn all_packs(&mut self) -> Vec<(usize, Pack)> {
-        let devices = self.lanes.working();
-        let mut packs = vec![];
-        if devices > 1 {
-            self.packers.iter_mut().for_each(|packer| packer.cut(PARTS * devices));
-        }
-        let [dna, protein] = &mut self.packers;
-        loop {
-            let before = packs.len();
-            packs.extend(dna.next_pack(true).map(|pack| (DNA, pack)));
-            packs.extend(protein.next_pack(true).map(|pack| (PROTEIN, pack)));
-            if packs.len() == before {
-                break;
-            }
-        }
-        packs.reverse();
-        if devices > 1 {
-            packs.sort_by(|a, b| self.seconds(a).total_cmp(&self.seconds(b)));
-        }
-        packs
-    }
-
-    /// What a step is expected to take.
-    fn seconds(&self, (encoder, pack): &(usize, Pack)) -> f64 {
-        let Some(plan) = self.plans[*encoder] else { return 0.0 };
-        let program = self.lanes.program();
-        let counts = Counts { tokens: pack.tokens.len() as u64, sequences: pack.spans.len() as u64 };
-        step_seconds(&program.plans()[plan].1.graph, program.target(), counts)
-    }
-
-    /// Sends off what has both embeddings, where it is at least `least` and not too much is on its way. The head's steps
-    /// are short, and what waits for them holds slots, so they come first.
+    /// Sends slots that have both embeddings to the head, where they are at least `least` and not too much is in flight.
     fn score_ready(&mut self, least: usize) -> Result<(), RuntimeError> {
-        while self.ready.len() >= least && self.scoring < self.lanes.enough() {
+        while self.ready.len() >= least && self.session.has_room_for_rows() {
             self.score()?;
         }
         Ok(())
@@ -339,76 +240,62 @@ impl Compute {
 
     /// One step of the head over slots that have both embeddings.
     fn score(&mut self) -> Result<(), RuntimeError> {
-        let n = self.ready.len().min(HEAD_ROWS as usize);
-        let slots: Vec<usize> = self.ready.drain(..n).collect();
-        let mut rows = self.spare_rows.pop().unwrap_or_default();
-        for (encoder, rows) in rows.iter_mut().enumerate() {
-            rows.clear();
-            slots.iter().for_each(|&slot| rows.extend_from_slice(self.row(encoder, slot)));
-        }
-        let [dna, protein] = rows;
-        let work = Work {
-            plan: self.plan(HEAD)?,
-            counts: Counts { tokens: 0, sequences: n as u64 },
-            wanted: 2 * n,
-            inputs: vec![("dna", Values::F32(dna)), ("protein", Values::F32(protein))],
-            outputs: Arc::clone(&self.scores),
-            values: vec![],
-            tag: Tag::Scored { slots },
+        let Some(Head { model, inputs }) = self.head else {
+            return Err(RuntimeError::bug("a stage without the head has rows for it"));
         };
-        self.scoring += 1;
-        self.lanes.send_first(work);
-        Ok(())
+        let n = self.ready.len().min(HEAD_ROWS as usize);
+        let slots: Vec<u64> = self.ready.drain(..n).map(|slot| slot as u64).collect();
+        let mut rows = self.session.row_buffers(model);
+        for (encoder, input) in inputs.into_iter().enumerate() {
+            slots.iter().for_each(|&slot| rows[input].extend_from_slice(self.row(encoder, slot as usize)));
+        }
+        self.session.submit_rows(model, slots, rows)
     }
 
-    /// Takes what is back by now.
-    fn settle_back(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
-        while let Some(done) = self.lanes.poll()? {
-            self.settle_step(done, sink);
+    /// Takes the steps that are done by now.
+    fn take_done(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
+        while let Next::Ready(step) = self.session.poll()? {
+            self.complete(step, sink);
         }
         Ok(())
     }
 
-    /// Waits for a step; false where none is on its way.
+    /// Waits for a step; false where none is in flight.
     fn wait(&mut self, sink: &mut Sink<'_>) -> Result<bool, RuntimeError> {
         let start = Instant::now();
-        let done = self.lanes.wait(sink.stop);
+        let next = self.session.next(sink.stop);
         sink.totals.seconds.devices += start.elapsed().as_secs_f64();
-        let Some(done) = done? else { return Ok(false) };
-        self.settle_step(done, sink);
-        Ok(true)
+        match next? {
+            Next::Ready(step) => {
+                self.complete(step, sink);
+                Ok(true)
+            }
+            Next::Pending | Next::Finished => Ok(false),
+        }
     }
 
-    /// Embeddings go to the slots of their owners, scores to their windows.
-    fn settle_step(&mut self, done: Done<Tag>, sink: &mut Sink<'_>) {
-        let Done { work: Work { inputs, counts, mut values, tag, .. }, seconds } = done;
-        let values = values.pop().unwrap_or_default();
-        match tag {
-            Tag::Encoded { encoder, owners } => {
-                for (row, &owner) in values.chunks_exact(self.widths[encoder]).zip(&owners) {
-                    self.keep(encoder, owner as usize, row);
-                    self.meet(owner as usize, sink);
+    /// Embeddings go to the slots of their keys, scores to their windows.
+    fn complete(&mut self, step: Completed, sink: &mut Sink<'_>) {
+        match self.encoders.iter().position(|model| *model == Some(step.model)) {
+            Some(encoder) => {
+                for (i, &slot) in step.keys.iter().enumerate() {
+                    self.keep(encoder, slot as usize, step.values(0, i));
+                    self.meet(slot as usize, sink);
                 }
-                sink.totals.tokens[encoder] += counts.tokens;
-                sink.totals.seconds.encoders[encoder] += seconds;
-                self.spare.push(values);
-                if let Ok([(_, Values::I32(tokens)), (_, Values::Spans(spans))]) = <[_; 2]>::try_from(inputs) {
-                    self.packers[encoder].recycle(Pack { tokens, spans, owners });
-                }
+                sink.totals.tokens[encoder] += step.counts.tokens;
+                sink.totals.seconds.encoders[encoder] += step.seconds;
             }
-            Tag::Scored { slots } => {
-                for (slot, s) in slots.into_iter().zip(values.chunks_exact(2)) {
-                    let finite = s.iter().all(|x| x.is_finite());
-                    let state = if finite { State::Scored([s[0], s[1]]) } else { State::Failed };
-                    self.settle(slot, state, sink);
+            None => {
+                for (i, &slot) in step.keys.iter().enumerate() {
+                    let scores = step.values(0, i);
+                    let finite = scores.iter().all(|x| x.is_finite());
+                    let state = if finite { State::Scored([scores[0], scores[1]]) } else { State::Failed };
+                    self.settle(slot as usize, state, sink);
                 }
-                sink.totals.seconds.head += seconds;
-                self.scoring -= 1;
-                if let Ok([(_, Values::F32(dna)), (_, Values::F32(protein))]) = <[_; 2]>::try_from(inputs) {
-                    self.spare_rows.push([dna, protein]);
-                }
+                sink.totals.seconds.head += step.seconds;
             }
         }
+        self.session.recycle(step);
     }
 
     /// What comes next for a slot that has got an embedding.

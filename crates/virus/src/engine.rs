@@ -11,7 +11,7 @@ use super::queues::Queues;
 use data::chunk::Chunk;
 use data::intermediate::orf_name;
 use data::pack::Fill;
-use runtime::lanes::Stop;
+use runtime::session::Stop;
 use runtime::{Progress, RuntimeError};
 use std::sync::Arc;
 use std::time::Instant;
@@ -119,7 +119,7 @@ impl Engine {
                 Event::Note(note) => self.note(note)?,
             }
         }
-        while self.compute(stop, Compute::step)?.unwrap_or(false) {}
+        self.compute(stop, Compute::step)?;
         let devices = self.parts.compute.as_ref().map_or(1, Compute::devices);
         let Queues { items, bytes, .. } = self.queues;
         while self.queue.len() > devices * items || self.queue.bytes() > devices * bytes {

@@ -26,7 +26,6 @@ use data::sequence::{Input, Reader, digests, extent};
 use data::weights::HubEnv;
 use exec::Executor;
 use folder::Found;
-use graph::Bytes;
 use kept::Watch;
 use models::Encoder;
 use output::Counts;
@@ -38,8 +37,7 @@ use run::Run;
 use runtime::machine::Tracker;
 use runtime::observer::stopped;
 use runtime::process::Process;
-use runtime::session::lanes_worth;
-use runtime::{EncoderModel, HeadModel, Level, Observer, RuntimeError, Settings};
+use runtime::{Budget, EncoderModel, HeadModel, Level, Observer, RuntimeError, replicas_for_input};
 use serde_json::Value;
 use stage::Stage;
 use std::cell::Cell;
@@ -90,7 +88,7 @@ pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<Report,
     let start = Instant::now();
     look_at_inputs(options)?;
     let opened = open(options, observer)?;
-    predict_one(options, &opened, start, &mut None, observer)
+    predict_one(options, &opened, None, start, &mut None, observer)
 }
 
 /// Predicts each input by itself, into the folder `<stem>` of the output folder, or `<stem>_plimsoll` where that
@@ -110,22 +108,28 @@ pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Ve
         }
         folders.push((folder, input));
     }
-    // One line and as many lanes for all, so that they share one plan.
-    let worth = options.settings.worth(lanes_worth(&options.inputs));
-    let lanes = options.settings.most_lanes(worth);
-    let settings = Settings { budget: Some(options.settings.line()?), lanes, ..options.settings.clone() };
+    let settings = &options.settings;
+    let replicas = settings.most_replicas(replicas_for_input(&options.inputs));
+    let budget = settings.read_budget()?;
     look_at_inputs(options)?;
     let opened = open(options, observer)?;
-    let process = Process::of(&settings).unwrap_or_default().lines;
-    let settings = Settings { process, ..settings };
+    let shared = Shared { budget, replicas, process: Process::of(settings) };
     let mut warm = None;
     let mut reports = vec![];
     for (output_dir, input) in folders {
-        let (inputs, settings) = (vec![input.clone()], settings.clone());
-        let one = Options { inputs, output_dir, settings, ..options.clone() };
-        reports.push(predict_one(&one, &opened, Instant::now(), &mut warm, observer)?);
+        let one = Options { inputs: vec![input.clone()], output_dir, ..options.clone() };
+        reports.push(predict_one(&one, &opened, Some(&shared), Instant::now(), &mut warm, observer)?);
     }
     Ok(reports)
+}
+
+/// What several inputs share, so that one plan serves all of them.
+struct Shared {
+    budget: Budget,
+    /// The most replicas.
+    replicas: usize,
+    /// What the process held before the first arena, which is in the heap of later inputs.
+    process: Option<Process>,
 }
 
 /// Bases of a window that most genes of viruses do not reach.
@@ -137,6 +141,7 @@ pub(crate) type Warm = Option<(Stage, Vec<Executor>)>;
 fn predict_one(
     options: &Options,
     opened: &Opened,
+    shared: Option<&Shared>,
     start: Instant,
     warm: &mut Warm,
     observer: &mut dyn Observer,
@@ -160,32 +165,36 @@ fn predict_one(
     }
     tracker.track("opened");
     let shape = shape(opened, options);
-    let budget = options.settings.line()?;
-    let hosts = hosts(options, opened, budget, inputs.is_some(), observer)?;
-    let run = Run { options, opened, shape: &shape, budget, keys, inputs, hosts, chosen: Cell::new(0) };
+    let (budget, replicas) = match shared {
+        Some(Shared { budget, replicas, .. }) => (budget.clone(), *replicas),
+        None => {
+            let replicas = options.settings.most_replicas(replicas_for_input(&options.inputs));
+            (options.settings.read_budget()?, replicas)
+        }
+    };
+    let before = shared.and_then(|shared| shared.process.as_ref());
+    let hosts = hosts(options, opened, &budget, (before, inputs.is_some()), observer)?;
+    let chosen = Cell::new(0);
+    let run = Run { options, opened, shape: &shape, budget, replicas, keys, inputs, hosts, chosen };
     match options.merge.is_empty() {
         true => run.stages(start, tracker, warm, observer),
         false => run.merge(start, tracker, observer),
     }
 }
 
-/// How large the queues may be, for this input: files are read once for their longest record.
+/// The sizes that the queues may have for this input, which is read once for its longest record where it is files. `before` is
+/// what the process held before the first input's arena.
 fn hosts(
     options: &Options,
     opened: &Opened,
-    budget: Bytes,
-    files: bool,
+    budget: &Budget,
+    (before, files): (Option<&Process>, bool),
     observer: &dyn Observer,
 ) -> Result<Vec<(Queues, Vec<Staging>)>, RuntimeError> {
-    // Of several inputs, the first one's arena is in the heap by now, so what the process held before it was noted.
-    let before = &options.settings.process;
-    let process = || match before.is_empty() {
-        true => Process::of(&options.settings),
-        false => Some(Process { lines: before.clone() }),
-    };
+    let process = || before.cloned().or_else(|| Process::of(&options.settings));
     let measure = || match files {
         true => extent(&options.inputs, &|| stopped(observer, "nothing had begun")),
-        false => Ok(options.settings.of_pipe(budget).unwrap_or_default()),
+        false => Ok(budget.of_pipe().unwrap_or_default()),
     };
     planned::hosts(options, opened.head.trained, budget, process, measure)
 }

@@ -12,10 +12,12 @@ use data::weights::HubEnv;
 use exec::{DeviceError, Kind, Machine};
 use graph::{Bytes, Counts};
 use models::{Encoder, HeadConfig};
-use plan::{PlanError, Precision, Program, Staging, Stream, Target, step_seconds};
+use plan::{Precision, Program, Staging, Target, step_seconds};
 use runtime::process::Process;
-use runtime::session::lanes_worth;
-use runtime::{Device, EncoderModel, HeadModel, RuntimeError, Settings, Silent, price};
+use runtime::session::{self, HOST};
+use runtime::{
+    Budget, Device, EncoderModel, HeadModel, RuntimeError, Settings, Silent, price, replicas_for_input,
+};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -119,7 +121,7 @@ impl Machine for PlannedMachine {
 pub fn device(target: Target, depth: usize) -> Result<Device, RuntimeError> {
     match (&*target.name, &*target.space) {
         ("cpu", _) => Ok(Device::Cpu),
-        (name, runtime::lanes::HOST) => Err(RuntimeError::Refused(format!(
+        (name, HOST) => Err(RuntimeError::Refused(format!(
             "--predict --target {name}: a prediction is planned for the CPU in place (--target cpu) or a GPU; plan each \
              encoder there with --model"
         ))),
@@ -143,7 +145,7 @@ pub fn plan(request: &Request) -> Result<Planned, RuntimeError> {
     let offline = HubEnv { offline: true, ..HubEnv::from_process() };
     let opened: Vec<EncoderModel> =
         names[..HEAD].iter().filter_map(|name| EncoderModel::open(name, &offline, &mut Silent).ok()).collect();
-    let budget = settings.line()?;
+    let budget = settings.read_budget()?;
     let process = || Process::of(settings);
     let measure = || {
         let assumed = Extent {
@@ -159,13 +161,16 @@ pub fn plan(request: &Request) -> Result<Planned, RuntimeError> {
         extent(&options.inputs, &|| Ok(()))
     };
     let shape = Shape { dna, protein, head, length: options.length as u64 };
-    let hosts = hosts(options, true, budget, process, measure)?;
-    let work = if options.inputs.is_empty() { None } else { lanes_worth(&options.inputs) };
-    let (chosen, stages) = choose(&hosts, settings, budget, &shape, settings.worth(work), true)?;
+    let hosts = hosts(options, true, &budget, process, measure)?;
+    let work = if options.inputs.is_empty() { None } else { replicas_for_input(&options.inputs) };
+    let planned = choose(&hosts, settings, &budget, &shape, settings.most_replicas(work), true)?;
+    let stages: Vec<_> = stages(&planned).iter().copied().zip(planned.programs().iter().cloned()).collect();
+    let chosen = planned.budget();
     drop(opened);
     let (queues, process) = hosts.into_iter().nth(chosen).unwrap_or((Queues::USUAL, vec![]));
     let reads = reads(request, &stages)?;
     let (target, length) = (settings.target()?, shape.length);
+    let budget = budget.bytes;
     Ok(Planned { target, budget, models: names, length, stages, process, queues, reads })
 }
 
@@ -193,7 +198,7 @@ fn encoder(name: &str, wanted: &str) -> Result<Encoder, RuntimeError> {
 pub(crate) fn hosts(
     options: &Options,
     trained: bool,
-    budget: Bytes,
+    budget: &Budget,
     process: impl Fn() -> Option<Process>,
     measure: impl FnOnce() -> Result<Extent, RuntimeError>,
 ) -> Result<Vec<(Queues, Vec<Staging>)>, RuntimeError> {
@@ -202,7 +207,7 @@ pub(crate) fn hosts(
     }
     let extent = measure()?;
     let Some(process) = process() else { return Ok(vec![(Queues::USUAL, vec![])]) };
-    let line = Settings { budget: Some(budget), ..options.settings.clone() }.host_line()?;
+    let line = budget.of_host();
     let billed = |queues: Queues| {
         let mut process = process.clone();
         queues.bill(options, &extent, trained, &mut process);
@@ -211,76 +216,46 @@ pub(crate) fn hosts(
     Ok(Queues::within(line, options, &extent).map(billed).collect())
 }
 
-/// Which of the queues, and the stages with their programs: one for all, or where that does not fit the nucleotide encoder first.
-/// `reread` says whether the input can be read a second time.
-pub(crate) fn choose(
+/// Plans the stages beside the largest queues that leave room for them: one stage for all models, or where that does not fit
+/// the nucleotide encoder first. `reread` says whether the input can be read a second time.
+pub(crate) fn choose<'a>(
     hosts: &[(Queues, Vec<Staging>)],
     settings: &Settings,
-    budget: Bytes,
-    shape: &Shape,
-    worth: usize,
+    budget: &Budget,
+    shape: &'a Shape,
+    replicas: usize,
     reread: bool,
-) -> Result<(usize, Vec<(Stage, Program)>), RuntimeError> {
-    for (number, (_, process)) in hosts.iter().enumerate() {
-        // The line was read once: what is free changes from moment to moment.
-        let settings = Settings { budget: Some(budget), process: process.clone(), ..settings.clone() };
-        match settings.in_lanes(worth, |settings| stages(settings, shape, reread)) {
-            // Beside smaller queues there is more for plans.
-            Err(RuntimeError::Plan(PlanError::OverBudget(_))) if number + 1 < hosts.len() => {}
-            planned => return planned.map(|stages| (number, stages)),
-        }
-    }
-    Err(RuntimeError::Refused("there are no queues to plan with; this is a bug of ours".to_owned()))
+) -> Result<session::Planned<'a>, RuntimeError> {
+    let precision = settings.precision()?;
+    let stages = |stages: &[Stage]| stages.iter().map(|stage| shape.planned(*stage, precision)).collect();
+    // An input that can be read only once has no second pass.
+    let alternatives = if reread { ALTERNATIVES } else { &ALTERNATIVES[..1] };
+    settings.plan(session::Request {
+        alternatives: alternatives.iter().copied().map(stages).collect(),
+        replicas,
+        tokens: settings.tokens,
+        budgets: hosts.iter().map(|(_, process)| budget.with(process.clone())).collect(),
+    })
 }
 
-/// Which of the queues, where nothing is computed: those of a merge, which takes the memory of its process alone.
-pub(crate) fn choose_alone(
-    hosts: &[(Queues, Vec<Staging>)],
-    settings: &Settings,
-    budget: Bytes,
-) -> Result<usize, RuntimeError> {
+/// The ways to compute a prediction. Two passes over the input cost less than reading the weights in every step.
+const ALTERNATIVES: &[&[Stage]] = &[&[Stage::Whole], &[Stage::Nucleotide, Stage::Protein]];
+
+/// The stages of a plan, in the order of its programs.
+pub(crate) fn stages(planned: &session::Planned<'_>) -> &'static [Stage] {
+    ALTERNATIVES[planned.alternative()]
+}
+
+/// The position of the queues for a merge, which computes nothing and takes the memory of its process alone.
+pub(crate) fn choose_alone(hosts: &[(Queues, Vec<Staging>)], budget: &Budget) -> Result<usize, RuntimeError> {
     let mut refusal = Ok(0);
     for (number, (_, process)) in hosts.iter().enumerate() {
-        let settings = Settings { budget: Some(budget), process: process.clone(), ..settings.clone() };
-        refusal = settings.alone_within_line("the merge").map(|()| number);
+        refusal = budget.with(process.clone()).admits_process("the merge").map(|()| number);
         if refusal.is_ok() {
             break;
         }
     }
     refusal
-}
-
-/// The stages in lanes that were chosen: several only where one stage does all.
-fn stages(settings: &Settings, shape: &Shape, reread: bool) -> Result<Vec<(Stage, Program)>, RuntimeError> {
-    let (target, precision) = (settings.target()?, settings.precision()?);
-    let fit = |stage: Stage, stream: Stream| {
-        let settings = Settings { stream, ..settings.clone() };
-        let parts = (stage, settings.lanes);
-        let build = &mut |tokens, weights| shape.program(&target, precision, parts, tokens, weights);
-        Ok((stage, settings.fit_streaming(shape.longest(stage), build)?))
-    };
-    // Two passes over the input cost less than reading the weights in every step.
-    // What can be read only once has no second pass.
-    let whole = match settings.stream {
-        Stream::Auto if reread => Stream::Never,
-        stream => stream,
-    };
-    match fit(Stage::Whole, whole) {
-        Err(RuntimeError::Plan(PlanError::OverBudget(_))) if reread && settings.lanes == 1 => {}
-        whole => return Ok(vec![whole?]),
-    }
-    let stages = [Stage::Nucleotide, Stage::Protein].map(|stage| fit(stage, settings.stream));
-    match stages {
-        // The bill of the larger one names what both would fit in.
-        [
-            Err(RuntimeError::Plan(PlanError::OverBudget(a))),
-            Err(RuntimeError::Plan(PlanError::OverBudget(b))),
-        ] => {
-            let larger = if a.ledger.total() > b.ledger.total() { a } else { b };
-            Err(PlanError::OverBudget(larger).into())
-        }
-        stages => stages.into_iter().collect(),
-    }
 }
 
 /// The expected speed: every open reading frame takes its share of full steps of both encoders and the head.

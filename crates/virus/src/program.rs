@@ -3,10 +3,11 @@
 
 use super::stage::Stage;
 use graph::{Bounds, Bytes};
+use graph::{Graph, VerifyError};
 use models::{Encoder, HeadConfig, Output, mlp_head};
-use plan::{PlanError, Policy, Precision, Program, Staging, Target, Weights, compile};
-use runtime::lanes::{HOST, enough, planned};
-use runtime::session::bounds;
+use plan::{Policy, Precision, Program, Staging};
+use runtime::session::bounds::{bounds, copies, in_flight_target, tokens};
+use runtime::session::{self, HOST, Part};
 
 /// The parts of the work: both encoders and the head, in this order where there is one of each.
 pub(crate) const DNA: usize = 0;
@@ -73,38 +74,43 @@ impl Shape {
         waiting
     }
 
-    /// The program of a stage for steps of `tokens`, with the encoders' weights where `weights` says. The head's
-    /// are always there, in f32. A CPU computes in so many `lanes`.
-    pub(crate) fn program(
-        &self,
-        target: &Target,
-        precision: Precision,
-        (stage, lanes): (Stage, usize),
-        tokens: u64,
-        weights: Weights,
-    ) -> Result<Program, PlanError> {
-        let plan_with = |graph: Result<graph::Graph, graph::VerifyError>, policy: Policy| {
-            let graph = graph.map_err(|source| PlanError::Verify { after: "build", source })?;
-            compile(&graph, &policy, target)
+    /// A stage as a session plans it. The head's weights are always resident, in f32.
+    pub(crate) fn planned(&self, stage: Stage, precision: Precision) -> session::Stage<'_> {
+        let encoder = |part: usize, encoder, longest| Part {
+            name: PLANS[part],
+            graph: graph_of(encoder, longest),
+            policy: Policy { precision, ..Policy::default() },
+            streams: true,
         };
-        let plan = |graph| plan_with(graph, Policy { precision, weights, ..Policy::default() });
-        let mut plans = vec![];
-        let mut add = |part: usize, plan| plans.push((PLANS[part].to_owned(), plan));
+        let mut parts = vec![];
         if stage.runs(DNA) {
-            add(DNA, plan(self.dna.graph(bounds(tokens, self.longest_dna()), &[Output::Mean]))?);
+            parts.push(encoder(DNA, &self.dna, self.longest_dna()));
         }
         if stage.runs(PROTEIN) {
-            add(PROTEIN, plan(self.protein.graph(bounds(tokens, self.longest_protein()), &[Output::Mean]))?);
+            parts.push(encoder(PROTEIN, &self.protein, self.longest_protein()));
         }
         if stage.scores() {
             let rows = Bounds { tokens: 1, sequences: HEAD_ROWS, longest: 1 };
-            add(HEAD, plan_with(mlp_head(&self.head, rows), Policy::default())?);
+            let graph = Box::new(move |_| mlp_head(&self.head, rows));
+            parts.push(Part { name: PLANS[HEAD], graph, policy: Policy::default(), streams: false });
         }
-        let program = Program::new(target.clone(), plans, vec![]);
-        if target.space != HOST {
-            return Ok(program);
+        let beside = move |program: &Program, steps: usize, copies: u64| {
+            self.waiting(stage, tokens(program), steps, copies)
+        };
+        session::Stage {
+            parts,
+            longest: self.longest(stage),
+            finish: Box::new(move |program, replicas| match program.target().space == HOST {
+                true => {
+                    let waiting = beside(&program, in_flight_target(replicas), copies(replicas));
+                    program.beside(waiting)
+                }
+                false => program,
+            }),
+            kept: Box::new(move |program, steps| {
+                beside(program, steps, steps as u64).iter().map(|wait| wait.bytes).sum()
+            }),
         }
-        Ok(program.beside(self.waiting(stage, tokens, enough(lanes), planned::copies(lanes))))
     }
 
     /// Tokens of the longest sequence of a stage.
@@ -121,4 +127,9 @@ impl Shape {
             Stage::Whole | Stage::Protein => 0,
         }
     }
+}
+
+/// The graph of an encoder's means.
+fn graph_of(encoder: &Encoder, longest: u64) -> Box<dyn Fn(u64) -> Result<Graph, VerifyError> + '_> {
+    Box::new(move |tokens| encoder.graph(bounds(tokens, longest), &[Output::Mean]))
 }

@@ -8,7 +8,7 @@ use data::pack::Fill;
 use data::sequence::Input;
 use graph::Bytes;
 use plan::{Program, Staging};
-use runtime::lanes::Usage;
+use runtime::Usage;
 use runtime::machine::Tracker;
 use runtime::{EncoderModel, HeadModel, RuntimeError, price, process};
 use serde_json::{Value, json};

@@ -8,34 +8,38 @@ use super::kept::{Keeper, Shelf, changed};
 use super::output::{self, Counts, Outputs};
 use super::planned;
 use super::produce::{self, Event, Front};
-use super::program::{DNA, PLANS, PROTEIN, Shape};
+use super::program::{DNA, PROTEIN, Shape};
 use super::queues::Queues;
 use super::record::{self, Story};
 use super::resume::{self, Keys, Opening};
 use super::stage::Stage;
 use super::{Opened, Options, Report, Warm};
-use data::pack::Fill;
+use data::pack::{Fill, Order};
 use data::sequence::{Extent, Input};
 use exec::Executor;
 use graph::Bytes;
-use plan::{Program, Staging};
-use runtime::ladder::Planned;
-use runtime::lanes::say_given_back;
+use plan::Staging;
 use runtime::machine::{Tracker, resident};
 use runtime::observer::stopped;
-use runtime::session::{attach_all, computing_lines, lanes_worth, load_all, memory_lines};
-use runtime::{Level, Observer, RuntimeError, Settings, price};
+use runtime::session::{Planned, Start, WeightSource, say_given_back};
+use runtime::{Budget, Level, Observer, RuntimeError, price};
 use serde_json::{Value, json};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
+
+/// What the host keeps of steps on their way, in words.
+const KEPT: &str = "embeddings";
+
 /// A prediction whose output folder was looked at.
 pub(crate) struct Run<'a> {
     pub(crate) options: &'a Options,
     pub(crate) opened: &'a Opened,
     pub(crate) shape: &'a Shape,
-    pub(crate) budget: Bytes,
+    pub(crate) budget: Budget,
+    /// The most replicas of the CPU's threads.
+    pub(crate) replicas: usize,
     /// `None` where the input can be read only once, so that nothing can be gone on with.
     pub(crate) keys: Option<Keys>,
     /// What the inputs are; `None` where they can be read only once.
@@ -72,14 +76,14 @@ impl Run<'_> {
             observer.say(Level::Info, text);
         }
         let (mut before, mut earlier, mut held) = (None, Totals::default(), Bytes::ZERO);
-        let mut plans = self.plan(observer)?;
+        let planned = self.plan(observer)?;
         self.start_over()?;
-        let (last, program) =
-            plans.pop().ok_or_else(|| RuntimeError::Refused("there is no stage".to_owned()))?;
-        for (stage, program) in plans {
-            before = Some(price::to_json(&program)?);
+        let stages = planned::stages(&planned);
+        let last = *stages.last().ok_or_else(|| RuntimeError::bug("there is no stage"))?;
+        for (number, program) in planned.programs().iter().enumerate().take(stages.len() - 1) {
+            before = Some(price::to_json(program)?);
             held = held.max(program.arena_bytes());
-            earlier = self.embed(stage, program, warm, observer)?;
+            earlier = self.embed((&planned, number), warm, observer)?;
             tracker.track("nucleotide embeddings");
         }
         let embeddings = self.options.save_embeddings.is_some();
@@ -92,8 +96,8 @@ impl Run<'_> {
             (Stage::Protein, Some(keys)) => Some(keys.embeddings(self.shape.head.dna as usize)?),
             (Stage::Whole | Stage::Nucleotide | Stage::Protein, _) => None,
         };
-        let memory_line = self.memory_line(last, &program);
-        let compute = Some(self.compute(last, program, warm, observer)?);
+        let memory_line = planned.memory_line(stages.len() - 1, KEPT);
+        let compute = Some(self.compute((&planned, stages.len() - 1), warm, observer)?);
         tracker.track("loaded");
         let outputs = match self.options.shard {
             Some(_) => None,
@@ -104,7 +108,7 @@ impl Run<'_> {
         let mut done = self.stream(parts, observer)?;
         tracker.track("computed");
         if let Some(compute) = &done.parts.compute {
-            self.options.settings.compare(compute.program(), held, "at the end", observer);
+            planned.site().compare(compute.program(), held, "at the end", observer);
         }
         done.totals.add_stage(&earlier);
         if self.options.shard.is_some() {
@@ -120,15 +124,15 @@ impl Run<'_> {
     /// Computes the nucleotide embeddings of all open reading frames, if they are not there.
     fn embed(
         &self,
-        stage: Stage,
-        program: Program,
+        (planned, number): (&Planned<'_>, usize),
         warm: &mut Warm,
         observer: &mut dyn Observer,
     ) -> Result<Totals, RuntimeError> {
+        let stage = planned::stages(planned)[number];
         let width = self.shape.kept_width(stage, false);
         let Opening { shelf: results, keeper } = self.journal(stage, width, observer)?;
         let Some(keeper) = keeper else { return Ok(Totals::default()) };
-        let compute = Some(self.compute(stage, program, warm, observer)?);
+        let compute = Some(self.compute((planned, number), warm, observer)?);
         let strict = self.options.strict;
         let parts = Parts { compute, results, embeddings: None, keeper: Some(keeper), outputs: None, strict };
         let Done { parts, totals, .. } = self.stream(parts, observer)?;
@@ -149,7 +153,7 @@ impl Run<'_> {
             let text = "--merge: the input must be the files that the shards were computed from, not a pipe";
             return Err(RuntimeError::Refused(text.to_owned()));
         };
-        self.chosen.set(planned::choose_alone(&self.hosts, &self.options.settings, self.budget)?);
+        self.chosen.set(planned::choose_alone(&self.hosts, &self.budget)?);
         let width = self.shape.kept_width(Stage::Whole, self.options.save_embeddings.is_some());
         let (results, arithmetic) = keys.merge(&self.options.merge, width)?;
         self.start_over()?;
@@ -188,72 +192,50 @@ impl Run<'_> {
     }
 
     /// The stages and their programs: one for all, or where that does not fit the nucleotide encoder first.
-    fn plan(&self, observer: &mut dyn Observer) -> Result<Vec<(Stage, Program)>, RuntimeError> {
-        let settings = &self.options.settings;
-        let worth = settings.worth(lanes_worth(&self.options.inputs));
-        let reread = self.keys.is_some();
-        let (chosen, stages) = planned::choose(&self.hosts, settings, self.budget, self.shape, worth, reread)?;
-        self.chosen.set(chosen);
-        if stages.len() > 1 {
+    fn plan(&self, observer: &mut dyn Observer) -> Result<Planned<'_>, RuntimeError> {
+        let (settings, reread) = (&self.options.settings, self.keys.is_some());
+        let planned = planned::choose(&self.hosts, settings, &self.budget, self.shape, self.replicas, reread)?;
+        self.chosen.set(planned.budget());
+        if planned.programs().len() > 1 {
             let bytes = Bytes(self.shape.head.dna * 4);
             let text = format!(
                 "both encoders do not fit under {} together: the nucleotide encoder runs first, and its embeddings \
                  wait on disk ({bytes} for each open reading frame, in {})",
-                self.budget,
+                self.budget.bytes,
                 self.options.output_dir.join(resume::EMBEDDINGS).display()
             );
             observer.say(Level::Info, &text);
         }
-        Ok(stages)
+        Ok(planned)
     }
 
-    /// The arithmetic of a stage, with its weights. Devices that are warm with another program are switched to this one.
+    /// The running models of a stage. Devices that are warm with another program are switched to this one.
     fn compute(
         &self,
-        stage: Stage,
-        program: Program,
+        (planned, number): (&Planned<'_>, usize),
         warm: &mut Warm,
         observer: &mut dyn Observer,
     ) -> Result<Compute, RuntimeError> {
-        let fits = |executors: &[Executor]| executors.iter().all(|e| e.program() == &program);
+        let (stage, program) = (planned::stages(planned)[number], &planned.programs()[number]);
+        let order = if self.options.sort_by_length { Order::ByLength } else { Order::Input };
+        let fits = |executors: &[Executor]| executors.iter().all(|e| e.program() == program);
         if let Some((_, executors)) = warm.take_if(|(s, executors)| *s == stage && fits(executors)) {
-            return Compute::new(executors, stage, self.shape, self.options);
-        }
-        self.settings().within_line(&program, self.budget, self.kept(stage, &program))?;
-        observer.say(Level::Info, &self.memory_line(stage, &program));
-        let plans = PLANS.map(|name| program.index(name));
-        let lanes = program.lanes();
-        let settings = Settings { budget: Some(self.budget), lanes, ..self.settings() };
-        let (target, precision) = (settings.target()?, settings.precision()?);
-        let build =
-            &mut |tokens, weights| self.shape.program(&target, precision, (stage, lanes), tokens, weights);
-        let planned = Planned { program, longest: self.shape.longest(stage), build };
-        settings.first_use().iter().for_each(|text| observer.say(Level::Info, text));
-        let running = warm.take().map(|(_, executors)| executors).unwrap_or_default();
-        let mut executors = settings.start_smaller(planned, running, observer)?;
-        for line in computing_lines(&executors, settings.precision()?) {
-            observer.say(settings.computing_level(), &line);
+            return Compute::new(planned.resume(executors, order)?, stage, self.shape, self.options);
         }
         let Opened { dna, protein, head, .. } = self.opened;
-        for (part, plan) in plans.into_iter().enumerate() {
-            let Some(plan) = plan else { continue };
-            match part {
-                DNA => attach_all(&mut executors, plan, dna)?,
-                PROTEIN => attach_all(&mut executors, plan, protein)?,
-                _ => load_all(&mut executors, plan, |p, range, out| head.read(p, range, out))?,
-            }
+        let mut weights: Vec<&dyn WeightSource> = vec![];
+        if stage.runs(DNA) {
+            weights.push(dna);
         }
-        if let Some(executor) = executors.first() {
-            let program = executor.program();
-            self.settings().within_line(program, self.budget, self.kept(stage, program))?;
+        if stage.runs(PROTEIN) {
+            weights.push(protein);
         }
-        Compute::new(executors, stage, self.shape, self.options)
-    }
-
-    /// The plan against the line.
-    fn memory_line(&self, stage: Stage, program: &Program) -> String {
-        let kept = self.kept(stage, program);
-        memory_lines(&self.settings(), program, self.budget, kept, "embeddings")
+        if stage.scores() {
+            weights.push(head);
+        }
+        let running = warm.take().map(|(_, executors)| executors).unwrap_or_default();
+        let session = planned.start(number, Start { order, weights, running, kept: KEPT }, observer)?;
+        Compute::new(session, stage, self.shape, self.options)
     }
 
     /// How large the queues are.
@@ -261,17 +243,9 @@ impl Run<'_> {
         self.hosts.get(self.chosen.get()).map_or(Queues::USUAL, |(queues, _)| *queues)
     }
 
-    /// The machine, with the lines of the process beside these queues.
-    fn settings(&self) -> Settings {
-        let process = self.hosts.get(self.chosen.get()).map_or(vec![], |(_, process)| process.clone());
-        Settings { process, ..self.options.settings.clone() }
-    }
-
-    /// What waits in the host's memory between steps.
-    fn kept(&self, stage: Stage, program: &Program) -> Bytes {
-        let tokens = program.plans().iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0);
-        let open = Settings { lanes: program.lanes(), ..self.options.settings.clone() }.ahead();
-        self.shape.waiting(stage, tokens, open, open as u64).iter().map(|wait| wait.bytes).sum()
+    /// The lines of the process beside these queues.
+    fn process(&self) -> &[Staging] {
+        self.hosts.get(self.chosen.get()).map_or(&[], |(_, process)| process)
     }
 
     /// Reads and computes until the input ends. What is finished when it ends too early is kept.
@@ -353,7 +327,7 @@ impl Run<'_> {
     /// The most that the records of a pipe may take, where the run has a line.
     fn most(&self) -> Option<Extent> {
         let billed = self.hosts.iter().any(|(_, process)| !process.is_empty());
-        self.options.settings.of_pipe(self.budget).filter(|_| billed && self.keys.is_none())
+        self.budget.of_pipe().filter(|_| billed && self.keys.is_none())
     }
 
     fn pour(
@@ -417,8 +391,8 @@ impl Run<'_> {
             program: parts.compute.as_ref().map(Compute::program),
             devices: parts.compute.as_ref().map_or(&[], Compute::usage),
             before,
-            budget: self.budget,
-            process: &self.settings().process,
+            budget: self.budget.bytes,
+            process: self.process(),
             totals: &totals,
             fill,
             seconds,

@@ -56,11 +56,13 @@ fn means(
             next += 1;
         }
         let sequences = spans.len() as u64 / 2;
-        executor.input_i32(0, "ids", &ids).expect("ids");
-        executor.input_i32(0, "spans", &spans).expect("spans");
+        executor.write_i32(executor.input(0, "ids").expect("an input"), &ids).expect("ids");
+        executor.write_i32(executor.input(0, "spans").expect("an input"), &spans).expect("spans");
         executor.run(0, Counts { tokens: ids.len() as u64, sequences }).expect("a step");
         let mut out = vec![0f32; (sequences * width) as usize];
-        executor.output_f32(0, &Output::Mean.name(), &mut out).expect("means");
+        executor
+            .read_f32(executor.output(0, &Output::Mean.name()).expect("an output"), &mut out)
+            .expect("means");
         assert!(out.iter().all(|x| x.is_finite()), "{width} {precision:?}");
         bits.extend(out.iter().map(|x| x.to_bits()));
     }

@@ -4,10 +4,12 @@ use crate::ALLOCATOR;
 use crate::cards::{Card, Memory};
 use crate::rig::{Folder, alone, fixture};
 use cpu::{CpuDevice, Isa};
+use exec::Executor;
 use graph::Bytes;
-use plan::{PlanError, Reserved};
+use plan::{PlanError, Program, Reserved};
 use plimsoll_embed::{Destination, Options, Pool, embed};
 use runtime::price::{Request, program, to_json, to_text};
+use runtime::session::Site;
 use runtime::{Device, Precision, RuntimeError, Settings, Silent, Stream};
 use stats_alloc::Region;
 use std::path::{Path, PathBuf};
@@ -26,7 +28,7 @@ fn planned_bytes_are_the_arena() {
         let (precision, stream) = (None, Stream::Never);
         let request = Request { tokens: Some(tokens), budget: None, stream, precision, target };
         let program = program(&model, &request).expect("planned");
-        let (peak, executors) = (program.peak(), settings.start(program).expect("started"));
+        let (peak, executors) = (program.peak(), start(&settings, 1, program));
         assert_eq!(peak, memory.mapped() + Bytes(12_345));
         assert_eq!(executors[0].program().arena_bytes(), memory.mapped());
     }
@@ -65,7 +67,7 @@ fn planned_bytes_are_those_of_lanes() {
         assert_eq!(planned.ledger().get("beside the arena: outputs on their way"), outputs);
         let rows = planned.ledger().get("beside the arena: rows that wait for their turn");
         let (peak, region) = (planned.peak(), Region::new(ALLOCATOR));
-        let executors = Settings { lanes, ..settings }.start(planned).expect("started");
+        let executors = start(&settings, lanes, planned);
         let change = region.change();
         let held = Bytes((change.bytes_allocated - change.bytes_deallocated) as u64);
         // Each executor has its plan and instructions beside its arena.
@@ -75,6 +77,12 @@ fn planned_bytes_are_those_of_lanes() {
             "{held} for {arenas}"
         );
     }
+}
+
+/// Executors of a program, on the machine of the settings with this many replicas.
+fn start(settings: &Settings, replicas: usize, program: Program) -> Vec<Executor> {
+    let budget = settings.read_budget().expect("a budget");
+    Site::new(settings, replicas, None, budget).start(program).expect("started")
 }
 
 /// Where the line has no room for as many lanes, the plan has as many as the run.

@@ -1,7 +1,7 @@
 //! Gradients of a two-layer network against finite differences, through the whole path: autodiff, plan,
 //! executor, reference kernels.
 
-use crate::rig::On;
+use crate::rig::{ByName, On};
 use graph::{Bounds, Builder, Counts, DType, Dim, Graph, Param};
 use plan::{AutodiffPolicy, Policy, Program, Target, compile};
 use plimsoll_exec::Executor;

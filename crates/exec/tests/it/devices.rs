@@ -2,7 +2,7 @@
 //! target says `Unsupported`.
 
 use crate::op_cases::{Case, attention, cases, experts, linear, optimizer};
-use crate::rig::{On, load_as, output, output_i32, output_u8, run};
+use crate::rig::{ByName, On, load_as, output, output_i32, output_u8, run};
 use cpu::Isa;
 use graph::ops::{Epilogue, Mask, Quantize, Quantized};
 use graph::{Counts, DType, Op, Role, TensorSpec};

@@ -1,6 +1,6 @@
 //! What the executor promises: no allocation in a step, refusals, states that survive.
 
-use crate::rig::{On, bare, load, output, run, stream};
+use crate::rig::{ByName, On, bare, load, output, run, stream};
 use cpu::{CpuDevice, Isa};
 use graph::ops::{Add, Epilogue, Linear};
 use graph::{Bounds, Builder, Counts, DType, Dim, Op, VerifyError};
@@ -184,6 +184,8 @@ fn a_step_allocates_nothing() {
         let mut times = vec![Duration::ZERO; executor.program().plans()[0].1.schedule.instrs.len()];
         let (ids, spans, mut outs) = ([5; 60], [0, 20, 20, 60], [vec![]]);
         let mut least = usize::MAX;
+        let [of_ids, of_spans] = ["ids", "spans"].map(|name| executor.input(0, name).expect("an input"));
+        let mean = executor.output(0, "mean").expect("an output");
         for _ in 0..200 {
             executor.input_i32(0, "ids", &ids).expect("ids");
             executor.input_i32(0, "spans", &spans).expect("spans");
@@ -192,8 +194,8 @@ fn a_step_allocates_nothing() {
                 How::Run => executor.run(0, counts).expect("a run"),
                 How::Timed => executor.run_timed(0, counts, &mut times).expect("a timed run"),
                 How::Submitted => {
-                    let inputs = [("ids", Data::I32(&ids)), ("spans", Data::I32(&spans))];
-                    let step = executor.submit(0, &inputs, counts, &[("mean", 80)]).expect("submitted");
+                    let inputs = [(of_ids, Data::I32(&ids)), (of_spans, Data::I32(&spans))];
+                    let step = executor.submit(0, &inputs, counts, &[(mean, 80)]).expect("submitted");
                     executor.collect(step, &mut outs).expect("collected");
                 }
             }

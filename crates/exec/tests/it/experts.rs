@@ -2,7 +2,7 @@
 //! central differences of the loop. Invariant: the loop shares no code with the ops.
 
 use crate::evaluate::evaluate;
-use crate::rig::{On, output, run};
+use crate::rig::{ByName, On, output, run};
 use cpu::Isa;
 use graph::ops::*;
 use graph::{Bounds, Builder, Counts, DType, Dim, Graph, Op, Param};

@@ -1,7 +1,7 @@
 //! The models against the answers of the reference implementations: fair-esm 2.0.0, and the DNABERT-S code in
 //! pure f32. Invariant: 1e-5 absolute in f32, on every device, in any company.
 
-use crate::rig::{On, load, output, run, stream};
+use crate::rig::{ByName, On, load, output, run, stream};
 use cpu::Isa;
 use data::weights::Weights;
 use graph::{Bounds, Counts, Param};

@@ -1,7 +1,7 @@
 //! A hundred steps of every optimizer against those of PyTorch (torch.optim.AdamW and SGD, transformers' Adafactor)
 //! and, for 8-bit moments, of numpy: `bench/fixtures/optimizers.py`. Invariant: every device is held to them.
 
-use crate::rig::{On, bare, output, output_u8, run};
+use crate::rig::{ByName, On, bare, output, output_u8, run};
 use data::weights::Weights;
 use graph::ops::*;
 use graph::{Bounds, Builder, Counts, DType, Dim, Op};

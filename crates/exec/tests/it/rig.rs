@@ -6,7 +6,7 @@ use cuda::{CudaDevice, CudaError};
 use graph::{Counts, Graph, Param};
 use plan::{Capability, Fuse, Kernels, Plan, PlanError, Policy, Precision, Program, Target, Weights, compile};
 use plimsoll_exec::reference::ReferenceMachine;
-use plimsoll_exec::{Device, Executor, Machine, ParamSource};
+use plimsoll_exec::{Data, Device, DeviceError, Executor, Machine, ParamSource, Submitted};
 use std::ops::Range;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
@@ -152,6 +152,51 @@ pub fn run(executor: &mut Executor, inputs: impl FnOnce(&mut Executor), counts: 
     executor.run(0, counts).unwrap_or_else(|e| panic!("{e}"));
 }
 
+/// Inputs and outputs by name, for tests that use each once.
+pub trait ByName {
+    fn input_i32(&mut self, plan: usize, name: &str, data: &[i32]) -> Result<(), DeviceError>;
+    fn input_f32(&mut self, plan: usize, name: &str, data: &[f32]) -> Result<(), DeviceError>;
+    fn input_u8(&mut self, plan: usize, name: &str, data: &[u8]) -> Result<(), DeviceError>;
+    fn output_f32(&mut self, plan: usize, name: &str, out: &mut [f32]) -> Result<(), DeviceError>;
+    fn submit_named(
+        &mut self,
+        inputs: &[(&str, Data<'_>)],
+        counts: Counts,
+        outputs: &[(&str, usize)],
+    ) -> Result<Submitted, DeviceError>;
+}
+
+impl ByName for Executor {
+    fn input_i32(&mut self, plan: usize, name: &str, data: &[i32]) -> Result<(), DeviceError> {
+        self.write_i32(self.input(plan, name)?, data)
+    }
+
+    fn input_f32(&mut self, plan: usize, name: &str, data: &[f32]) -> Result<(), DeviceError> {
+        self.write_f32(self.input(plan, name)?, data)
+    }
+
+    fn input_u8(&mut self, plan: usize, name: &str, data: &[u8]) -> Result<(), DeviceError> {
+        self.write_u8(self.input(plan, name)?, data)
+    }
+
+    fn output_f32(&mut self, plan: usize, name: &str, out: &mut [f32]) -> Result<(), DeviceError> {
+        self.read_f32(self.output(plan, name)?, out)
+    }
+
+    fn submit_named(
+        &mut self,
+        inputs: &[(&str, Data<'_>)],
+        counts: Counts,
+        outputs: &[(&str, usize)],
+    ) -> Result<Submitted, DeviceError> {
+        let inputs = inputs.iter().map(|&(name, data)| Ok((self.input(0, name)?, data)));
+        let inputs = inputs.collect::<Result<Vec<_>, DeviceError>>()?;
+        let outputs = outputs.iter().map(|&(name, n)| Ok((self.output(0, name)?, n)));
+        let outputs = outputs.collect::<Result<Vec<_>, DeviceError>>()?;
+        self.submit(0, &inputs, counts, &outputs)
+    }
+}
+
 /// An output of so many elements.
 pub fn output(executor: &mut Executor, name: &str, elements: usize) -> Vec<f32> {
     let mut out = vec![0.0; elements];
@@ -162,13 +207,13 @@ pub fn output(executor: &mut Executor, name: &str, elements: usize) -> Vec<f32> 
 /// The same of integers.
 pub fn output_i32(executor: &mut Executor, name: &str, elements: usize) -> Vec<i32> {
     let mut out = vec![0; elements];
-    executor.output_i32(0, name, &mut out).unwrap_or_else(|e| panic!("{e}"));
+    executor.output(0, name).and_then(|id| executor.read_i32(id, &mut out)).unwrap_or_else(|e| panic!("{e}"));
     out
 }
 
 /// The same of codes.
 pub fn output_u8(executor: &mut Executor, name: &str, elements: usize) -> Vec<u8> {
     let mut out = vec![0; elements];
-    executor.output_u8(0, name, &mut out).unwrap_or_else(|e| panic!("{e}"));
+    executor.output(0, name).and_then(|id| executor.read_u8(id, &mut out)).unwrap_or_else(|e| panic!("{e}"));
     out
 }

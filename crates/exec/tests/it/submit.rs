@@ -1,6 +1,6 @@
 //! Steps that are submitted are steps that are run: the same bits, in order, and refusals that leave nothing open.
 
-use crate::rig::{On, load, output, run};
+use crate::rig::{ByName, On, load, output, run};
 use cpu::Isa;
 use cuda::{CudaDevice, Options};
 use graph::{Bounds, Builder, Bytes, Counts, DType, Dim};
@@ -58,7 +58,11 @@ fn every_use() -> impl Iterator<Item = Options> {
 fn submit(executor: &mut Executor, n: i32) -> Result<Submitted, DeviceError> {
     let (ids, spans, counts) = step(n);
     let inputs = [("ids", Data::I32(&ids)), ("spans", Data::I32(&spans))];
-    executor.submit(0, &inputs, counts, &[("mean", 40 * n as usize), ("hidden", 40 * counts.tokens as usize)])
+    executor.submit_named(
+        &inputs,
+        counts,
+        &[("mean", 40 * n as usize), ("hidden", 40 * counts.tokens as usize)],
+    )
 }
 
 /// Steps by `submit` and `collect`, as many open as there may be.
@@ -96,7 +100,7 @@ fn what_is_submitted_is_what_is_run() {
             executor.poison().expect("inside");
             let inputs = [("spans", Data::I32(&spans)), ("ids", Data::I32(&ids))];
             let outputs = [("hidden", hidden), ("mean", means)];
-            let open = executor.submit(0, &inputs, counts, &outputs).expect("submitted");
+            let open = executor.submit_named(&inputs, counts, &outputs).expect("submitted");
             let mut found = [vec![], vec![1.0; 1000]];
             executor.collect(open, &mut found).expect("collected");
             assert_eq!(found, wanted, "{} with {n} sequences", on.name());
@@ -117,12 +121,12 @@ fn what_does_not_fit_is_refused_and_leaves_nothing_open() {
         ([i, s], ("mean", 81), "`mean` is"),
         ([i, s], ("mode", 80), "no `mode`"),
     ] {
-        let error = executor.submit(0, &inputs, counts, &[outputs]).expect_err("refused");
+        let error = executor.submit_named(&inputs, counts, &[outputs]).expect_err("refused");
         assert!(error.to_string().contains(word), "{error}");
     }
     let open: Vec<_> =
-        (0..executor.depth()).map(|_| executor.submit(0, &[i, s], counts, &[("mean", 80)])).collect();
-    let error = executor.submit(0, &[i, s], counts, &[]).expect_err("full");
+        (0..executor.depth()).map(|_| executor.submit_named(&[i, s], counts, &[("mean", 80)])).collect();
+    let error = executor.submit_named(&[i, s], counts, &[]).expect_err("full");
     assert!(error.to_string().contains("are open"), "{error}");
     for step in open {
         executor.collect(step.expect("there was room"), &mut [vec![]]).expect("collected");
@@ -136,7 +140,7 @@ fn a_trace_has_every_launch() {
     let inputs = [("ids", Data::I32(&ids[..])), ("spans", Data::I32(&spans[..]))];
     let mut traced = |on| {
         executor.trace(on).expect("possible");
-        let step = executor.submit(0, &inputs, counts, &[("mean", 80)]).expect("submitted");
+        let step = executor.submit_named(&inputs, counts, &[("mean", 80)]).expect("submitted");
         executor.collect(step, &mut [vec![]]).expect("collected");
         executor.spans().expect("spans")
     };
@@ -235,7 +239,10 @@ fn a_gpu_names_the_step_that_is_refused() {
                 let (mut ids, spans, counts) = step(2);
                 ids[5] = if k == bad { 4000 } else { 5 };
                 let inputs = [("ids", Data::I32(&ids)), ("spans", Data::I32(&spans))];
-                open.push_back((k, executor.submit(0, &inputs, counts, &[("mean", 80)]).expect("submitted")));
+                open.push_back((
+                    k,
+                    executor.submit_named(&inputs, counts, &[("mean", 80)]).expect("submitted"),
+                ));
             }
             open.into_iter().for_each(|step| collect(&mut executor, step));
             assert_eq!(refused, [bad], "{options:?}");
@@ -272,7 +279,7 @@ fn a_gpu_copies_beside_its_kernels_only_in_streams_of_their_own() {
                 }
                 let counts = Counts { tokens: 4096, sequences: 1 };
                 let (x, y) = ([("x", Data::F32(&x))], [("y", 1 << 18)]);
-                open.push_back(executor.submit(0, &x, counts, &y).expect("submitted"));
+                open.push_back(executor.submit_named(&x, counts, &y).expect("submitted"));
             }
             for step in open {
                 executor.collect(step, &mut outs).expect("collected");

@@ -1,6 +1,6 @@
 //! An executor that follows one program after another on its device.
 
-use crate::rig::On;
+use crate::rig::{ByName, On};
 use cpu::Isa;
 use graph::{Bounds, Counts, Param};
 use models::{Encoder, Output};
@@ -31,7 +31,7 @@ fn step(executor: &mut Executor, tokens: u64) -> Vec<f32> {
     let spans: Vec<i32> = (0..counts.sequences).flat_map(borders).collect();
     let inputs = [("ids", Data::I32(&ids)), ("spans", Data::I32(&spans))];
     let wanted = 40 * counts.sequences as usize;
-    let open = executor.submit(0, &inputs, counts, &[("mean", wanted)]).expect("submitted");
+    let open = executor.submit_named(&inputs, counts, &[("mean", wanted)]).expect("submitted");
     let mut found = [vec![]];
     executor.collect(open, &mut found).expect("collected");
     found.into_iter().flatten().collect()
@@ -68,7 +68,7 @@ fn open_steps_are_collected_first() {
     let (ids, spans) = (vec![5; LENGTH as usize], [0, LENGTH as i32]);
     let inputs = [("ids", Data::I32(&ids)), ("spans", Data::I32(&spans))];
     let counts = Counts { tokens: LENGTH, sequences: 1 };
-    let open = executor.submit(0, &inputs, counts, &[("mean", 40)]).expect("submitted");
+    let open = executor.submit_named(&inputs, counts, &[("mean", 40)]).expect("submitted");
     let error = executor.switch(program(on, 2 * LENGTH)).expect_err("a step is open").to_string();
     assert!(error.contains("1 steps are open"), "{error}");
     executor.collect(open, &mut [vec![]]).expect("collected");

@@ -4,7 +4,7 @@
 mod fixture;
 mod steps;
 
-use crate::rig::{On, bare, output, run};
+use crate::rig::{ByName, On, bare, output, run};
 use fixture::{Fixture, Model, check, largest};
 use graph::{Graph, Param};
 use models::{Lora, Output, Task, Training};

@@ -131,10 +131,12 @@ fn products(settings: &Settings) -> Result<Vec<(String, String)>, RuntimeError> 
     let mut timed = vec![];
     for (id, _) in KNOWN {
         let Some(encoder) = known(id) else { continue };
-        match Subject::program(settings, LONGEST, &mut |bounds| encoder.graph(bounds, &[Output::Mean])) {
+        let graph = Box::new(|bounds| encoder.graph(bounds, &[Output::Mean]));
+        match Subject::planned(settings, 1, LONGEST, graph) {
             Err(RuntimeError::Plan(PlanError::OverBudget(_))) => {}
-            program => {
-                let executor = settings.start_one(program?)?;
+            planned => {
+                let planned = planned?;
+                let executor = planned.site().start_one(planned.programs()[0].clone())?;
                 timed.push(((*id).to_owned(), executor.device().arithmetic()));
             }
         }

@@ -3,6 +3,7 @@
 
 use super::steps::Step;
 use exec::{Data, Executor, Submitted};
+use plan::InputId;
 use runtime::RuntimeError;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -61,8 +62,9 @@ impl Lane {
         let mut times = vec![Duration::ZERO; instructions];
         while let Some(Step { counts, spans, .. }) = line.take() {
             if !line.ids.is_empty() {
-                self.executor.input_i32(0, "ids", &line.ids[..counts.tokens as usize])?;
-                self.executor.input_i32(0, "spans", spans)?;
+                let [ids, spans_input] = self.inputs()?;
+                self.executor.write_i32(ids, &line.ids[..counts.tokens as usize])?;
+                self.executor.write_i32(spans_input, spans)?;
             }
             self.executor.run_timed(0, *counts, &mut times)?;
         }
@@ -78,11 +80,18 @@ impl Lane {
         if line.ids.is_empty() {
             return Ok(self.executor.submit(0, &[], *counts, &[])?);
         }
+        let mean = self.executor.output(0, "mean")?;
         let graph = &self.executor.program().plans()[0].1.graph;
-        let mean = graph.output("mean").map_or(0, |v| graph.spec(v).elements_at(*counts)) as usize;
-        let ids = Data::I32(&line.ids[..counts.tokens as usize]);
-        let inputs = [("ids", ids), ("spans", Data::I32(spans))];
-        Ok(self.executor.submit(0, &inputs, *counts, &[("mean", mean)])?)
+        let values = graph.spec(mean.value).elements_at(*counts) as usize;
+        let [ids, spans_input] = self.inputs()?;
+        let tokens = Data::I32(&line.ids[..counts.tokens as usize]);
+        let inputs = [(ids, tokens), (spans_input, Data::I32(spans))];
+        Ok(self.executor.submit(0, &inputs, *counts, &[(mean, values)])?)
+    }
+
+    /// The token ids and the spans of a step.
+    fn inputs(&self) -> Result<[InputId; 2], RuntimeError> {
+        Ok([self.executor.input(0, "ids")?, self.executor.input(0, "spans")?])
     }
 
     fn collect(&mut self, open: &mut VecDeque<Submitted>, line: &Line<'_>) -> Result<(), RuntimeError> {

@@ -10,8 +10,8 @@ use graph::ops::{Embed, SegmentMean};
 use graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, VerifyError};
 use models::{Encoder, Output};
 use plan::{Instr, Plan, PlanError, Policy, Precision, Program, Target, compile};
-use runtime::lanes::planned;
-use runtime::session::{bounds, load, name};
+use runtime::session::bounds::{LEAST_OF_REPLICA, bounds, with_outputs};
+use runtime::session::{Part, Planned, Request, Site, Stage, load, name};
 use runtime::{RuntimeError, Settings, price};
 use std::panic::resume_unwind;
 use std::thread;
@@ -32,9 +32,9 @@ const MOST_PASSES: f64 = 1000.0;
 /// Outputs that a lane holds: those that it fetched, and those that it handed out.
 const OUTPUTS: u64 = 2;
 
-/// What has one step is computed by all threads together.
-fn one_lane(settings: &Settings) -> Settings {
-    Settings { lanes: 1, ..settings.clone() }
+/// The machine with all threads in one replica, for work of one step.
+pub(super) fn one_replica(settings: &Settings) -> Result<Site, RuntimeError> {
+    Ok(Site::new(settings, 1, settings.tokens, settings.read_budget()?))
 }
 
 /// Something that can be timed.
@@ -81,12 +81,16 @@ impl Subject {
                 let mut subject = Self::single(settings, &policy, rows, product(rows, n, k, dtype))?;
                 let numbers = numbers(1).take((rows * k) as usize);
                 match dtype {
-                    DType::F32 => subject.first_mut().input_f32(0, "x", &numbers.collect::<Vec<f32>>())?,
+                    DType::F32 => {
+                        let x = subject.first().input(0, "x")?;
+                        subject.first_mut().write_f32(x, &numbers.collect::<Vec<f32>>())?;
+                    }
                     // Their upper halves: the same numbers in bf16, others in binary16, but not zeros, which are quicker.
                     DType::Bf16 | DType::F16 => {
                         let halves: Vec<u8> =
                             numbers.flat_map(|x| x.to_le_bytes().into_iter().skip(2)).collect();
-                        subject.first_mut().input_u8(0, "x", &halves)?;
+                        let x = subject.first().input(0, "x")?;
+                        subject.first_mut().write_u8(x, &halves)?;
                     }
                     DType::F8 | DType::I8 | DType::I32 | DType::U8 => {}
                 }
@@ -95,40 +99,49 @@ impl Subject {
         }
     }
 
-    /// In as many lanes as a run has whose input is many of such batches, as far as the batch has steps for them: a small one
-    /// is asked for to see small steps, by all threads together.
+    /// An encoder over a batch, with as many replicas as a run has whose input is many of such batches, as far as the batch
+    /// has steps for them: a small one is asked for to see small steps, by all threads together.
     fn model(settings: &Settings, encoder: &Encoder, lengths: &[u64]) -> Result<Self, RuntimeError> {
-        // One line for all that is tried.
-        let settings = &Settings { budget: Some(settings.line()?), ..settings.clone() };
         let tokens: u64 = lengths.iter().sum();
-        let worth = settings.worth(Some(tokens / planned::LEAST_OF_LANE));
-        settings.in_lanes(worth, |settings| Self::model_in(settings, encoder, lengths))
-    }
-
-    /// The same with lanes that were chosen.
-    fn model_in(settings: &Settings, encoder: &Encoder, lengths: &[u64]) -> Result<Self, RuntimeError> {
+        let replicas = settings.most_replicas(Some(tokens / LEAST_OF_REPLICA));
         let longest = lengths.iter().copied().max().unwrap_or(1);
         let equal = lengths.iter().all(|&n| n == longest);
-        let program = Self::program(settings, longest, &mut |mixed| {
+        let graph = |mixed: Bounds| {
             let n = (mixed.tokens / longest).clamp(1, lengths.len() as u64);
             let whole = Bounds { tokens: n * longest, sequences: n, longest };
             encoder.graph(if equal { whole } else { mixed }, &[Output::Mean])
-        })?;
+        };
+        let planned = Self::planned(settings, replicas, longest, Box::new(graph))?;
+        let program = planned.programs()[0].clone();
         let bounds = program.plans()[0].1.graph.bounds;
         let steps: Vec<Step> = packs(lengths, &bounds, program.lanes()).into_iter().map(Step::of).collect();
-        Self::new(settings, program, steps, ids(encoder, bounds.tokens))
+        Self::new(planned.site(), program, steps, ids(encoder, bounds.tokens))
     }
 
-    /// The program of a graph for the most tokens that fit and bring speed.
-    pub(super) fn program(
+    /// The plan of a graph for the most tokens that fit and bring speed.
+    pub(super) fn planned<'a>(
         settings: &Settings,
+        replicas: usize,
         longest: u64,
-        build: &mut dyn FnMut(Bounds) -> Result<Graph, VerifyError>,
-    ) -> Result<Program, RuntimeError> {
-        let (target, policy) = (settings.target()?, settings.policy()?);
-        settings.fit(longest, &mut |tokens| {
-            let program = one(&target, &policy, build(bounds(tokens, longest)))?;
-            Ok(planned::with_outputs(program, OUTPUTS * settings.lanes as u64, 0, None))
+        graph: Box<dyn Fn(Bounds) -> Result<Graph, VerifyError> + 'a>,
+    ) -> Result<Planned<'a>, RuntimeError> {
+        let part = Part {
+            name: "bench",
+            graph: Box::new(move |tokens| graph(bounds(tokens, longest))),
+            policy: settings.policy()?,
+            streams: false,
+        };
+        let stage = Stage {
+            parts: vec![part],
+            longest,
+            finish: Box::new(|program, replicas| with_outputs(program, OUTPUTS * replicas as u64, 0, None)),
+            kept: Box::new(|_, _| Bytes::ZERO),
+        };
+        settings.plan(Request {
+            alternatives: vec![vec![stage]],
+            replicas,
+            tokens: settings.tokens,
+            budgets: vec![settings.read_budget()?],
         })
     }
 
@@ -140,7 +153,6 @@ impl Subject {
         width: u64,
         count: u32,
     ) -> Result<Self, RuntimeError> {
-        let settings = &one_lane(settings);
         let bounds = one_sequence(rows);
         let mut g = Builder::new(bounds);
         let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);
@@ -154,9 +166,10 @@ impl Subject {
         g.scope("", None);
         let mean = g.one(Op::SegmentMean(SegmentMean { skip_first: 0, skip_last: 0 }), &[x, spans]);
         g.output("mean", mean);
-        let program = one(&settings.target()?, &settings.policy()?, g.finish())?.within(settings.line()?)?;
+        let (site, policy) = (one_replica(settings)?, settings.policy()?);
+        let program = one(&settings.target()?, &policy, g.finish())?.within(site.budget().bytes)?;
         let ids = (0..rows).map(|i| (i * 7919 % VOCABULARY) as i32).collect();
-        Self::new(settings, program, vec![Step::of(&[rows])], ids)
+        Self::new(&site, program, vec![Step::of(&[rows])], ids)
     }
 
     /// A graph of one step of `rows` rows, whose inputs are whatever lies in the arena.
@@ -166,18 +179,13 @@ impl Subject {
         rows: u64,
         graph: Result<Graph, VerifyError>,
     ) -> Result<Self, RuntimeError> {
-        let settings = &one_lane(settings);
-        let program = one(&settings.target()?, policy, graph)?.within(settings.line()?)?;
-        Self::new(settings, program, vec![Step::whole(one_sequence(rows).full())], vec![])
+        let site = one_replica(settings)?;
+        let program = one(&settings.target()?, policy, graph)?.within(site.budget().bytes)?;
+        Self::new(&site, program, vec![Step::whole(one_sequence(rows).full())], vec![])
     }
 
-    fn new(
-        settings: &Settings,
-        program: Program,
-        steps: Vec<Step>,
-        ids: Vec<i32>,
-    ) -> Result<Self, RuntimeError> {
-        let executors = settings.start_alone(program)?;
+    fn new(site: &Site, program: Program, steps: Vec<Step>, ids: Vec<i32>) -> Result<Self, RuntimeError> {
+        let executors = site.start_alone(program)?;
         let mut subject = Self { lanes: executors.into_iter().map(Lane::new).collect(), steps, ids };
         // Billions of numbers one by one would take longer than all that is timed.
         let random: Vec<f32> = numbers(0).take(RANDOM).map(|x| 0.05 * x).collect();

@@ -2,7 +2,7 @@
 //! weights. Training steps of two small decoders are timed, launch by launch. Invariant: every step moves the weights, so that the optimizers really run.
 
 use super::median;
-use super::subject::numbers;
+use super::subject::{numbers, one_replica};
 use exec::Executor;
 use graph::ops::{Adafactor, AdamW, Sgd};
 use graph::{Bounds, Counts};
@@ -75,8 +75,9 @@ fn times(
         accumulation: 2,
         max_norm: 1.0,
     };
-    let program = training.program(&forward, &forward, target)?.within(settings.line()?)?;
-    let mut executor = settings.start_one(program)?;
+    let program = training.program(&forward, &forward, target)?;
+    let site = one_replica(settings)?;
+    let mut executor = site.start_one(program.within(site.budget().bytes)?)?;
     // Numbers of about the size of a new model's, the same each time.
     let mut random = numbers(0);
     load(&mut executor, 0, |param, _, out| {
@@ -101,7 +102,7 @@ fn times(
             }
         }
         let mut scale = [0f32; 2];
-        executor.output_f32(apply, "scale", &mut scale)?;
+        executor.read_f32(executor.output(apply, "scale")?, &mut scale)?;
         if scale[1] == 0.0 {
             let text = "the decoder of a calibration has gradients that are not finite; this is a bug of ours";
             return Err(RuntimeError::Refused(text.to_owned()));
@@ -138,14 +139,14 @@ fn inputs(
     let has = |executor: &Executor, name| executor.program().plans()[plan].1.graph.input(name).is_some();
     for (name, values) in [("ids", &ids), ("targets", &ids), ("spans", &spans)] {
         if has(executor, name) {
-            executor.input_i32(plan, name, values)?;
+            executor.write_i32(executor.input(plan, name)?, values)?;
         }
     }
     let scalars: [(&str, &[f32]); 5] =
         [("d loss", &[1.0]), ("d aux", &[1.0]), ("keep", &[0.0]), ("unscale", &unscale), ("hyper", hyper)];
     for (name, values) in scalars {
         if has(executor, name) {
-            executor.input_f32(plan, name, values)?;
+            executor.write_f32(executor.input(plan, name)?, values)?;
         }
     }
     Ok(())

@@ -1,27 +1,51 @@
 //! An encoder that answers with everything it computes. Invariant: an answer belongs to its sequence, in whatever
 //! company it was computed.
 
-use exec::Executor;
-use graph::Counts;
+use data::pack::Order;
+use exec::Param;
+use graph::{Bytes, Graph};
 use models::Output;
-use plan::{PlanError, Program, compile};
-use runtime::session::{bounds, load};
-use runtime::{EncoderModel, RuntimeError, Settings};
+use runtime::session::bounds::bounds;
+use runtime::session::{ModelId, Next, Part, Push, Request, Session, Stage, Start, WeightSource};
+use runtime::{EncoderModel, RuntimeError, Settings, Silent};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Tokens of a step where nothing else is asked for: what is verified is short.
 const TOKENS: u64 = 1024;
 
-/// The only plan of the program.
-const ENCODER: usize = 0;
+/// The name of the encoder's plan.
+const ENCODER: &str = "encoder";
 
 /// A running encoder.
 pub(super) struct Runner {
-    executor: Executor,
-    width: usize,
-    /// Columns of the logits; 0 without a language-model head.
-    vocabulary: usize,
+    session: Session,
+    encoder: ModelId,
+    /// The positions of the outputs.
+    hidden: usize,
+    mean: usize,
+    logits: Option<usize>,
     /// Weights that were no finite numbers.
     pub(super) broken_weights: u64,
+}
+
+/// A model's weights, of which those that are no finite numbers are counted.
+struct Counted<'a> {
+    model: &'a EncoderModel,
+    broken: AtomicU64,
+}
+
+impl WeightSource for Counted<'_> {
+    fn read(&self, param: &Param, range: Range<u64>, out: &mut [f32]) -> Result<(), RuntimeError> {
+        self.model.read(param, range, out)?;
+        let broken = out.iter().filter(|x| !x.is_finite()).count() as u64;
+        self.broken.fetch_add(broken, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn stream(&self, _: &Graph) -> Option<exec::ParamSource> {
+        None
+    }
 }
 
 /// What a model says about a sequence.
@@ -62,28 +86,38 @@ impl Runner {
         settings: &Settings,
         longest: u64,
     ) -> Result<Self, RuntimeError> {
-        let tokens = settings.tokens.or(Some(longest.max(TOKENS)));
-        let settings = Settings { tokens, budget: Some(settings.line()?), ..settings.clone() };
-        let (target, policy) = (settings.target()?, settings.policy()?);
         let outputs: &[Output] = match with_logits {
             true => &[Output::Hidden, Output::Mean, Output::Logits],
             false => &[Output::Hidden, Output::Mean],
         };
-        let program = settings.fit(longest, &mut |tokens| {
-            let graph = model.encoder.graph(bounds(tokens, longest), outputs);
-            let graph = graph.map_err(|source| PlanError::Verify { after: "build", source })?;
-            let plan = compile(&graph, &policy, &target)?;
-            Ok(Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]))
+        let part = Part {
+            name: ENCODER,
+            graph: Box::new(|tokens| model.encoder.graph(bounds(tokens, longest), outputs)),
+            policy: settings.policy()?,
+            streams: false,
+        };
+        let stage = Stage {
+            parts: vec![part],
+            longest,
+            finish: Box::new(|program, _| program),
+            kept: Box::new(|_, _| Bytes::ZERO),
+        };
+        let planned = settings.plan(Request {
+            alternatives: vec![vec![stage]],
+            replicas: 1,
+            tokens: settings.tokens.or(Some(longest.max(TOKENS))),
+            budgets: vec![settings.read_budget()?],
         })?;
-        let mut executor = settings.start_one(program)?;
-        let mut broken_weights = 0;
-        load(&mut executor, ENCODER, |param, range, out| {
-            model.read(param, range, out)?;
-            broken_weights += out.iter().filter(|x| !x.is_finite()).count() as u64;
-            Ok(())
-        })?;
-        let vocabulary = if with_logits { model.encoder.vocab_size() as usize } else { 0 };
-        Ok(Self { executor, width: model.encoder.hidden_size() as usize, vocabulary, broken_weights })
+        let counted = Counted { model, broken: AtomicU64::new(0) };
+        let start = Start { order: Order::Input, weights: vec![&counted], running: vec![], kept: "outputs" };
+        let session = planned.start(0, start, &mut Silent)?;
+        let encoder = session.model(ENCODER).ok_or_else(|| RuntimeError::bug("the program has no encoder"))?;
+        let position = |name: &str| session.outputs(encoder).iter().position(|output| output.name == name);
+        let (hidden, mean, logits) = (position("hidden"), position("mean"), position("logits"));
+        let (Some(hidden), Some(mean)) = (hidden, mean) else {
+            return Err(RuntimeError::bug("an encoder without its outputs"));
+        };
+        Ok(Self { session, encoder, hidden, mean, logits, broken_weights: counted.broken.into_inner() })
     }
 
     /// The answers in the order of the sequences, which are packed as they come.
@@ -91,55 +125,45 @@ impl Runner {
         &mut self,
         sequences: impl Iterator<Item = &'a [i32]>,
     ) -> Result<Vec<Answer>, RuntimeError> {
-        let bounds = self.executor.program().plans()[ENCODER].1.graph.bounds;
-        let (mut answers, mut tokens, mut spans) = (vec![], vec![], vec![]);
+        let mut answers = vec![];
         for sequence in sequences {
-            let full = tokens.len() + sequence.len() > bounds.tokens as usize;
-            if full || spans.len() as u64 == bounds.sequences {
-                self.step(&tokens, &spans, &mut answers)?;
-                tokens.clear();
-                spans.clear();
+            let key = answers.len() as u64;
+            answers.push(None);
+            while self.session.push([(self.encoder, key, sequence)])? == Push::Full {
+                self.collect(&mut answers)?;
             }
-            spans.push([tokens.len(), tokens.len() + sequence.len()]);
-            tokens.extend_from_slice(sequence);
         }
-        if !spans.is_empty() {
-            self.step(&tokens, &spans, &mut answers)?;
+        loop {
+            self.session.flush();
+            if !self.collect(&mut answers)? {
+                break;
+            }
         }
-        Ok(answers)
+        answers.into_iter().map(|answer| answer.ok_or_else(unanswered)).collect()
     }
 
     /// The answer to one sequence alone.
     pub(super) fn answer(&mut self, sequence: &[i32]) -> Result<Answer, RuntimeError> {
-        let mut answers = vec![];
-        self.step(sequence, &[[0, sequence.len()]], &mut answers)?;
-        answers
-            .pop()
-            .ok_or_else(|| RuntimeError::Refused("a sequence has no answer; this is a bug of ours".to_owned()))
+        self.answers(std::iter::once(sequence))?.pop().ok_or_else(unanswered)
     }
 
-    fn step(
-        &mut self,
-        tokens: &[i32],
-        spans: &[[usize; 2]],
-        answers: &mut Vec<Answer>,
-    ) -> Result<(), RuntimeError> {
-        let flat: Vec<i32> = spans.iter().flatten().map(|&row| row as i32).collect();
-        self.executor.input_i32(ENCODER, "ids", tokens)?;
-        self.executor.input_i32(ENCODER, "spans", &flat)?;
-        self.executor.run(ENCODER, Counts { tokens: tokens.len() as u64, sequences: spans.len() as u64 })?;
-        let mut read = |name: &str, values: usize| {
-            let mut out = vec![f32::NAN; values];
-            self.executor.output_f32(ENCODER, name, &mut out).map(|()| out)
+    /// Waits for a step and takes its answers; false where nothing is in flight.
+    fn collect(&mut self, answers: &mut [Option<Answer>]) -> Result<bool, RuntimeError> {
+        let step = match self.session.next(&|| Ok(()))? {
+            Next::Ready(step) => step,
+            Next::Pending | Next::Finished => return Ok(false),
         };
-        let hidden = read("hidden", tokens.len() * self.width)?;
-        let mean = read("mean", spans.len() * self.width)?;
-        let logits = if self.vocabulary > 0 { read("logits", tokens.len() * self.vocabulary)? } else { vec![] };
-        for ([start, end], mean) in spans.iter().zip(mean.chunks(self.width)) {
-            let rows = |values: &[f32], columns: usize| values[start * columns..end * columns].to_vec();
-            let (hidden, logits) = (rows(&hidden, self.width), rows(&logits, self.vocabulary));
-            answers.push(Answer { hidden, mean: mean.to_vec(), logits });
+        for (i, &key) in step.keys.iter().enumerate() {
+            let values = |output: usize| step.values(output, i).to_vec();
+            let logits = self.logits.map_or_else(Vec::new, values);
+            answers[key as usize] =
+                Some(Answer { hidden: values(self.hidden), mean: values(self.mean), logits });
         }
-        Ok(())
+        self.session.recycle(step);
+        Ok(true)
     }
+}
+
+fn unanswered() -> RuntimeError {
+    RuntimeError::bug("a sequence has no answer")
 }

@@ -5,13 +5,13 @@ use super::encoder::Opened;
 use super::facts::{ANCHORS, DNA_WIDTH, PROTEIN_WIDTH, SCORE_BOUND};
 use super::reference::merged_sets;
 use super::{Options, Verdict, chain, distance, worst};
+use data::pack::Order;
 use data::weights::Weights;
-use exec::Executor;
-use graph::{Bounds, Counts};
+use graph::{Bounds, Bytes};
 use models::{HeadConfig, mlp_head};
-use plan::{PlanError, Policy, Program, compile};
-use runtime::session::load;
-use runtime::{HeadModel, RuntimeError, Settings};
+use plan::Policy;
+use runtime::session::{ModelId, Next, Part, Request, Session, Stage, Start};
+use runtime::{HeadModel, RuntimeError, Settings, Silent};
 use std::fs;
 use std::path::Path;
 
@@ -201,43 +201,68 @@ fn company(runner: &mut Runner, verdict: &mut Verdict) -> Result<(), RuntimeErro
     Ok(())
 }
 
+/// The name of the head's plan.
+const HEAD: &str = "head";
+
 /// A running head.
 struct Runner {
-    executor: Executor,
+    session: Session,
+    head: ModelId,
+    /// The positions of the inputs `dna` and `protein`.
+    inputs: [usize; 2],
+    /// Columns of the nucleotide embedding, which come first in a merged row.
     dna: usize,
-    /// Of a merged row.
+    /// Columns of a merged row.
     columns: usize,
 }
 
 impl Runner {
     fn start(head: &HeadModel, settings: &Settings) -> Result<Self, RuntimeError> {
-        let graph = mlp_head(&head.config, Bounds { tokens: 1, sequences: ROWS, longest: 1 })
-            .map_err(|source| PlanError::Verify { after: "build", source })?;
-        let target = settings.target()?;
-        let plan = compile(&graph, &Policy::default(), &target)?;
-        let program = Program::new(target, vec![("head".to_owned(), plan)], vec![]).within(settings.line()?)?;
-        let mut executor = settings.start_one(program)?;
-        load(&mut executor, 0, |param, range, out| head.read(param, range, out))?;
+        let rows = Bounds { tokens: 1, sequences: ROWS, longest: 1 };
+        let part = Part {
+            name: HEAD,
+            graph: Box::new(|_| mlp_head(&head.config, rows)),
+            policy: Policy::default(),
+            streams: false,
+        };
+        let stage = Stage {
+            parts: vec![part],
+            longest: 1,
+            finish: Box::new(|program, _| program),
+            kept: Box::new(|_, _| Bytes::ZERO),
+        };
+        let planned = settings.plan(Request {
+            alternatives: vec![vec![stage]],
+            replicas: 1,
+            tokens: Some(1),
+            budgets: vec![settings.read_budget()?],
+        })?;
+        let start = Start { order: Order::Input, weights: vec![head], running: vec![], kept: "scores" };
+        let session = planned.start(0, start, &mut Silent)?;
+        let missing = || RuntimeError::bug("the program has no head over two embeddings");
+        let model = session.model(HEAD).ok_or_else(missing)?;
+        let input = |name: &str| session.row_input(model, name).ok_or_else(missing);
+        let inputs = [input("dna")?, input("protein")?];
         let (dna, protein) = (head.config.dna as usize, head.config.protein as usize);
-        Ok(Self { executor, dna, columns: dna + protein })
+        Ok(Self { inputs, session, head: model, dna, columns: dna + protein })
     }
 
     /// Two scores for each merged row.
     fn scores(&mut self, merged: &[f32]) -> Result<Vec<f32>, RuntimeError> {
         let mut scores = vec![];
         for rows in merged.chunks(ROWS as usize * self.columns) {
-            let halves = |dna: bool| -> Vec<f32> {
-                let cut = |row: &[f32]| if dna { row[..self.dna].to_vec() } else { row[self.dna..].to_vec() };
-                rows.chunks_exact(self.columns).flat_map(cut).collect()
-            };
-            let (dna, protein) = (halves(true), halves(false));
-            let count = rows.len() / self.columns;
-            self.executor.input_f32(0, "dna", &dna)?;
-            self.executor.input_f32(0, "protein", &protein)?;
-            self.executor.run(0, Counts { tokens: 1, sequences: count as u64 })?;
-            let mut step = vec![f32::NAN; 2 * count];
-            self.executor.output_f32(0, "scores", &mut step)?;
-            scores.extend(step);
+            let mut buffers = self.session.row_buffers(self.head);
+            for row in rows.chunks_exact(self.columns) {
+                let (dna, protein) = row.split_at(self.dna);
+                buffers[self.inputs[0]].extend_from_slice(dna);
+                buffers[self.inputs[1]].extend_from_slice(protein);
+            }
+            let keys = (0..(rows.len() / self.columns) as u64).collect();
+            self.session.submit_rows(self.head, keys, buffers)?;
+            if let Next::Ready(step) = self.session.next(&|| Ok(()))? {
+                (0..step.keys.len()).for_each(|row| scores.extend_from_slice(step.values(0, row)));
+                self.session.recycle(step);
+            }
         }
         Ok(scores)
     }

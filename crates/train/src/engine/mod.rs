@@ -19,11 +19,12 @@ use data::weights::HubEnv;
 use exec::{Executor, ParamSource, Survivor};
 use graph::{Bounds, Bytes, Counts, StateKind};
 use plan::training::plans;
-use plan::{PlanError, Program, Target};
+use plan::{PlanError, Program, Staging, Target};
 use runtime::hub::{Need, trainable};
 use runtime::machine::{available, parse_budget};
 use runtime::process::Process;
-use runtime::{Observer, RuntimeError, Settings, price};
+use runtime::session::Site;
+use runtime::{Budget, Observer, RuntimeError, Settings, price};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use store::Store;
@@ -48,20 +49,22 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
     let most = of_data(program::largest(config));
     let mut feed = Feed::open(config, most, tokenizer(config, observer)?.as_deref())?;
     let held = feed.host_bytes(config.run.evaluate_every.is_some());
-    let settings = beyond_reserved(config);
+    let settings = config.run.machine();
+    let process = beyond_reserved(config, &settings);
+    let whole = Budget { bytes: budget, on_host: true, host_memory: None, process };
     let data: Bytes = held.iter().map(|h| Bytes(h.bytes)).sum();
-    let line = settings.for_plans(budget).saturating_sub(data);
+    let line = whole.for_plans().saturating_sub(data);
     let found = program::search(config, &subject, &target, line, observer).map_err(|error| match error {
-        RuntimeError::Plan(error) => with_data(settings.with_process(error).into(), budget, &held),
+        RuntimeError::Plan(error) => with_data(whole.with_process(error).into(), budget, &held),
         other => other,
     })?;
     let bounds = program::bounds(config, found.candidate.tokens);
     feed.bound(of_data(bounds))?;
     let plan::Found { program, candidate, .. } = found;
-    let machine = config.run.machine();
-    let mut executor = machine.start_one(program)?;
+    let site = Site::new(&settings, 1, None, whole);
+    let mut executor = site.start_one(program)?;
     start(&mut executor, subject.source(config.run.seed))?;
-    settings.within_line(executor.program(), budget, Bytes::ZERO)?;
+    site.budget().admits_held(executor.program(), Bytes::ZERO)?;
     let store = Store::of(&executor, &subject, config.run.seed);
     let asked = |auto: bool, key: &str, value: Value| auto.then(|| (key.to_owned(), value));
     let kind = program::kind_of(&candidate.optimizer);
@@ -71,7 +74,7 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
         asked(config.memory.loss_chunk.0.is_none(), "memory.loss_chunk", json!(candidate.chunk)),
         asked(config.optimizer.kind == OptimizerKind::Auto, "optimizer.kind", json!(kind)),
         asked(config.run.device == Device::Auto, "run.device", json!(Device::Cpu)),
-        asked(config.run.threads.0.is_none(), "run.threads", json!(machine.threads)),
+        asked(config.run.threads.0.is_none(), "run.threads", json!(settings.threads)),
     ];
     let indices = Indices::of(executor.program())?;
     let outputs =
@@ -96,16 +99,14 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
     }))
 }
 
-/// The machine, with what of the process is more than plans of training reserve for it. What the data holds by now is counted
-/// by its own lines too.
-fn beyond_reserved(config: &TrainConfig) -> Settings {
-    let settings = config.run.machine();
+/// The lines of the process that are more than plans of training reserve for it. What the data holds by now is counted by its
+/// own lines too.
+fn beyond_reserved(config: &TrainConfig, settings: &Settings) -> Vec<Staging> {
     let workers = config.data.workers.0.unwrap_or(8) as usize;
-    let Some(mut process) = Process::now(&settings) else { return settings };
-    process.add_threads(&settings, workers + 2);
-    process.add_queues(&settings, CHECKPOINT);
-    let lines = process.beyond(PROCESS);
-    Settings { process: lines, ..settings }
+    let Some(mut process) = Process::now(settings) else { return vec![] };
+    process.add_threads(settings, workers + 2);
+    process.add_queues(settings, CHECKPOINT);
+    process.beyond(PROCESS)
 }
 
 /// What passes through the host when a checkpoint is written or read.
@@ -244,17 +245,17 @@ impl Engine {
         match &self.feed {
             Feed::Tokens(feed) => {
                 let batch = &feed.batch;
-                executor.input_i32(plan, "ids", &batch.ids)?;
-                executor.input_i32(plan, "spans", batch.spans.as_flattened())?;
-                executor.input_i32(plan, "targets", &batch.targets)?;
+                executor.write_i32(executor.input(plan, "ids")?, &batch.ids)?;
+                executor.write_i32(executor.input(plan, "spans")?, batch.spans.as_flattened())?;
+                executor.write_i32(executor.input(plan, "targets")?, &batch.targets)?;
                 Ok(Counts { tokens: batch.ids.len() as u64, sequences: batch.spans.len() as u64 })
             }
             Feed::Rows(feed) => {
                 let batch = &feed.batch;
                 for (name, values) in ["dna", "protein"].iter().zip(&batch.parts) {
-                    executor.input_f32(plan, name, values)?;
+                    executor.write_f32(executor.input(plan, name)?, values)?;
                 }
-                executor.input_i32(plan, "targets", &batch.targets)?;
+                executor.write_i32(executor.input(plan, "targets")?, &batch.targets)?;
                 let rows = batch.targets.len() as u64;
                 Ok(Counts { tokens: rows, sequences: rows })
             }
@@ -270,7 +271,7 @@ impl Engine {
             return Ok(None);
         }
         let mut value = [0f32];
-        self.executor.output_f32(plan, output, &mut value)?;
+        self.executor.read_f32(self.executor.output(plan, output)?, &mut value)?;
         Ok(Some(f64::from(value[0])))
     }
 
@@ -285,7 +286,7 @@ impl Engine {
     /// Whether the update that `plan` ran moved the weights: every gradient was finite.
     fn moved(&mut self, plan: usize) -> Result<bool, RuntimeError> {
         let mut scale = [0f32; 2];
-        self.executor.output_f32(plan, "scale", &mut scale)?;
+        self.executor.read_f32(self.executor.output(plan, "scale")?, &mut scale)?;
         Ok(scale[1] != 0.0)
     }
 
@@ -294,7 +295,7 @@ impl Engine {
         let mut dropped = 0;
         for name in &self.counters {
             let mut value = [0];
-            self.executor.output_i32(self.indices.micro, name, &mut value)?;
+            self.executor.read_i32(self.executor.output(self.indices.micro, name)?, &mut value)?;
             dropped += value[0].max(0) as u64;
         }
         Ok(dropped)
@@ -325,13 +326,13 @@ impl Trainable for Engine {
             ("hyper", &hyper),
         ] {
             if self.has(plan, name) {
-                self.executor.input_f32(plan, name, values)?;
+                self.executor.write_f32(self.executor.input(plan, name)?, values)?;
             }
         }
         self.hyper = hyper;
         if self.has(plan, "seed") {
             let word = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) as i32;
-            self.executor.input_i32(plan, "seed", &[word, self.micro_steps as i32])?;
+            self.executor.write_i32(self.executor.input(plan, "seed")?, &[word, self.micro_steps as i32])?;
         }
         self.micro_steps += 1;
         self.executor.run(plan, counts)?;
@@ -353,8 +354,8 @@ impl Trainable for Engine {
             let none = || RuntimeError::Refused("a step without a micro-step".to_owned());
             return self.at_once.take().ok_or_else(none);
         };
-        self.executor.input_f32(plan, "hyper", hyper)?;
-        self.executor.input_f32(plan, "unscale", &[unscale])?;
+        self.executor.write_f32(self.executor.input(plan, "hyper")?, hyper)?;
+        self.executor.write_f32(self.executor.input(plan, "unscale")?, &[unscale])?;
         self.executor.run(plan, Counts { tokens: 0, sequences: 0 })?;
         let norm = self.scalar(plan, "norm")?.unwrap_or(f64::NAN);
         Ok(Applied { norm, ok: self.moved(plan)? })

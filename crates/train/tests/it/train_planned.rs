@@ -9,6 +9,7 @@ use graph::StateKind;
 use plan::{Program, check};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::{Request, Resume, open, priced, train_with};
+use runtime::session::Site;
 use runtime::{Settings, Silent};
 use stats_alloc::Region;
 use std::collections::{BTreeMap, BTreeSet};
@@ -166,8 +167,10 @@ fn holds(program: Program, threads: usize, what: &str) {
         check(&plan.graph, &plan.schedule, &plan.memory).unwrap_or_else(|e| panic!("{what}: {name}: {e}"));
     }
     let instructions: u64 = program.plans().iter().map(|(_, p)| p.schedule.instrs.len() as u64).sum();
+    let settings = Settings { threads, ..Settings::default() };
+    let site = Site::new(&settings, 1, None, settings.read_budget().expect("a budget"));
     let region = Region::new(ALLOCATOR);
-    let executor = Settings { threads, ..Settings::default() }.start_one(program).expect("started");
+    let executor = site.start_one(program).expect("started");
     let beside = held(&region).checked_sub(arena).unwrap_or_else(|| panic!("{what}: less than the arena"));
     assert!(
         beside <= DEVICE + PER_INSTRUCTION * instructions,

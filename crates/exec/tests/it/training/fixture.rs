@@ -1,5 +1,6 @@
 //! A tiny model, a batch, and what PyTorch makes of them.
 
+use crate::rig::ByName;
 use data::weights::Weights as File;
 use graph::{Bounds, Counts, Graph, Param, Piece};
 use models::{DecoderConfig, Encoder, HeadConfig, Task, Training, candidates, derived};

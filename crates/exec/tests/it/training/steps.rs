@@ -2,7 +2,7 @@
 
 use super::fixture::{Fixture, Model, check};
 use super::{DENSE, MASKED, MIXTURES};
-use crate::rig::On;
+use crate::rig::{ByName, On};
 use graph::ops::{AdamW, Sgd};
 use graph::{Counts, Graph, Param};
 use plan::training::plans;

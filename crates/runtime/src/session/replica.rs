@@ -1,8 +1,9 @@
 //! The thread of a device, and the queue from which it takes its steps. Invariant: as many steps are open as the device
 //! has room for, but none that an idle device could begin.
 
-use super::{Done, Event, Work};
+use super::replicas::{Done, Event, Work};
 use exec::{Data, DeviceError, Executor, Submitted};
+use plan::{InputId, OutputId};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::Sender;
@@ -82,7 +83,7 @@ impl<T> Shared<T> {
 }
 
 /// The thread of a device.
-pub(super) struct Lane<T> {
+pub(super) struct Replica<T> {
     number: usize,
     executor: Executor,
     shared: Arc<Shared<T>>,
@@ -93,7 +94,7 @@ pub(super) struct Lane<T> {
     since: Instant,
 }
 
-impl<T> Lane<T> {
+impl<T> Replica<T> {
     pub(super) fn new(
         number: usize,
         executor: Executor,
@@ -107,7 +108,7 @@ impl<T> Lane<T> {
 /// Why a step did not come to its end, and the step.
 struct Failed<T>(DeviceError, Box<Work<T>>);
 
-impl<T: Send> Lane<T> {
+impl<T: Send> Replica<T> {
     pub(super) fn run(mut self) -> Option<Executor> {
         match catch_unwind(AssertUnwindSafe(|| self.work())) {
             Ok(true) => Some(self.executor),
@@ -152,10 +153,10 @@ impl<T: Send> Lane<T> {
         if self.open.is_empty() {
             self.since = Instant::now();
         }
-        let inputs: Vec<(&str, Data<'_>)> =
-            work.inputs.iter().map(|(name, values)| (*name, values.data())).collect();
-        let outputs: Vec<(&str, usize)> =
-            work.outputs.iter().map(|name| (name.as_str(), work.wanted)).collect();
+        let inputs: Vec<(InputId, Data<'_>)> =
+            work.inputs.iter().map(|(input, values)| (*input, values.data())).collect();
+        let outputs: Vec<(OutputId, usize)> =
+            work.outputs.iter().map(|output| (output.id, output.elements(work.counts))).collect();
         match self.executor.submit(work.plan, &inputs, work.counts, &outputs) {
             Ok(step) => {
                 self.open.push_back((work, step));

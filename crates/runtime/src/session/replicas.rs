@@ -1,18 +1,19 @@
-//! Devices that share the work: a thread for each of them over one queue, so that whoever is free takes what comes next.
-//! Invariant: a step that was sent comes back once, with its outputs, whichever device computed it; a device that fails
-//! hands back what it had begun, and the others go on.
+//! Devices that share the steps of a session: a thread for each over one queue, so that the device that is free takes the
+//! next step. Invariant: a step that was sent comes back once, with its outputs, whichever device computed it; a device that
+//! fails hands back the steps it had begun, and the others go on.
 
-mod lane;
-pub mod planned;
 #[cfg(test)]
+#[path = "tests.rs"]
 mod tests;
 
+use super::HOST;
+use super::bounds::in_flight_target;
+use super::replica::{Replica, Shared};
 use crate::{Level, Observer, RuntimeError};
 use data::limits::spawn;
 use exec::{Data, DeviceError, Executor};
-use graph::{Bytes, Counts};
-use lane::{Lane, Shared};
-use plan::Program;
+use graph::{Bytes, Counts, Dim, ValueId};
+use plan::{InputId, OutputId, Program};
 use serde_json::{Value, json};
 use std::any::Any;
 use std::error::Error;
@@ -28,38 +29,73 @@ pub type Stop<'a> = &'a dyn Fn() -> Result<(), RuntimeError>;
 /// How often [`Stop`] is asked.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Into how many packs for each device what is left at the end is cut: with several, the last of them end closer
-/// together.
-pub const PARTS: usize = 2;
-
-/// The memory space of machines whose arena is the host's memory.
-pub const HOST: &str = "host";
-
-/// Steps that are on their way so that so many lanes of the CPU always have one.
-pub fn enough(lanes: usize) -> usize {
-    if lanes == 1 { 1 } else { 2 * lanes }
+/// An output of a plan, with the shape that a step's counts give it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// The output.
+    pub id: OutputId,
+    /// Its name in the plan's graph.
+    pub name: String,
+    /// The unit that has a row of it.
+    pub per: Per,
+    /// Columns of a row.
+    pub width: usize,
 }
 
-/// A step on its way. Its buffers come back with it.
-pub struct Work<T> {
-    /// The plan of the program.
-    pub plan: usize,
-    /// By name, of exactly `counts`.
-    pub inputs: Vec<(&'static str, Values)>,
+/// The unit that has a row of an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Per {
+    /// Each sequence.
+    Sequence,
+    /// Each token.
+    Token,
+}
+
+impl Output {
+    /// The outputs of a plan, in the order of its graph.
+    pub(super) fn of(program: &Program, plan: usize) -> Vec<Self> {
+        let graph = &program.plans()[plan].1.graph;
+        let output = |(name, value): &(String, ValueId)| {
+            let spec = graph.spec(*value);
+            let (per, columns) = match spec.shape.first() {
+                Some(Dim::Tokens(_)) => (Per::Token, &spec.shape[1..]),
+                Some(Dim::Sequences(_)) => (Per::Sequence, &spec.shape[1..]),
+                Some(Dim::Fixed(_)) | None => (Per::Sequence, &spec.shape[..]),
+            };
+            let width = columns.iter().filter_map(|dim| dim.fixed()).product::<u64>() as usize;
+            Self { id: OutputId { plan, value: *value }, name: name.clone(), per, width }
+        };
+        graph.outputs.iter().map(output).collect()
+    }
+
+    /// The values of a step's output.
+    pub(super) fn elements(&self, counts: Counts) -> usize {
+        let rows = match self.per {
+            Per::Sequence => counts.sequences,
+            Per::Token => counts.tokens,
+        };
+        rows as usize * self.width
+    }
+}
+
+/// A step of a plan. Its buffers come back with it.
+pub(super) struct Work<T> {
+    /// The plan's position in the program.
+    pub(super) plan: usize,
+    /// Exactly `counts` of each.
+    pub(super) inputs: Vec<(InputId, Values)>,
     /// What the step holds.
-    pub counts: Counts,
-    /// Which outputs are wanted.
-    pub outputs: Arc<[String]>,
-    /// How many values of each, from the first on.
-    pub wanted: usize,
-    /// The outputs once it is done, in their order; buffers until then.
-    pub values: Vec<Vec<f32>>,
+    pub(super) counts: Counts,
+    /// The outputs that are read.
+    pub(super) outputs: Arc<[Output]>,
+    /// The values of the outputs once the step is done; buffers until then.
+    pub(super) values: Vec<Vec<f32>>,
     /// Whose step it is.
-    pub tag: T,
+    pub(super) tag: T,
 }
 
-/// An input.
-pub enum Values {
+/// The values of an input.
+pub(super) enum Values {
     /// Integers, such as token ids.
     I32(Vec<i32>),
     /// Start and end of each sequence.
@@ -69,7 +105,7 @@ pub enum Values {
 }
 
 impl Values {
-    fn data(&self) -> Data<'_> {
+    pub(super) fn data(&self) -> Data<'_> {
         match self {
             Self::I32(values) => Data::I32(values),
             Self::Spans(spans) => Data::I32(bytemuck::cast_slice(spans)),
@@ -79,11 +115,11 @@ impl Values {
 }
 
 /// A step that came back.
-pub struct Done<T> {
+pub(super) struct Done<T> {
     /// The step, with its outputs.
-    pub work: Work<T>,
-    /// What it took of its device's time.
-    pub seconds: f64,
+    pub(super) work: Work<T>,
+    /// Seconds of its device's time.
+    pub(super) seconds: f64,
 }
 
 /// What a device did.
@@ -120,8 +156,8 @@ impl Usage {
     }
 }
 
-/// Devices that share the work.
-pub struct Lanes<T> {
+/// Devices that share the steps of a program.
+pub(super) struct Replicas<T> {
     shared: Arc<Shared<T>>,
     events: Receiver<Event<T>>,
     threads: Vec<JoinHandle<Option<Executor>>>,
@@ -129,15 +165,15 @@ pub struct Lanes<T> {
     usage: Vec<Usage>,
     /// Steps that were sent and are not back.
     in_flight: usize,
-    /// How many of them there should be.
-    enough: usize,
+    /// How many of them there should be, so that every device has its next step when it ends one.
+    target: usize,
     /// How many devices work.
     working: usize,
     warnings: Vec<String>,
 }
 
-/// What a lane tells.
-enum Event<T> {
+/// What the thread of a device reports.
+pub(super) enum Event<T> {
     Done {
         lane: usize,
         done: Done<T>,
@@ -156,17 +192,17 @@ enum Event<T> {
     Panicked(Box<dyn Any + Send>),
 }
 
-impl<T: Send + 'static> Lanes<T> {
+impl<T: Send + 'static> Replicas<T> {
     /// A lane for each executor; they run one program with the same weights.
-    pub fn new(executors: Vec<Executor>) -> Result<Self, RuntimeError> {
+    pub(super) fn new(executors: Vec<Executor>) -> Result<Self, RuntimeError> {
         let Some(first) = executors.first() else {
-            return Err(RuntimeError::Refused("there is no device to compute on".to_owned()));
+            return Err(RuntimeError::bug("there is no device to compute on"));
         };
         let (program, lanes) = (first.program().clone(), executors.len());
-        let enough = match program.target().space == HOST {
+        let target = match program.target().space == HOST {
             // What waits takes of the same memory as what runs.
             true if program.lanes() == 1 => lanes,
-            true => enough(lanes),
+            true => in_flight_target(lanes),
             false => executors.iter().map(|e| e.depth() + 1).sum(),
         };
         let usage = executors.iter().map(|e| {
@@ -179,13 +215,13 @@ impl<T: Send + 'static> Lanes<T> {
         let (sender, events) = channel();
         let start = |(number, executor)| {
             let (shared, events) = (Arc::clone(&queue), sender.clone());
-            let lane = Lane::new(number, executor, shared, events);
+            let lane = Replica::new(number, executor, shared, events);
             spawn("device", move || lane.run()).map_err(RuntimeError::thread("device"))
         };
         let (in_flight, working, warnings) = (0, lanes, vec![]);
         let threads = vec![];
         // Dropped on an error, it ends the threads that were started.
-        let mut all = Self { shared, events, threads, program, usage, in_flight, enough, working, warnings };
+        let mut all = Self { shared, events, threads, program, usage, in_flight, target, working, warnings };
         for thread in executors.into_iter().enumerate().map(start) {
             all.threads.push(thread?);
         }
@@ -193,54 +229,49 @@ impl<T: Send + 'static> Lanes<T> {
     }
 
     /// What they run.
-    pub fn program(&self) -> &Program {
+    pub(super) fn program(&self) -> &Program {
         &self.program
     }
 
     /// How many devices work.
-    pub fn working(&self) -> usize {
+    pub(super) fn working(&self) -> usize {
         self.working
     }
 
-    /// Steps that should be on their way, so that every device has its next one when it ends one.
-    pub fn enough(&self) -> usize {
-        self.enough
-    }
-
-    /// Whether another step would not wait for long.
-    pub fn has_room(&self) -> bool {
-        self.in_flight < self.enough
+    /// Steps that should be in flight, so that every device has its next one when it ends one.
+    pub(super) fn in_flight_target(&self) -> usize {
+        self.target
     }
 
     /// Steps that were sent and are not back.
-    pub fn in_flight(&self) -> usize {
+    pub(super) fn in_flight(&self) -> usize {
         self.in_flight
     }
 
     /// What each did so far.
-    pub fn usage(&self) -> &[Usage] {
+    pub(super) fn usage(&self) -> &[Usage] {
         &self.usage
     }
 
     /// What is to be said since the last call.
-    pub fn warnings(&mut self) -> Vec<String> {
+    pub(super) fn warnings(&mut self) -> Vec<String> {
         std::mem::take(&mut self.warnings)
     }
 
     /// Puts a step behind those that wait.
-    pub fn send(&mut self, work: Work<T>) {
+    pub(super) fn send(&mut self, work: Work<T>) {
         self.in_flight += 1;
         self.shared.put(|queue| queue.push_back(work));
     }
 
     /// Puts a step before those that wait.
-    pub fn send_first(&mut self, work: Work<T>) {
+    pub(super) fn send_first(&mut self, work: Work<T>) {
         self.in_flight += 1;
         self.shared.put(|queue| queue.push_front(work));
     }
 
     /// A step that is back, waited for; `None` where none is on its way.
-    pub fn wait(&mut self, stop: Stop<'_>) -> Result<Option<Done<T>>, RuntimeError> {
+    pub(super) fn wait(&mut self, stop: Stop<'_>) -> Result<Option<Done<T>>, RuntimeError> {
         while self.in_flight > 0 {
             match self.events.recv_timeout(PATIENCE) {
                 Ok(event) => {
@@ -256,7 +287,7 @@ impl<T: Send + 'static> Lanes<T> {
     }
 
     /// A step that is back by now.
-    pub fn poll(&mut self) -> Result<Option<Done<T>>, RuntimeError> {
+    pub(super) fn poll(&mut self) -> Result<Option<Done<T>>, RuntimeError> {
         loop {
             match self.events.try_recv() {
                 Ok(event) => {
@@ -272,14 +303,14 @@ impl<T: Send + 'static> Lanes<T> {
     }
 
     /// Takes back the steps that no device has begun.
-    pub fn cancel(&mut self) -> Vec<Work<T>> {
+    pub(super) fn cancel(&mut self) -> Vec<Work<T>> {
         let works = self.shared.clear();
         self.in_flight -= works.len();
         works
     }
 
     /// The executors that still work, for another run. What is on its way is forgotten.
-    pub fn into_executors(mut self) -> Vec<Executor> {
+    pub(super) fn into_executors(mut self) -> Vec<Executor> {
         self.join().into_iter().flatten().collect()
     }
 
@@ -325,7 +356,7 @@ impl<T: Send + 'static> Lanes<T> {
     }
 }
 
-impl<T> Lanes<T> {
+impl<T> Replicas<T> {
     fn join(&mut self) -> Vec<Option<Executor>> {
         self.shared.close();
         // A lane's panic was heard, or nobody waits for its work.
@@ -333,13 +364,13 @@ impl<T> Lanes<T> {
     }
 }
 
-impl<T> Drop for Lanes<T> {
+impl<T> Drop for Replicas<T> {
     fn drop(&mut self) {
         self.join();
     }
 }
 
-/// What devices gave back between steps.
+/// Reports the bytes that devices gave back between steps.
 pub fn say_given_back(usage: &[Usage], observer: &mut dyn Observer) {
     for Usage { name, given_back, .. } in usage.iter().filter(|usage| usage.given_back > Bytes::ZERO) {
         observer

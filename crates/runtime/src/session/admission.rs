@@ -1,31 +1,67 @@
-//! From a program to executors where memory is short. Invariant: nothing is allocated of a program that is larger than
-//! what is free; what another process takes in between makes steps smaller and is said, or is refused with a bill.
+//! Admission: from a program to executors where memory is short. Invariant: nothing is allocated of a program that is larger
+//! than what is free; memory that another process takes in between makes steps smaller and is said, or is refused with a
+//! bill.
 
-use crate::lanes::planned::TOKEN_STEP;
+use super::bounds::{TOKEN_STEP, tokens};
+use super::search::{Point, Stage};
+use crate::budget::Budget;
+use crate::settings::free;
 use crate::{Level, Observer, RuntimeError, Settings};
+use data::limits;
 use exec::{DeviceError, Executor, Machine};
 use graph::Bytes;
 use plan::{Bill, Build, Ledger, Line, PlanError, Program, Search, Stream, Weights, fit};
 use std::sync::Arc;
 
-/// A program, and how one of other bounds is made.
-pub struct Planned<'a> {
-    /// The program.
-    pub program: Program,
-    /// Tokens that every step must hold.
-    pub longest: u64,
-    /// How one of other bounds is made.
-    pub build: Build<'a>,
-}
-
-/// As many tensors as a bill names.
+/// The largest tensors that a bill names.
 const LARGEST: usize = 4;
 
-/// What may be taken beside what is planned.
+/// The difference between planned and counted bytes of a card that is no cause for a warning.
 const SLACK: Bytes = Bytes(2 << 20);
 
-impl Settings {
-    /// Every device with an arena of the program, in the order of the devices.
+/// The machines of a run: with a number of replicas and a budget.
+#[derive(Clone, Debug)]
+pub struct Site {
+    machines: Vec<Arc<dyn Machine>>,
+    threads: usize,
+    replicas: usize,
+    budget: Budget,
+    /// Tokens that were asked for.
+    tokens: Option<u64>,
+    stream: Stream,
+}
+
+impl Site {
+    /// The machines of the settings with this many replicas. With a number of `tokens` that was asked for, steps are never
+    /// made smaller.
+    pub fn new(settings: &Settings, replicas: usize, tokens: Option<u64>, budget: Budget) -> Self {
+        Self {
+            machines: settings.machines(replicas),
+            threads: settings.threads,
+            replicas,
+            budget,
+            tokens,
+            stream: settings.stream,
+        }
+    }
+
+    /// The memory budget, with the lines of the process.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// Steps that should be in flight on all devices together.
+    pub fn in_flight_target(&self) -> usize {
+        match self.budget.on_host {
+            true => super::bounds::in_flight_target(self.replicas),
+            false => self.machines.iter().map(|machine| machine.depth() + 1).sum(),
+        }
+    }
+
+    /// Every device, with an arena of the program: in the order of the machines, replicas of a CPU one after the other.
+    ///
+    /// # Errors
+    /// [`PlanError::OverBudget`] where the program is larger than what is free; errors of the devices.
     pub fn start(&self, program: Program) -> Result<Vec<Executor>, RuntimeError> {
         match self.without_room(&program, &[])? {
             Some(free) => Err(refused(self.bill(&program, free, UNSTARTED))),
@@ -33,23 +69,42 @@ impl Settings {
         }
     }
 
-    /// The same, where a smaller step than planned may do: if another process takes memory in between, and nobody asked
-    /// for a number of tokens. Executors that are `running` are switched to the program.
-    pub fn start_smaller(
+    /// The only device, for those who compute on one.
+    ///
+    /// # Errors
+    /// As [`Site::start`], and [`RuntimeError::Refused`] with several devices.
+    pub fn start_one(&self, program: Program) -> Result<Executor, RuntimeError> {
+        self.start_alone(program)?.pop().ok_or_else(several)
+    }
+
+    /// The replicas of the only device.
+    ///
+    /// # Errors
+    /// As [`Site::start_one`].
+    pub fn start_alone(&self, program: Program) -> Result<Vec<Executor>, RuntimeError> {
+        if self.machines.len() > 1 { Err(several()) } else { self.start(program) }
+    }
+
+    /// As [`Site::start`], where a smaller step than planned may do: if another process takes memory in between, and nobody
+    /// asked for a number of tokens. Executors that are `running` are switched to the program.
+    pub(crate) fn start_smaller(
         &self,
-        planned: Planned<'_>,
+        mut program: Program,
+        stage: &Stage<'_>,
         mut running: Vec<Executor>,
         observer: &mut dyn Observer,
     ) -> Result<Vec<Executor>, RuntimeError> {
-        let Planned { mut program, longest, build } = planned;
-        let build: Build<'_> = &mut |tokens, weights| Ok(self.placed(build(tokens, weights)?));
+        let (target, depth) = (program.target().clone(), program.depth());
+        let point = Point { target: &target, depth, replicas: self.replicas };
+        let build: Build<'_> = &mut |tokens, weights| stage.program(&point, tokens, weights, &mut |_, _| {});
+        let longest = stage.longest;
         if let Some(free) = self.without_room(&program, &running)? {
             let bill = self.bill(&program, free, UNSTARTED);
             return Err(refused(self.with_remedies(bill, &program, longest, build)?));
         }
         let held = held_by(&running);
         loop {
-            if !self.is_on_host() {
+            if !self.budget.on_host {
                 switching(&running, &program, observer);
             }
             match self.follow(&program, std::mem::take(&mut running)) {
@@ -75,10 +130,10 @@ impl Settings {
         }
     }
 
-    /// What the devices hold against what is planned, as a line for each that can tell. Of an arena that they `held` before,
-    /// some may be there still.
+    /// Reports for each device that counts its memory what this process holds of it beside what is planned. Of an arena that
+    /// it `held` before, some may be there still.
     pub fn compare(&self, program: &Program, held: Bytes, when: &str, observer: &mut dyn Observer) {
-        for machine in self.machines() {
+        for machine in &self.machines {
             // What cannot be told is not compared.
             let Ok(Some(taken)) = machine.taken() else { continue };
             let planned = program.peak();
@@ -108,7 +163,7 @@ impl Settings {
     /// What is free for a program that is larger, on a device that can tell. What is `running` gives way to it.
     fn without_room(&self, program: &Program, running: &[Executor]) -> Result<Option<Bytes>, RuntimeError> {
         // What is free of the host's memory changes with every process, and its line was drawn when the run was planned.
-        if self.is_on_host() {
+        if self.budget.on_host {
             return Ok(None);
         }
         let free = self.free()? + held_by(running);
@@ -117,8 +172,8 @@ impl Settings {
 
     /// Every device with the program: those of executors that run, or else new ones.
     fn follow(&self, program: &Program, mut running: Vec<Executor>) -> Result<Vec<Executor>, RuntimeError> {
-        // On the CPU nothing was compiled or chosen, and lanes would hold weights of both programs for a while.
-        if self.is_on_host() {
+        // On the CPU nothing was compiled or chosen, and replicas would hold weights of both programs for a while.
+        if self.budget.on_host {
             running.clear();
         }
         if running.is_empty() {
@@ -132,14 +187,24 @@ impl Settings {
         Ok(running)
     }
 
+    /// Every device, without an arena.
+    fn open(&self) -> Result<Vec<Box<dyn exec::Device>>, RuntimeError> {
+        limits::room_for_threads(self.threads).map_err(RuntimeError::thread("compute"))?;
+        let opened = self.machines.iter().map(|machine| machine.open()).collect::<Result<Vec<_>, _>>()?;
+        Ok(opened.into_iter().flatten().collect())
+    }
+
+    fn free(&self) -> Result<Bytes, RuntimeError> {
+        free(&self.machines)
+    }
+
     /// The refusal of a program on what is free, with all that is known about it.
     fn bill(&self, program: &Program, free: Bytes, phase: &str) -> Bill {
         let mut bill = program.bill(free, vec![]);
         let largest = Ledger { entries: program.largest_tensors(LARGEST) };
         bill.line = Line::Free;
         bill.notes = vec![phase.to_owned(), format!("largest tensors: {}", largest.line())];
-        let machines = self.machines();
-        let scarce = machines.iter().min_by_key(|machine| machine.free().unwrap_or_default());
+        let scarce = self.machines.iter().min_by_key(|machine| machine.free().unwrap_or_default());
         bill.notes.extend(scarce.and_then(holders));
         bill
     }
@@ -178,8 +243,9 @@ fn refused(bill: Bill) -> RuntimeError {
     PlanError::OverBudget(Box::new(bill)).into()
 }
 
-fn tokens(program: &Program) -> u64 {
-    program.plans().iter().map(|(_, plan)| plan.graph.bounds.tokens).max().unwrap_or(0)
+fn several() -> RuntimeError {
+    let text = "this command computes on one device; name one, such as --device cuda:0";
+    RuntimeError::Refused(text.to_owned())
 }
 
 fn switching(running: &[Executor], program: &Program, observer: &mut dyn Observer) {

@@ -1,0 +1,220 @@
+//! The search for a plan: how many replicas, in which stages, with resident or streamed weights, how many tokens a step.
+//! Invariant: it is pure (it plans and compares, and asks no machine), and runs and `plan` both call it, so what is planned
+//! is what is held.
+
+use super::bounds::{LEAST_OF_REPLICA, TOKEN_STEP};
+use crate::RuntimeError;
+use crate::budget::Budget;
+use crate::settings::even;
+use graph::{Bytes, Graph, VerifyError};
+use plan::{Bill, Build, Dump, PlanError, Policy, Program, Search, Stream, Target, Weights, compile_with, fit};
+
+/// The choices of a search.
+pub struct Space<'a> {
+    /// The target of each of a number of replicas.
+    pub target: &'a dyn Fn(usize) -> Result<Target, RuntimeError>,
+    /// Steps that may be in flight on a device.
+    pub depth: usize,
+    /// Threads that replicas share.
+    pub threads: usize,
+    /// The most replicas to try.
+    pub replicas: usize,
+    /// Tokens of a step; `None` is the most that fit, up to where more bring no speed.
+    pub tokens: Option<u64>,
+    /// Whether weights may be streamed.
+    pub stream: Stream,
+    /// The memory budgets to try, in this order: they differ in what the process itself takes.
+    pub budgets: &'a [Budget],
+}
+
+/// A model in a stage.
+pub struct Part<'a> {
+    /// The name of its plan.
+    pub name: &'static str,
+    /// Builds the graph of a step of a number of tokens.
+    pub graph: Box<dyn Fn(u64) -> Result<Graph, VerifyError> + 'a>,
+    /// How it is compiled; whether weights are streamed is for the search to choose.
+    pub policy: Policy,
+    /// Whether its weights may be streamed; if not, they are resident in every plan.
+    pub streams: bool,
+}
+
+/// Changes a program, such as by adding what a run holds beside its arena; the number is that of the replicas.
+pub type Finish<'a> = Box<dyn Fn(Program, usize) -> Program + 'a>;
+
+/// The bytes of values on their way, which a program with a number of steps in flight holds in the host's memory.
+pub type Kept<'a> = Box<dyn Fn(&Program, usize) -> Bytes + 'a>;
+
+/// Models that are in memory together: the plans of one program.
+pub struct Stage<'a> {
+    /// Its models, in the order of their plans.
+    pub parts: Vec<Part<'a>>,
+    /// Tokens that every step must hold: those of the longest sequence.
+    pub longest: u64,
+    /// Adds what a run holds beside the arena.
+    pub finish: Finish<'a>,
+    /// What a run keeps in the host's memory beside a card's arena.
+    pub kept: Kept<'a>,
+}
+
+/// A candidate of the search.
+pub(crate) struct Point<'a> {
+    pub(crate) target: &'a Target,
+    pub(crate) depth: usize,
+    pub(crate) replicas: usize,
+}
+
+/// What a search has chosen.
+#[derive(Debug)]
+pub struct Choice {
+    /// The position of the budget among [`Space::budgets`].
+    pub budget: usize,
+    /// How many replicas.
+    pub replicas: usize,
+    /// The position of the alternative whose stages these are.
+    pub alternative: usize,
+    /// The program of each stage.
+    pub programs: Vec<Program>,
+    /// The candidates that did not fit, in the order in which they were tried.
+    pub rejected: Vec<Rejected>,
+}
+
+/// A candidate that did not fit, with the bill of its smallest step.
+#[derive(Debug)]
+pub struct Rejected {
+    /// The position of the budget among [`Space::budgets`].
+    pub budget: usize,
+    /// How many replicas.
+    pub replicas: usize,
+    /// The position of the alternative.
+    pub alternative: usize,
+    /// Why: of several stages that do not fit, the bill of the largest.
+    pub bill: Box<Bill>,
+}
+
+/// Searches budgets, replicas (from the most down to one) and alternatives (those behind the first only with one replica),
+/// and takes the first candidate that fits. `alternatives` are ways to compute the same, each a list of stages that run one
+/// after the other. Weights are streamed only in the last alternative, unless the space says so: a stage that is read twice
+/// costs less than weights that are read in every step.
+///
+/// # Errors
+/// [`PlanError::OverBudget`] with the bill of the last candidate, or any other error of planning.
+pub fn search(
+    space: &Space<'_>,
+    alternatives: &[Vec<Stage<'_>>],
+    dump: Dump<'_>,
+) -> Result<Choice, RuntimeError> {
+    let mut rejected: Vec<Rejected> = vec![];
+    for (number, budget) in space.budgets.iter().enumerate() {
+        let mut replicas = space.replicas.max(1);
+        loop {
+            let target = (space.target)(replicas)?;
+            let point = Point { target: &target, depth: space.depth, replicas };
+            let tried = if replicas == 1 { alternatives.len() } else { 1 };
+            for (alternative, stages) in alternatives[..tried].iter().enumerate() {
+                let stream = match space.stream {
+                    _ if replicas > 1 => Stream::Never,
+                    Stream::Auto if alternative + 1 < alternatives.len() => Stream::Never,
+                    stream => stream,
+                };
+                let fit = |stage: &Stage<'_>, dump: Dump<'_>| point.fit(space, stage, stream, budget, dump);
+                match all(stages.iter().map(|stage| fit(stage, &mut *dump)))? {
+                    Ok(programs) => {
+                        return Ok(Choice { budget: number, replicas, alternative, programs, rejected });
+                    }
+                    Err(bill) => rejected.push(Rejected { budget: number, replicas, alternative, bill }),
+                }
+            }
+            if replicas == 1 {
+                break;
+            }
+            replicas = even(space.threads, replicas / 2);
+        }
+    }
+    match rejected.pop() {
+        Some(last) => Err(PlanError::OverBudget(last.bill).into()),
+        None => Err(RuntimeError::bug("there was nothing to plan")),
+    }
+}
+
+/// All programs, or of those that do not fit the largest bill, which names what all of them would fit in.
+fn all(
+    programs: impl Iterator<Item = Result<Program, PlanError>>,
+) -> Result<Result<Vec<Program>, Box<Bill>>, RuntimeError> {
+    let (mut fitting, mut refused): (Vec<Program>, Option<Box<Bill>>) = (vec![], None);
+    for program in programs {
+        match program {
+            Ok(program) => fitting.push(program),
+            Err(PlanError::OverBudget(bill)) => {
+                let is_larger =
+                    refused.as_ref().is_none_or(|other| bill.ledger.total() >= other.ledger.total());
+                if is_larger {
+                    refused = Some(bill);
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(match refused {
+        None => Ok(fitting),
+        Some(bill) => Err(bill),
+    })
+}
+
+impl Point<'_> {
+    /// The program of a stage with the most tokens that fit, or those that were asked for.
+    fn fit(
+        &self,
+        space: &Space<'_>,
+        stage: &Stage<'_>,
+        stream: Stream,
+        budget: &Budget,
+        dump: Dump<'_>,
+    ) -> Result<Program, PlanError> {
+        let search = self.tokens(stage.longest, space.tokens, budget.for_plans());
+        let build: Build<'_> = &mut |tokens, weights| stage.program(self, tokens, weights, &mut *dump);
+        let found = match (stage.parts.iter().any(|part| part.streams), space.tokens) {
+            (true, tokens) => fit(tokens, search, stream, build),
+            (false, None) => Program::largest_bounds(search, &mut |tokens| build(tokens, Weights::Resident)),
+            (false, Some(tokens)) => {
+                Program::exactly(tokens, search, &mut |tokens| build(tokens, Weights::Resident))
+            }
+        };
+        found.map_err(|error| budget.with_process(error))
+    }
+
+    /// Where to look for the tokens of a step.
+    fn tokens(&self, longest: u64, asked: Option<u64>, budget: Bytes) -> Search {
+        let (ceiling, floor) = match self.replicas {
+            1 => (self.target.saturation.max(longest), longest),
+            replicas => {
+                let share = (self.target.saturation / replicas as u64).next_multiple_of(TOKEN_STEP);
+                let each = share.max(LEAST_OF_REPLICA).max(longest);
+                // Fewer replicas are better than many whose steps are short: each reads all weights.
+                (each, if asked.is_none() { LEAST_OF_REPLICA.max(longest) } else { longest })
+            }
+        };
+        Search { floor, ceiling, step: TOKEN_STEP, budget }
+    }
+}
+
+impl Stage<'_> {
+    /// The program for steps of `tokens`.
+    pub(crate) fn program(
+        &self,
+        point: &Point<'_>,
+        tokens: u64,
+        weights: Weights,
+        dump: Dump<'_>,
+    ) -> Result<Program, PlanError> {
+        let plan = |part: &Part<'_>, dump: Dump<'_>| {
+            let graph = (part.graph)(tokens).map_err(|source| PlanError::Verify { after: "build", source })?;
+            let weights = if part.streams { weights } else { part.policy.weights };
+            let policy = Policy { weights, ..part.policy.clone() };
+            Ok((part.name.to_owned(), compile_with(&graph, &policy, point.target, dump)?))
+        };
+        let plans = self.parts.iter().map(|part| plan(part, &mut *dump)).collect::<Result<_, PlanError>>()?;
+        let program = Program::new(point.target.clone(), plans, vec![]);
+        Ok((self.finish)(program, point.replicas).with_ring(point.depth).with_lanes(point.replicas))
+    }
+}

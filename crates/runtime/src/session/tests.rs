@@ -1,0 +1,135 @@
+//! Steps over several CPU devices: each comes back once with its own values; what no device can compute ends the run.
+
+use super::*;
+use crate::session::weights::{WeightSource, load_all};
+use cpu::{CpuDevice, Isa};
+use exec::{Param, ParamSource};
+use graph::{Bounds, Builder, DType, Graph};
+use plan::{PlanError, Policy, compile};
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Columns of the rows that the test's program doubles.
+const WIDTH: usize = 4;
+
+/// Twice the identity, and how often it was read.
+struct Twice {
+    reads: AtomicUsize,
+}
+
+impl WeightSource for Twice {
+    fn read(&self, _: &Param, elements: Range<u64>, out: &mut [f32]) -> Result<(), RuntimeError> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        let twice = |at: u64| if at as usize / WIDTH == at as usize % WIDTH { 2.0 } else { 0.0 };
+        elements.zip(out).for_each(|(at, x)| *x = twice(at));
+        Ok(())
+    }
+
+    fn stream(&self, _: &Graph) -> Option<ParamSource> {
+        None
+    }
+}
+
+/// So many CPU devices with a program that multiplies rows by twice the identity.
+fn replicas(count: usize) -> Replicas<usize> {
+    let program = || {
+        let mut g = Builder::new(Bounds { tokens: 8, sequences: 1, longest: 8 });
+        let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(WIDTH as u64)], DType::F32);
+        let y = g.linear(x, "twice", WIDTH as u64, false);
+        g.output("y", y);
+        let target = CpuDevice::target(1, Isa::detect())?;
+        let graph = g.finish().map_err(|source| PlanError::Verify { after: "build", source })?;
+        let plan = compile(&graph, &Policy::default(), &target)?;
+        Ok::<Program, PlanError>(Program::new(target, vec![("twice".to_owned(), plan)], vec![]))
+    };
+    let start = |_| Executor::new(Box::new(CpuDevice::new(1)), program().expect("planned")).expect("started");
+    let mut executors: Vec<Executor> = (0..count).map(start).collect();
+    let twice = Twice { reads: AtomicUsize::new(0) };
+    load_all(&mut executors, 0, &twice).expect("loaded");
+    assert_eq!(twice.reads.into_inner(), 1, "a weight is read once for all devices");
+    Replicas::new(executors).expect("replicas")
+}
+
+fn step(replicas: &Replicas<usize>, number: usize, rows: usize) -> Work<usize> {
+    let program = replicas.program();
+    Work {
+        plan: 0,
+        inputs: vec![(
+            program.input(0, "x").expect("an input"),
+            Values::F32(vec![number as f32; rows * WIDTH]),
+        )],
+        counts: Counts { tokens: rows as u64, sequences: 1 },
+        outputs: Output::of(program, 0).into(),
+        values: vec![],
+        tag: number,
+    }
+}
+
+fn check(done: &Done<usize>) {
+    let Work { tag, values, counts, .. } = &done.work;
+    assert_eq!(values[0], vec![2.0 * *tag as f32; counts.tokens as usize * WIDTH]);
+}
+
+#[test]
+fn every_step_comes_back_once() {
+    for count in [1, 2, 5] {
+        let mut replicas = replicas(count);
+        let mut back = vec![0; 100];
+        for number in 0..100 {
+            while replicas.in_flight() >= replicas.in_flight_target() {
+                let done = replicas.wait(&|| Ok(())).expect("no error").expect("a step");
+                check(&done);
+                back[done.work.tag] += 1;
+            }
+            let work = step(&replicas, number, 1 + number % 8);
+            replicas.send(work);
+        }
+        while let Some(done) = replicas.wait(&|| Ok(())).expect("no error") {
+            check(&done);
+            back[done.work.tag] += 1;
+        }
+        assert!(back.iter().all(|&n| n == 1), "{back:?}");
+        let steps: u64 = replicas.usage().iter().map(|usage| usage.steps).sum();
+        assert_eq!(steps, 100);
+        assert_eq!(replicas.into_executors().len(), count);
+    }
+}
+
+/// Nine rows where the plan holds eight: no device is to blame, and the others of the steps come back.
+#[test]
+fn what_no_device_can_compute_is_the_runs_error() {
+    let mut replicas = replicas(2);
+    for (number, rows) in [3, 9, 3].into_iter().enumerate() {
+        let work = step(&replicas, number, rows);
+        replicas.send(work);
+    }
+    let (mut done, mut refused) = (0, 0);
+    loop {
+        match replicas.wait(&|| Ok(())) {
+            Ok(Some(step)) => {
+                check(&step);
+                done += 1;
+            }
+            Ok(None) => break,
+            Err(RuntimeError::Device(_)) => refused += 1,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert_eq!((done, refused, replicas.working()), (2, 1, 2));
+    let work = step(&replicas, 7, 2);
+    replicas.send(work);
+    check(&replicas.wait(&|| Ok(())).expect("no error").expect("a step"));
+    assert!(replicas.warnings().is_empty());
+}
+
+#[test]
+fn a_wait_ends_where_the_run_is_stopped() {
+    let mut replicas = replicas(1);
+    assert!(replicas.wait(&|| panic!("nothing is on its way")).expect("no error").is_none());
+    let work = step(&replicas, 1, 1);
+    replicas.send(work);
+    replicas.cancel();
+    // Either it had begun, or it is forgotten.
+    let left = std::iter::from_fn(|| replicas.wait(&|| Ok(())).expect("no error")).count();
+    assert!(left <= 1 && replicas.in_flight() == 0);
+}
