@@ -218,3 +218,94 @@ impl Stage<'_> {
         Ok((self.finish)(program, point.replicas).with_ring(point.depth).with_lanes(point.replicas))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use graph::{Builder, DType, Dim};
+    use plan::Staging;
+
+    /// Square matrices of this width: a plan has its weight and one row for each token.
+    fn stage(widths: &[u64]) -> Stage<'static> {
+        let part = |&width: &u64| Part {
+            name: "matrix",
+            graph: Box::new(move |tokens| {
+                let mut g = Builder::new(graph::Bounds { tokens, sequences: 1, longest: tokens });
+                let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(width)], DType::F32);
+                let y = g.linear(x, "matrix", width, false);
+                g.output("y", y);
+                g.finish()
+            }),
+            policy: Policy::default(),
+            streams: true,
+        };
+        Stage {
+            parts: widths.iter().map(part).collect(),
+            longest: 1,
+            finish: Box::new(|program, _| program),
+            kept: Box::new(|_, _| Bytes::ZERO),
+        }
+    }
+
+    fn found(
+        replicas: usize,
+        budgets: &[(u64, u64)],
+        alternatives: &[Vec<Stage<'_>>],
+    ) -> Result<Choice, RuntimeError> {
+        let budget = |&(bytes, process): &(u64, u64)| Budget {
+            bytes: Bytes(bytes),
+            on_host: true,
+            host_memory: None,
+            process: vec![Staging { label: "queues".to_owned(), bytes: Bytes(process) }],
+        };
+        let budgets: Vec<Budget> = budgets.iter().map(budget).collect();
+        let space = Space {
+            target: &|replicas| Ok(Target::named("cpu")?.with_units((8 / replicas) as u64)),
+            depth: 1,
+            threads: 8,
+            replicas,
+            tokens: None,
+            stream: Stream::Auto,
+            budgets: &budgets,
+        };
+        search(&space, alternatives, &mut |_, _| {})
+    }
+
+    const MB: u64 = 1_000_000;
+
+    #[test]
+    fn the_first_candidate_that_fits_is_chosen_and_the_others_are_reported() {
+        let tried = |choice: &Choice| -> Vec<(usize, usize, usize)> {
+            choice.rejected.iter().map(|r| (r.budget, r.replicas, r.alternative)).collect()
+        };
+        // Two matrices of 16.8 MB each, together or one after the other; 5.6 MB of workspace.
+        let ways = || vec![vec![stage(&[2048, 2048])], vec![stage(&[2048]), stage(&[2048])]];
+        let choice = found(4, &[(1000 * MB, 0)], &ways()).expect("it fits");
+        assert_eq!((choice.replicas, choice.alternative, choice.programs.len()), (4, 0, 1));
+        assert!(tried(&choice).is_empty());
+
+        // Room for one replica's step of both.
+        let choice = found(4, &[(44 * MB, 0)], &ways()).expect("it fits");
+        assert_eq!((choice.replicas, choice.alternative), (1, 0));
+        assert_eq!(tried(&choice), [(0, 4, 0), (0, 2, 0)]);
+
+        // Room for one matrix at a time. Weights are not streamed while another way is left.
+        let choice = found(2, &[(26 * MB, 0)], &ways()).expect("it fits");
+        assert_eq!((choice.replicas, choice.alternative, choice.programs.len()), (1, 1, 2));
+        assert!(choice.programs.iter().all(|program| !program.is_streamed()));
+        assert_eq!(tried(&choice), [(0, 2, 0), (0, 1, 0)]);
+
+        // Beside smaller queues both fit.
+        let choice = found(1, &[(44 * MB, 30 * MB), (44 * MB, 2 * MB)], &ways()).expect("it fits");
+        assert_eq!((choice.budget, choice.alternative), (1, 0));
+        assert!(tried(&choice).iter().all(|(budget, ..)| *budget == 0));
+    }
+
+    #[test]
+    fn a_refusal_is_the_bill_of_the_last_candidate_with_the_process() {
+        let error = found(2, &[(MB, MB / 2)], &[vec![stage(&[4096])]]).expect_err("16 MB in 1");
+        let RuntimeError::Plan(PlanError::OverBudget(bill)) = error else { panic!("{error}") };
+        assert_eq!(bill.budget, Bytes(MB));
+        assert_eq!(bill.ledger.get("process: queues"), Bytes(MB / 2));
+    }
+}

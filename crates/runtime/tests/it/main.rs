@@ -1,6 +1,10 @@
 //! The integration tests of `runtime`. Invariant: hermetic; every test works in a folder of its own.
 #![forbid(unsafe_code)]
 
+#[allow(dead_code, reason = "its `main` is for the example")]
+#[path = "../../examples/max_pooling.rs"]
+mod max_pooling;
+mod pooling;
 #[allow(dead_code, reason = "shared with the tests of other crates, which use all of it")]
 mod rig;
 mod streaming;
