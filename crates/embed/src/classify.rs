@@ -60,7 +60,7 @@ pub fn classify(options: &Options, observer: &mut dyn Observer) -> Result<Report
         order: if options.sort_by_length { Order::ByLength } else { Order::Input },
     };
     let count = names.len() as u64;
-    let graph = Box::new(|bounds| model.encoder.classifier_graph(bounds, count));
+    let graph = &|bounds| model.encoder.classifier_graph(bounds, count);
     let table = Table::create(options, names)?;
     run(&options.as_embedding(), start, &model, reading, Box::new(table), graph, observer)
 }

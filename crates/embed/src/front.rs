@@ -29,6 +29,15 @@ pub(super) struct Limits {
     pub(super) truncate: bool,
 }
 
+/// The unit of a batch's sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unit {
+    /// Residues or bases, as they are read.
+    Letters,
+    /// Tokens of the model.
+    Tokens,
+}
+
 /// A record that is not embedded.
 #[derive(Debug)]
 pub(super) enum Skipped {
@@ -60,9 +69,9 @@ pub(super) struct Batch {
     pub(super) heads: Vec<Sequence>,
     /// The letters of all, one after the other.
     letters: Vec<u8>,
-    /// Their tokens.
+    /// Their tokens, once the batch is tokenized.
     tokens: Vec<i32>,
-    /// Where the letters of each end; of a batch that was tokenized, where the tokens do.
+    /// The end of each sequence in `letters`, or in `tokens` once the batch is tokenized.
     ends: Vec<usize>,
     pub(super) skipped: Vec<Skipped>,
     pub(super) renamed: Vec<Renamed>,
@@ -87,7 +96,13 @@ impl Batch {
         Ok(self)
     }
 
-    /// Sequences and their tokens.
+    /// The length of each sequence: in tokens once the batch is tokenized, else in letters.
+    pub(super) fn lengths(&self) -> impl Iterator<Item = usize> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(start, end)| end - start)
+    }
+
+    /// The sequences of a batch that is tokenized, with their tokens.
     pub(super) fn sequences(&self) -> impl Iterator<Item = (&Sequence, &[i32])> {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
         let spans = starts.zip(&self.ends).map(|(start, &end)| &self.tokens[start..end]);
@@ -198,11 +213,15 @@ impl Front {
         error.with_id(self.record.id.as_str()).into()
     }
 
-    /// Reads on a thread of its own and tokenizes on others, up to `ahead` batches ahead for each of them.
-    pub(super) fn start(self, workers: usize, ahead: usize) -> Result<Stream, RuntimeError> {
+    /// Reads on a thread of its own and tokenizes on others, up to `ahead` batches ahead for each of them. Batches stay letters
+    /// where the lengths of sequences are wanted in `unit` letters.
+    pub(super) fn start(self, workers: usize, ahead: usize, unit: Unit) -> Result<Stream, RuntimeError> {
         let worker = |_| -> Worker<Batch, Batch> {
             let tokenizer = self.tokenizer.clone();
-            Box::new(move |batch: Batch| batch.tokenized(&tokenizer))
+            match unit {
+                Unit::Letters => Box::new(Ok),
+                Unit::Tokens => Box::new(move |batch: Batch| batch.tokenized(&tokenizer)),
+            }
         };
         let (feed, batches) = start((0..workers.max(1)).map(worker).collect(), workers.max(1) * ahead)?;
         let thread = spawn("reader", move || self.run(&feed)).map_err(RuntimeError::thread("reader"))?;
@@ -268,7 +287,7 @@ mod tests {
         std::fs::write(&path, &text).unwrap();
         let limits = Limits { letters: None, truncate: false };
         let front = Front::open(std::slice::from_ref(&path), false, Tokenizer::Esm, limits, None).unwrap();
-        let mut stream = front.start(1, 1).unwrap();
+        let mut stream = front.start(1, 1, Unit::Tokens).unwrap();
         let mut read = vec![];
         while let Some(batch) = stream.next(&mut || Ok(())).unwrap() {
             read.push((batch.heads.len(), batch.bytes_read));

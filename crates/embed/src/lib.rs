@@ -18,7 +18,7 @@ use data::pack::{MOST_PACKS, Order};
 use data::sequence::{Extent, Reader};
 use data::weights::HubEnv;
 use engine::{ENCODER, Engine, Reading, Rows};
-use front::{BATCH_LETTERS, BATCH_NAMES, Front, Limits, Renamed, Skipped};
+use front::{BATCH_LETTERS, BATCH_NAMES, Front, Limits, Renamed, Skipped, Unit};
 use graph::{Bounds, Bytes, Graph, VerifyError};
 use models::Encoder;
 use output::{Kind, Results, Targets};
@@ -27,7 +27,9 @@ use runtime::observer::stopped;
 use runtime::process::{NAME, Process};
 use runtime::session::bounds::{bounds, copies, output_bytes, with_outputs};
 use runtime::session::{Part, Request, Stage, Start, Stop, Usage, WeightSource, say_given_back};
-use runtime::{Budget, EncoderModel, Level, Observer, Progress, RuntimeError, Settings, replicas_for_input};
+use runtime::{
+    Budget, EncoderModel, Level, Observer, Progress, RuntimeError, Settings, Tokenizer, replicas_for_input,
+};
 use serde_json::{Value, json};
 use states::States;
 use std::path::PathBuf;
@@ -187,12 +189,12 @@ pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<Report, R
         width: model.encoder.hidden_size() as usize,
         order: if options.sort_by_length { Order::ByLength } else { Order::Input },
     };
-    let graph = Box::new(|bounds| model.encoder.graph(bounds, &outputs));
+    let graph = &|bounds| model.encoder.graph(bounds, &outputs);
     run(options, start, &model, reading, Box::new(results), graph, observer)
 }
 
 /// Builds the graph of a step within bounds.
-type GraphOf<'a> = Box<dyn Fn(Bounds) -> Result<Graph, VerifyError> + 'a>;
+type GraphOf<'a> = &'a dyn Fn(Bounds) -> Result<Graph, VerifyError>;
 
 /// Sequences through an encoder's graph into results.
 fn run(
@@ -208,7 +210,16 @@ fn run(
     let limits = limits(options, &model.encoder)?;
     let width = reading.width as u64;
     observer.say(Level::Detail, "reading the input once for its longest sequence");
-    let mut measured = measure(options, model, limits, observer)?;
+    let mut measured = measure(options, model, limits, Unit::Letters, observer)?;
+    // A longer bound would make steps longer than they need be.
+    let is_exact = match &model.tokenizer {
+        Tokenizer::Esm => true,
+        Tokenizer::Bpe(_) => measured.longest.is_none() || measured.sequences.is_none(),
+    };
+    let saturation = settings.target()?.saturation;
+    if !is_exact && measured.longest.is_some_and(|longest| longest > saturation) {
+        measured = measure(options, model, limits, Unit::Tokens, observer)?;
+    }
     let budget = settings.read_budget()?;
     let billed = Process::of(settings).is_some();
     let pipe = budget.of_pipe().filter(|_| billed && measured.sequences.is_none());
@@ -228,9 +239,14 @@ fn run(
     }
     let records = most.as_ref().map_or(measured.sequences, |most| Some(most.records));
     let process = process(options, &measured, limits, results.held(records, measured.name));
-    let request = request(options, &measured, graph, budget.with(process))?;
+    let plan =
+        |measured: &Measured| settings.plan(request(options, measured, graph, budget.with(process.clone()))?);
+    let planned = match plan(&measured) {
+        // Fewer tokens than letters may fit.
+        Err(_) if !is_exact => plan(&measure(options, model, limits, Unit::Tokens, observer)?)?,
+        planned => planned?,
+    };
     let order = reading.order;
-    let planned = settings.plan(request)?;
     let weights: Vec<&dyn WeightSource> = vec![model];
     let start_stage = Start { order, weights, running: vec![], kept: "outputs" };
     let session = planned.start(0, start_stage, observer)?;
@@ -374,29 +390,33 @@ fn process(options: &Options, measured: &Measured, limits: Limits, written: u64)
     process.lines
 }
 
-/// Reads files once for their longest sequence; a sequence over the limit is an error here. With a pipe: what the limit
-/// allows.
+/// Reads files once for their longest sequence, as `unit` counts it; a sequence over the limit is an error here. Both
+/// alphabets have at most one token for a letter, and one at each end, so letters give an upper bound of the tokens, which is
+/// exact for proteins. With a pipe: what the limit allows.
 fn measure(
     options: &Options,
     model: &EncoderModel,
     limits: Limits,
+    unit: Unit,
     observer: &dyn Observer,
 ) -> Result<Measured, RuntimeError> {
+    const ENDS: u64 = 2;
     let front = open(options, model, limits, None)?;
     if front.bytes_total().is_none() {
-        // Both alphabets have at most one token for a letter, and one at each end.
-        return Ok(Measured {
-            longest: limits.letters.map(|letters| letters as u64 + 2),
-            ..Measured::default()
-        });
+        let longest = limits.letters.map(|letters| letters as u64 + ENDS);
+        return Ok(Measured { longest, ..Measured::default() });
     }
     let (mut longest, mut measured) = (0, Measured::default());
     let mut sequences = 0;
-    let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1))?;
+    let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1), unit)?;
     while let Some(batch) = stream.next(&mut || stopped(observer, STOPPED))? {
         stopped(observer, STOPPED)?;
-        for (sequence, tokens) in batch.sequences() {
-            longest = longest.max(tokens.len() as u64);
+        for (sequence, length) in batch.heads.iter().zip(batch.lengths()) {
+            let ends = match unit {
+                Unit::Letters => ENDS,
+                Unit::Tokens => 0,
+            };
+            longest = longest.max(length as u64 + ends);
             measured.letters = measured.letters.max(sequence.length);
             measured.name = measured.name.max(sequence.id.len() as u64);
             sequences += 1;
@@ -430,7 +450,7 @@ fn stream(
     let start = Instant::now();
     let mut counts = Counts::default();
     let mut progress = Progress { bytes_total: front.bytes_total(), ..Progress::default() };
-    let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1))?;
+    let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1), Unit::Tokens)?;
     while let Some(batch) = stream.next(&mut || stopped(observer, STOPPED))? {
         for skipped in &batch.skipped {
             let Skipped::Empty(id) = skipped;
