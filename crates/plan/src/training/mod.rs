@@ -273,7 +273,7 @@ impl Training<'_> {
         let master = match spec.dtype {
             DType::F32 => p,
             DType::Bf16 | DType::F16 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => {
-                g.state(state(format!("master {name}"), StateKind::Master), &spec.shape, DType::F32)
+                g.state(master(name), &spec.shape, DType::F32)
             }
         };
         let states: Vec<ValueId> = states
@@ -315,6 +315,11 @@ enum Common {
 /// added up.
 fn gradient(name: &str) -> State {
     state(format!("grad {name}"), StateKind::Gradient)
+}
+
+/// The f32 copy of the parameter `name` of 16 bits, which the optimizer moves.
+pub fn master(name: &str) -> State {
+    state(format!("master {name}"), StateKind::Master)
 }
 
 fn state(name: String, kind: StateKind) -> State {

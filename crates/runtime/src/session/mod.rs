@@ -15,6 +15,7 @@ mod replica;
 mod replicas;
 mod report;
 mod search;
+mod training;
 mod weights;
 
 pub use admission::Site;
@@ -23,6 +24,7 @@ pub use planned::{Planned, Request, Start};
 pub use replicas::{Output, Per, Stop, Usage, say_given_back};
 pub use report::{computing_line, computing_lines, name, threads};
 pub use search::{Choice, Finish, Kept, Part, Rejected, Space, Stage, search};
+pub use training::{Batch, Losses, MicroStep, TrainSession, Update};
 pub use weights::{WeightSource, load};
 
 use crate::RuntimeError;

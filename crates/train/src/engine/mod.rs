@@ -16,14 +16,12 @@ use super::trainable::{Applied, Auxiliary, Evaluated, Found, Part, Stored, Taken
 use crate::config::PROCESS;
 use data::train::Held;
 use data::weights::HubEnv;
-use exec::{Executor, ParamSource, Survivor};
-use graph::{Bounds, Bytes, Counts, StateKind};
-use plan::training::plans;
+use graph::{Bounds, Bytes};
 use plan::{PlanError, Program, Staging, Target};
 use runtime::hub::{Need, trainable};
 use runtime::machine::{available, parse_budget};
 use runtime::process::Process;
-use runtime::session::Site;
+use runtime::session::{Batch, Losses, MicroStep, Site, TrainSession};
 use runtime::{Budget, Observer, RuntimeError, Settings, price};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -62,10 +60,9 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
     feed.bound(of_data(bounds))?;
     let plan::Found { program, candidate, .. } = found;
     let site = Site::new(&settings, 1, None, whole);
-    let mut executor = site.start_one(program)?;
-    start(&mut executor, subject.source(config.run.seed))?;
-    site.budget().admits_held(executor.program(), Bytes::ZERO)?;
-    let store = Store::of(&executor, &subject, config.run.seed);
+    let session = TrainSession::start(&site, program, subject.source(config.run.seed))?;
+    site.budget().admits_held(session.program(), Bytes::ZERO)?;
+    let store = Store::of(&session, &subject, config.run.seed);
     let asked = |auto: bool, key: &str, value: Value| auto.then(|| (key.to_owned(), value));
     let kind = program::kind_of(&candidate.optimizer);
     let choices = [
@@ -76,10 +73,6 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
         asked(config.run.device == Device::Auto, "run.device", json!(Device::Cpu)),
         asked(config.run.threads.0.is_none(), "run.threads", json!(settings.threads)),
     ];
-    let indices = Indices::of(executor.program())?;
-    let outputs =
-        executor.program().plans()[indices.micro].1.graph.outputs.iter().map(|(name, _)| name.clone());
-    let counters = outputs.filter(|name| name.starts_with("dropped.")).collect();
     Ok(Box::new(Engine {
         choices: choices.into_iter().flatten().collect(),
         seed: config.run.seed,
@@ -90,12 +83,10 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
         micro_steps: 0,
         at_once: None,
         hyper: vec![],
-        counters,
-        indices,
         subject,
         store,
         feed,
-        executor,
+        session,
     }))
 }
 
@@ -151,60 +142,6 @@ fn tokenizer(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Option
     Ok(Some(folder.with_file_name(runtime::hub::TOKENIZER)).filter(|path| path.is_file()))
 }
 
-/// Parameters at their start, states at theirs, masters equal to their parameters.
-fn start(executor: &mut Executor, mut source: ParamSource) -> Result<(), RuntimeError> {
-    for plan in 0..executor.program().plans().len() {
-        executor.load(plan, &mut *source)?;
-    }
-    executor.start_states()?;
-    let residents = executor.residents();
-    let params: Vec<_> = residents
-        .iter()
-        .filter_map(|r| match &r.what {
-            Survivor::Param(param) => Some(param),
-            Survivor::State(_) => None,
-        })
-        .collect();
-    let mut part = vec![0f32; 1 << 16];
-    for master in &residents {
-        let Survivor::State(state) = &master.what else { continue };
-        if state.kind != StateKind::Master {
-            continue;
-        }
-        let of = params.iter().find(|p| state.name.strip_prefix("master ") == Some(&p.name));
-        let Some(param) = of else { continue };
-        let elements = master.spec.shape.iter().filter_map(|d| d.fixed()).product::<u64>();
-        for first in (0..elements).step_by(part.len()) {
-            let values = &mut part[..(elements - first).min(1 << 16) as usize];
-            source(param, first..first + values.len() as u64, values)
-                .map_err(|source| exec::DeviceError::Load { param: param.name.clone(), source })?;
-            executor.upload_f32(master.at + 4 * first, values)?;
-        }
-    }
-    Ok(())
-}
-
-/// Positions of the plans; where a micro-step is a whole step there is none to apply.
-struct Indices {
-    micro: usize,
-    apply: Option<usize>,
-    evaluate: usize,
-}
-
-impl Indices {
-    fn of(program: &Program) -> Result<Self, RuntimeError> {
-        let index = |name: &str| {
-            let missing = || RuntimeError::Refused(format!("the training program has no plan `{name}`"));
-            program.index(name).ok_or_else(missing)
-        };
-        Ok(Self {
-            micro: index(plans::MICRO)?,
-            apply: program.index(plans::APPLY),
-            evaluate: index(plans::EVALUATE)?,
-        })
-    }
-}
-
 /// The micro-steps of a position in a checkpoint: dropout goes on from there.
 fn micro_steps(position: &Value) -> Result<u64, RuntimeError> {
     let found = &position["micro_steps"];
@@ -216,11 +153,10 @@ fn micro_steps(position: &Value) -> Result<u64, RuntimeError> {
 }
 
 struct Engine {
-    executor: Executor,
+    session: TrainSession,
     feed: Feed,
     subject: Subject,
     store: Store,
-    indices: Indices,
     bounds: Bounds,
     kind: OptimizerKind,
     choices: Vec<(String, Value)>,
@@ -230,75 +166,20 @@ struct Engine {
     taken: Option<Taken>,
     /// Of this run, for dropout: never the same twice.
     micro_steps: u64,
-    /// Outputs of a micro-step that count rows which experts dropped.
-    counters: Vec<String>,
     /// Where a micro-step is a whole step: how it went.
     at_once: Option<Applied>,
     /// What the optimizer is told in the step that begins.
     hyper: Vec<f32>,
 }
 
-impl Engine {
-    /// Uploads the batch as the inputs of a plan: what it holds.
-    fn upload(&mut self, plan: usize) -> Result<Counts, RuntimeError> {
-        let executor = &mut self.executor;
-        match &self.feed {
-            Feed::Tokens(feed) => {
-                let batch = &feed.batch;
-                executor.write_i32(executor.input(plan, "ids")?, &batch.ids)?;
-                executor.write_i32(executor.input(plan, "spans")?, batch.spans.as_flattened())?;
-                executor.write_i32(executor.input(plan, "targets")?, &batch.targets)?;
-                Ok(Counts { tokens: batch.ids.len() as u64, sequences: batch.spans.len() as u64 })
-            }
-            Feed::Rows(feed) => {
-                let batch = &feed.batch;
-                for (name, values) in ["dna", "protein"].iter().zip(&batch.parts) {
-                    executor.write_f32(executor.input(plan, name)?, values)?;
-                }
-                executor.write_i32(executor.input(plan, "targets")?, &batch.targets)?;
-                let rows = batch.targets.len() as u64;
-                Ok(Counts { tokens: rows, sequences: rows })
-            }
+/// The batch that was taken last.
+fn batch(feed: &Feed) -> Batch<'_> {
+    match feed {
+        Feed::Tokens(feed) => {
+            let batch = &feed.batch;
+            Batch::Tokens { ids: &batch.ids, spans: &batch.spans, targets: &batch.targets }
         }
-    }
-
-    fn has(&self, plan: usize, input: &str) -> bool {
-        self.executor.program().plans()[plan].1.graph.input(input).is_some()
-    }
-
-    fn scalar(&mut self, plan: usize, output: &str) -> Result<Option<f64>, RuntimeError> {
-        if self.executor.program().plans()[plan].1.graph.output(output).is_none() {
-            return Ok(None);
-        }
-        let mut value = [0f32];
-        self.executor.read_f32(self.executor.output(plan, output)?, &mut value)?;
-        Ok(Some(f64::from(value[0])))
-    }
-
-    /// The cross-entropy of the step that `plan` ran, summed over targets: an output of its own where a z-loss is
-    /// minimized with it.
-    fn cross_entropy(&mut self, plan: usize) -> Result<f64, RuntimeError> {
-        let alone = self.scalar(plan, "cross_entropy")?;
-        let loss = if alone.is_some() { alone } else { self.scalar(plan, "loss")? };
-        loss.ok_or_else(|| RuntimeError::Refused("the plan of a training step has no output `loss`".to_owned()))
-    }
-
-    /// Whether the update that `plan` ran moved the weights: every gradient was finite.
-    fn moved(&mut self, plan: usize) -> Result<bool, RuntimeError> {
-        let mut scale = [0f32; 2];
-        self.executor.read_f32(self.executor.output(plan, "scale")?, &mut scale)?;
-        Ok(scale[1] != 0.0)
-    }
-
-    /// Rows that experts dropped, over all layers.
-    fn dropped(&mut self) -> Result<u64, RuntimeError> {
-        let mut dropped = 0;
-        for name in &self.counters {
-            let mut value = [0];
-            self.executor.read_i32(self.executor.output(self.indices.micro, name)?, &mut value)?;
-            dropped += value[0].max(0) as u64;
-        }
-        Ok(dropped)
+        Feed::Rows(feed) => Batch::Rows { parts: &feed.batch.parts, targets: &feed.batch.targets },
     }
 }
 
@@ -313,60 +194,29 @@ impl Trainable for Engine {
     }
 
     fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<Found, RuntimeError> {
-        let plan = self.indices.micro;
-        let targets = self.taken.map_or(0, |taken| taken.targets) as f32;
-        let counts = self.upload(plan)?;
-        let hyper = std::mem::take(&mut self.hyper);
-        let unscale = [1.0 / (loss_scale * targets)];
-        for (name, values) in [
-            ("d loss", &[loss_scale][..]),
-            ("d aux", &[loss_scale * targets]),
-            ("keep", &[f32::from(u8::from(keep))]),
-            ("unscale", &unscale),
-            ("hyper", &hyper),
-        ] {
-            if self.has(plan, name) {
-                self.executor.write_f32(self.executor.input(plan, name)?, values)?;
-            }
-        }
-        self.hyper = hyper;
-        if self.has(plan, "seed") {
-            let word = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) as i32;
-            self.executor.write_i32(self.executor.input(plan, "seed")?, &[word, self.micro_steps as i32])?;
-        }
+        let targets = self.taken.map_or(0, |taken| taken.targets);
+        let word = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) as i32;
+        let (hyper, seed) = (&self.hyper[..], [word, self.micro_steps as i32]);
+        let step = MicroStep { keep, loss_scale, targets, hyper, seed };
         self.micro_steps += 1;
-        self.executor.run(plan, counts)?;
-        let loss = self.cross_entropy(plan)?;
-        if self.indices.apply.is_none() {
-            // No norm of all gradients: they never live together.
-            self.at_once = Some(Applied { norm: f64::NAN, ok: loss.is_finite() && self.moved(plan)? });
-        }
-        let auxiliary = Auxiliary {
-            z: self.scalar(plan, "z_loss")?.map(|z| z / f64::from(targets)),
-            balance: self.scalar(plan, "balance_loss")?,
-            router_z: self.scalar(plan, "router_z_loss")?,
-        };
-        Ok(Found { loss, auxiliary, dropped: self.dropped()? })
+        let Losses { cross_entropy, z, balance, router_z, dropped, moved } =
+            self.session.micro_step(batch(&self.feed), step)?;
+        // No norm of all gradients: they never live together.
+        self.at_once = moved.map(|ok| Applied { norm: f64::NAN, ok });
+        let auxiliary = Auxiliary { z: z.map(|z| z / f64::from(targets as f32)), balance, router_z };
+        Ok(Found { loss: cross_entropy, auxiliary, dropped })
     }
 
     fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, RuntimeError> {
-        let Some(plan) = self.indices.apply else {
-            let none = || RuntimeError::Refused("a step without a micro-step".to_owned());
-            return self.at_once.take().ok_or_else(none);
-        };
-        self.executor.write_f32(self.executor.input(plan, "hyper")?, hyper)?;
-        self.executor.write_f32(self.executor.input(plan, "unscale")?, &[unscale])?;
-        self.executor.run(plan, Counts { tokens: 0, sequences: 0 })?;
-        let norm = self.scalar(plan, "norm")?.unwrap_or(f64::NAN);
-        Ok(Applied { norm, ok: self.moved(plan)? })
+        match self.session.apply(hyper, unscale)? {
+            Some(update) => Ok(Applied { norm: update.norm.unwrap_or(f64::NAN), ok: update.moved }),
+            None => self.at_once.take().ok_or_else(|| RuntimeError::bug("a step without a micro-step")),
+        }
     }
 
     fn evaluate(&mut self) -> Result<Option<Evaluated>, RuntimeError> {
         let Some(Taken { targets, .. }) = self.feed.take_validation()? else { return Ok(None) };
-        let plan = self.indices.evaluate;
-        let counts = self.upload(plan)?;
-        self.executor.run(plan, counts)?;
-        let loss = self.cross_entropy(plan)?;
+        let loss = self.session.evaluate(batch(&self.feed))?;
         Ok(Some(Evaluated { loss, targets }))
     }
 
@@ -392,7 +242,7 @@ impl Trainable for Engine {
     }
 
     fn parameters(&self) -> Option<u64> {
-        Some(priced::parameters(&self.program().plans()[self.indices.micro].1.graph))
+        Some(priced::parameters(&self.session.micro_plan().graph))
     }
 
     fn plan(&self) -> Result<Value, RuntimeError> {
@@ -423,11 +273,11 @@ impl Trainable for Engine {
         elements: std::ops::Range<u64>,
         out: &mut Vec<u8>,
     ) -> Result<(), RuntimeError> {
-        self.store.read(&mut self.executor, &self.subject, part, tensor, elements, out)
+        self.store.read(&mut self.session, &self.subject, part, tensor, elements, out)
     }
 
     fn write(&mut self, part: Part, tensor: usize, start: u64, bytes: &[u8]) -> Result<(), RuntimeError> {
-        self.store.write(&mut self.executor, part, tensor, start, bytes)
+        self.store.write(&mut self.session, part, tensor, start, bytes)
     }
 
     fn beside(&self) -> Result<Vec<(String, Vec<u8>)>, RuntimeError> {
@@ -437,36 +287,13 @@ impl Trainable for Engine {
 
 impl Engine {
     fn program(&self) -> &Program {
-        self.executor.program()
+        self.session.program()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use graph::{Builder, DType, Dim};
-    use plan::{Policy, compile};
-
-    #[test]
-    fn a_program_without_its_plans_is_refused() {
-        let target = Target::named("null").expect("read");
-        let mut g = Builder::new(Bounds { tokens: 4, sequences: 1, longest: 4 });
-        let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(2)], DType::F32);
-        let y = g.gelu(x);
-        g.output("y", y);
-        let plan = compile(&g.finish().expect("verified"), &Policy::default(), &target).expect("planned");
-        let program = |names: &[&str]| {
-            let plans = names.iter().map(|name| ((*name).to_owned(), plan.clone())).collect();
-            Program::new(target.clone(), plans, vec![])
-        };
-        Indices::of(&program(&[plans::EVALUATE, plans::MICRO])).expect("both are there");
-        for (names, missing) in
-            [([plans::MICRO, "other"], plans::EVALUATE), (["other", plans::EVALUATE], plans::MICRO)]
-        {
-            let error = Indices::of(&program(&names)).err().expect("refused").to_string();
-            assert!(error.contains(&format!("has no plan `{missing}`")), "{error}");
-        }
-    }
 
     #[test]
     fn micro_steps_that_cannot_be_read_are_refused() {

@@ -4,9 +4,10 @@
 use super::subject::Subject;
 use crate::{Part, Stored};
 use data::weights::{DType, f32_to_bf16, f32_to_f16};
-use exec::{Executor, Resident, Survivor};
+use exec::{Resident, Survivor};
 use graph::{Piece, StateKind};
 use runtime::RuntimeError;
+use runtime::session::TrainSession;
 use std::ops::Range;
 
 /// Where the tensors of both files lie.
@@ -26,10 +27,10 @@ struct Tensor {
 }
 
 impl Store {
-    /// The tensors of an executor's program.
-    pub fn of(executor: &Executor, subject: &Subject, seed: u64) -> Self {
+    /// The tensors of a session.
+    pub fn of(session: &TrainSession, subject: &Subject, seed: u64) -> Self {
         let (mut model, mut state) = (vec![], vec![]);
-        for resident in executor.residents() {
+        for resident in session.residents() {
             match &resident.what {
                 Survivor::Param(param) => {
                     let mut at = resident.at;
@@ -75,7 +76,7 @@ impl Store {
     /// Bytes of elements of a tensor.
     pub fn read(
         &self,
-        executor: &mut Executor,
+        session: &mut TrainSession,
         subject: &Subject,
         part: Part,
         tensor: usize,
@@ -103,7 +104,7 @@ impl Store {
         }
         if a < b {
             let place = ((a - elements.start) * size) as usize..((b - elements.start) * size) as usize;
-            executor.download(t.at + (a - t.there.start) * size, &mut out[place])?;
+            session.read(t.at + (a - t.there.start) * size, &mut out[place])?;
         }
         Ok(())
     }
@@ -111,7 +112,7 @@ impl Store {
     /// The opposite.
     pub fn write(
         &self,
-        executor: &mut Executor,
+        session: &mut TrainSession,
         part: Part,
         tensor: usize,
         start: u64,
@@ -123,7 +124,7 @@ impl Store {
         let (a, b) = (start.max(t.there.start), end.min(t.there.end));
         if a < b {
             let place = ((a - start) * size) as usize..((b - start) * size) as usize;
-            executor.upload(t.at + (a - t.there.start) * size, &bytes[place])?;
+            session.write(t.at + (a - t.there.start) * size, &bytes[place])?;
         }
         Ok(())
     }

@@ -1,0 +1,400 @@
+//! Sessions of training: a model whose parameters and optimizer states stay on one device from step to step. Invariant: a
+//! step follows the plans of [`plan::Training`]; its inputs and outputs are resolved once, when the session starts.
+
+use super::admission::Site;
+use crate::RuntimeError;
+use exec::{DeviceError, Executor, ParamSource, Resident, Survivor};
+use graph::{Bounds, Counts, DType};
+use plan::training::{master, plans};
+use plan::{InputId, OutputId, Program};
+
+/// Elements of a master copy that are set at once.
+const PART: u64 = 1 << 16;
+
+/// A program of training on a device.
+pub struct TrainSession {
+    executor: Executor,
+    micro: Micro,
+    /// `None` where a micro-step moves the weights itself.
+    apply: Option<Apply>,
+    evaluate: Forward,
+}
+
+/// The inputs of a micro-batch.
+#[derive(Clone, Copy, Debug)]
+pub enum Batch<'a> {
+    /// Sequences of tokens, packed end to end.
+    Tokens {
+        /// Token ids: (T).
+        ids: &'a [i32],
+        /// Start and end of each sequence: (S, 2).
+        spans: &'a [[i32; 2]],
+        /// The id that is to be predicted at each token, or the class of each sequence; -1 is none.
+        targets: &'a [i32],
+    },
+    /// Rows of embeddings.
+    Rows {
+        /// The nucleotide and the protein embedding of each row: (R, D) each.
+        parts: &'a [Vec<f32>],
+        /// The class of each row: (R).
+        targets: &'a [i32],
+    },
+}
+
+/// The scalars of a micro-step.
+#[derive(Clone, Copy, Debug)]
+pub struct MicroStep<'a> {
+    /// Whether gradients are added to those of the micro-steps before; otherwise they begin a new sum.
+    pub keep: bool,
+    /// The factor of the loss, against underflow in 16 bits.
+    pub loss_scale: f32,
+    /// Targets of the micro-batch.
+    pub targets: u64,
+    /// The learning rate and corrections of the optimizer, for a micro-step that moves the weights itself.
+    pub hyper: &'a [f32],
+    /// The counter of dropout's random bits: the seed of the run, and the number of this micro-step.
+    pub seed: [i32; 2],
+}
+
+/// The losses of a micro-step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Losses {
+    /// The cross-entropy, summed over targets.
+    pub cross_entropy: f64,
+    /// The z-loss of the output's logits, summed over targets.
+    pub z: Option<f64>,
+    /// The balance loss of the routers.
+    pub balance: Option<f64>,
+    /// The z-loss of the routers' logits.
+    pub router_z: Option<f64>,
+    /// Rows that experts dropped, over all layers.
+    pub dropped: u64,
+    /// Where the micro-step moves the weights itself: whether it did, which it does where every gradient is finite.
+    pub moved: Option<bool>,
+}
+
+/// The result of an update.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Update {
+    /// The global norm of the gradient; `None` where the plan has none.
+    pub norm: Option<f64>,
+    /// Whether the weights moved: every gradient was finite.
+    pub moved: bool,
+}
+
+/// A plan that computes the loss of a batch.
+struct Forward {
+    plan: usize,
+    inputs: BatchInputs,
+    cross_entropy: OutputId,
+}
+
+enum BatchInputs {
+    Tokens { ids: InputId, spans: InputId, targets: InputId },
+    Rows { parts: Vec<InputId>, targets: InputId },
+}
+
+/// Forward and backward of a micro-batch. An input is `None` where the plan does not need it.
+struct Micro {
+    forward: Forward,
+    loss_scale: Option<InputId>,
+    auxiliary_scale: Option<InputId>,
+    keep: Option<InputId>,
+    unscale: Option<InputId>,
+    hyper: Option<InputId>,
+    seed: Option<InputId>,
+    z: Option<OutputId>,
+    balance: Option<OutputId>,
+    router_z: Option<OutputId>,
+    /// Of each layer with experts, the rows that it dropped.
+    dropped: Vec<OutputId>,
+    /// Where the micro-step moves the weights: the factor of the gradients, which is zero where one was not finite.
+    scale: Option<OutputId>,
+}
+
+/// The step of the optimizer.
+struct Apply {
+    plan: usize,
+    hyper: InputId,
+    unscale: InputId,
+    norm: Option<OutputId>,
+    scale: OutputId,
+}
+
+impl TrainSession {
+    /// Starts a program of [`plan::Training`]: parameters are read from `source`, states begin at their first values, and
+    /// master copies equal their parameters.
+    ///
+    /// # Errors
+    /// Memory that is not free, errors of the device or of `source`, a program that lacks a plan of training.
+    pub fn start(site: &Site, program: Program, source: ParamSource) -> Result<Self, RuntimeError> {
+        let (micro, apply, evaluate) = (Micro::of(&program)?, Apply::of(&program)?, evaluation(&program)?);
+        let mut session = Self { executor: site.start_one(program)?, micro, apply, evaluate };
+        session.load(source)?;
+        Ok(session)
+    }
+
+    /// Parameters at their start, states at theirs, masters equal to their parameters.
+    fn load(&mut self, mut source: ParamSource) -> Result<(), RuntimeError> {
+        let executor = &mut self.executor;
+        for plan in 0..executor.program().plans().len() {
+            executor.load(plan, &mut *source)?;
+        }
+        executor.start_states()?;
+        let residents = executor.residents();
+        for Resident { what, .. } in &residents {
+            let Survivor::Param(param) = what else { continue };
+            let wanted = master(&param.name);
+            let is_master = |r: &&Resident| matches!(&r.what, Survivor::State(state) if *state == wanted);
+            let Some(copy) = residents.iter().find(is_master) else { continue };
+            let elements = copy.spec.shape.iter().filter_map(|d| d.fixed()).product::<u64>();
+            let mut part = vec![0f32; PART.min(elements) as usize];
+            for first in (0..elements).step_by(PART as usize) {
+                let values = &mut part[..(elements - first).min(PART) as usize];
+                source(param, first..first + values.len() as u64, values)
+                    .map_err(|source| DeviceError::Load { param: param.name.clone(), source })?;
+                executor.upload_f32(copy.at + 4 * first, values)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The program that the device follows.
+    pub fn program(&self) -> &Program {
+        self.executor.program()
+    }
+
+    /// The plan of a micro-step.
+    pub fn micro_plan(&self) -> &plan::Plan {
+        &self.program().plans()[self.micro.forward.plan].1
+    }
+
+    /// The bounds of a micro-batch.
+    pub fn bounds(&self) -> Bounds {
+        self.micro_plan().graph.bounds
+    }
+
+    /// Whether [`TrainSession::apply`] moves the weights; if not, each micro-step does.
+    pub fn has_apply(&self) -> bool {
+        self.apply.is_some()
+    }
+
+    /// Computes the loss and the gradients of a micro-batch.
+    ///
+    /// # Errors
+    /// A batch that is not of the model's kind or larger than the plan; errors of the device.
+    pub fn micro_step(&mut self, batch: Batch<'_>, step: MicroStep<'_>) -> Result<Losses, RuntimeError> {
+        let Self { executor, micro, .. } = self;
+        let counts = micro.forward.write(executor, batch)?;
+        let targets = step.targets as f32;
+        let (keep, auxiliary) = ([f32::from(u8::from(step.keep))], [step.loss_scale * targets]);
+        let (loss_scale, unscale) = ([step.loss_scale], [1.0 / (step.loss_scale * targets)]);
+        for (input, values) in [
+            (micro.loss_scale, &loss_scale[..]),
+            (micro.auxiliary_scale, &auxiliary),
+            (micro.keep, &keep),
+            (micro.unscale, &unscale),
+            (micro.hyper, step.hyper),
+        ] {
+            if let Some(input) = input {
+                executor.write_f32(input, values)?;
+            }
+        }
+        if let Some(input) = micro.seed {
+            executor.write_i32(input, &step.seed)?;
+        }
+        executor.run(micro.forward.plan, counts)?;
+        let cross_entropy = scalar(executor, micro.forward.cross_entropy)?;
+        let mut optional = |output: Option<OutputId>| output.map(|id| scalar(executor, id)).transpose();
+        let (z, balance) = (optional(micro.z)?, optional(micro.balance)?);
+        let router_z = optional(micro.router_z)?;
+        let moved = match micro.scale {
+            Some(scale) => Some(cross_entropy.is_finite() && moved(executor, scale)?),
+            None => None,
+        };
+        let mut dropped = 0;
+        for &counter in &micro.dropped {
+            let mut rows = [0];
+            executor.read_i32(counter, &mut rows)?;
+            dropped += rows[0].max(0) as u64;
+        }
+        Ok(Losses { cross_entropy, z, balance, router_z, dropped, moved })
+    }
+
+    /// Moves the weights by the sum of gradients times `unscale`, unless one of them is not finite; `None` where a micro-step
+    /// does so itself.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Option<Update>, RuntimeError> {
+        let Self { executor, apply: Some(apply), .. } = self else { return Ok(None) };
+        executor.write_f32(apply.hyper, hyper)?;
+        executor.write_f32(apply.unscale, &[unscale])?;
+        executor.run(apply.plan, Counts { tokens: 0, sequences: 0 })?;
+        let norm = apply.norm.map(|output| scalar(executor, output)).transpose()?;
+        Ok(Some(Update { norm, moved: moved(executor, apply.scale)? }))
+    }
+
+    /// The cross-entropy of a batch, summed over targets; nothing is trained.
+    ///
+    /// # Errors
+    /// As [`TrainSession::micro_step`].
+    pub fn evaluate(&mut self, batch: Batch<'_>) -> Result<f64, RuntimeError> {
+        let Self { executor, evaluate, .. } = self;
+        let counts = evaluate.write(executor, batch)?;
+        executor.run(evaluate.plan, counts)?;
+        scalar(executor, evaluate.cross_entropy)
+    }
+
+    /// The parameters and states, with their places for [`TrainSession::read`] and [`TrainSession::write`].
+    pub fn residents(&self) -> Vec<Resident> {
+        self.executor.residents()
+    }
+
+    /// Reads bytes of parameters or states.
+    pub fn read(&mut self, at: u64, out: &mut [u8]) -> Result<(), RuntimeError> {
+        Ok(self.executor.download(at, out)?)
+    }
+
+    /// Writes bytes of parameters or states.
+    pub fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), RuntimeError> {
+        Ok(self.executor.upload(at, bytes)?)
+    }
+}
+
+impl Forward {
+    fn of(program: &Program, plan: usize) -> Result<Self, RuntimeError> {
+        let input = |name: &str| program.input(plan, name);
+        let lacks = |what: &str| {
+            let name = &program.plans()[plan].0;
+            RuntimeError::bug(format!("the plan `{name}` of a training program has no {what}"))
+        };
+        let targets = input("targets").ok_or_else(|| lacks("input `targets`"))?;
+        let inputs = match (input("ids"), input("spans")) {
+            (Some(ids), Some(spans)) => BatchInputs::Tokens { ids, spans, targets },
+            (Some(_) | None, _) => {
+                let parts = ["dna", "protein"].map(|name| input(name).ok_or_else(|| lacks("input of rows")));
+                BatchInputs::Rows { parts: parts.into_iter().collect::<Result<_, _>>()?, targets }
+            }
+        };
+        // The cross-entropy is an output of its own where a z-loss is minimized with it.
+        let output = |name: &str| program.output(plan, name);
+        let cross_entropy = output("cross_entropy").or_else(|| output("loss"));
+        Ok(Self { plan, inputs, cross_entropy: cross_entropy.ok_or_else(|| lacks("output `loss`"))? })
+    }
+
+    /// Writes a batch as the inputs of the plan: the tokens and sequences that it holds.
+    fn write(&self, executor: &mut Executor, batch: Batch<'_>) -> Result<Counts, RuntimeError> {
+        match (&self.inputs, batch) {
+            (&BatchInputs::Tokens { ids, spans, targets }, Batch::Tokens { ids: i, spans: s, targets: t }) => {
+                executor.write_i32(ids, i)?;
+                executor.write_i32(spans, s.as_flattened())?;
+                executor.write_i32(targets, t)?;
+                Ok(Counts { tokens: i.len() as u64, sequences: s.len() as u64 })
+            }
+            (BatchInputs::Rows { parts, targets }, Batch::Rows { parts: rows, targets: t }) => {
+                for (&part, rows) in parts.iter().zip(rows) {
+                    executor.write_f32(part, rows)?;
+                }
+                executor.write_i32(*targets, t)?;
+                Ok(Counts { tokens: t.len() as u64, sequences: t.len() as u64 })
+            }
+            (BatchInputs::Tokens { .. }, Batch::Rows { .. })
+            | (BatchInputs::Rows { .. }, Batch::Tokens { .. }) => {
+                Err(RuntimeError::bug("a batch is not of the kind that the model takes"))
+            }
+        }
+    }
+}
+
+impl Micro {
+    fn of(program: &Program) -> Result<Self, RuntimeError> {
+        let plan = index(program, plans::MICRO)?;
+        let input = |name: &str| program.input(plan, name);
+        let output = |name: &str| program.output(plan, name);
+        let graph = &program.plans()[plan].1.graph;
+        // The only integers among the outputs of a training graph.
+        let counters = graph.outputs.iter().filter(|(_, value)| graph.spec(*value).dtype == DType::I32);
+        let scale = match program.index(plans::APPLY) {
+            Some(_) => None,
+            None => {
+                let missing = || RuntimeError::bug("a micro-step that moves the weights has no output `scale`");
+                Some(output("scale").ok_or_else(missing)?)
+            }
+        };
+        Ok(Self {
+            forward: Forward::of(program, plan)?,
+            loss_scale: input("d loss"),
+            auxiliary_scale: input("d aux"),
+            keep: input("keep"),
+            unscale: input("unscale"),
+            hyper: input("hyper"),
+            seed: input("seed"),
+            z: output("z_loss"),
+            balance: output("balance_loss"),
+            router_z: output("router_z_loss"),
+            dropped: counters.map(|&(_, value)| OutputId { plan, value }).collect(),
+            scale,
+        })
+    }
+}
+
+impl Apply {
+    fn of(program: &Program) -> Result<Option<Self>, RuntimeError> {
+        let Some(plan) = program.index(plans::APPLY) else { return Ok(None) };
+        let missing = || RuntimeError::bug("the plan of an update lacks an input or an output");
+        let input = |name: &str| program.input(plan, name).ok_or_else(missing);
+        let output = |name: &str| program.output(plan, name);
+        let scale = output("scale").ok_or_else(missing)?;
+        Ok(Some(Self { plan, hyper: input("hyper")?, unscale: input("unscale")?, norm: output("norm"), scale }))
+    }
+}
+
+fn evaluation(program: &Program) -> Result<Forward, RuntimeError> {
+    Forward::of(program, index(program, plans::EVALUATE)?)
+}
+
+fn index(program: &Program, name: &str) -> Result<usize, RuntimeError> {
+    let missing = || RuntimeError::bug(format!("the training program has no plan `{name}`"));
+    program.index(name).ok_or_else(missing)
+}
+
+fn scalar(executor: &mut Executor, output: OutputId) -> Result<f64, RuntimeError> {
+    let mut value = [0f32];
+    executor.read_f32(output, &mut value)?;
+    Ok(f64::from(value[0]))
+}
+
+/// Whether an update moved the weights: its factor is not zero.
+fn moved(executor: &mut Executor, scale: OutputId) -> Result<bool, RuntimeError> {
+    let mut scale_and_factor = [0f32; 2];
+    executor.read_f32(scale, &mut scale_and_factor)?;
+    Ok(scale_and_factor[1] != 0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use graph::{Builder, Dim};
+    use plan::{Policy, Target, compile};
+
+    #[test]
+    fn a_program_without_its_plans_is_a_fault() {
+        let target = Target::named("null").expect("read");
+        let mut g = Builder::new(Bounds { tokens: 4, sequences: 1, longest: 4 });
+        let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(2)], DType::F32);
+        let y = g.gelu(x);
+        g.output("y", y);
+        let plan = compile(&g.finish().expect("verified"), &Policy::default(), &target).expect("planned");
+        let program = |names: &[&str]| {
+            let plans = names.iter().map(|name| ((*name).to_owned(), plan.clone())).collect();
+            Program::new(target.clone(), plans, vec![])
+        };
+        let error = evaluation(&program(&[plans::MICRO])).err().expect("refused").to_string();
+        assert!(error.contains("has no plan `evaluate`"), "{error}");
+        let error = Micro::of(&program(&[plans::EVALUATE])).err().expect("refused").to_string();
+        assert!(error.contains("has no plan `micro-step`"), "{error}");
+        let error = evaluation(&program(&[plans::EVALUATE])).err().expect("refused").to_string();
+        assert!(error.contains("`evaluate` of a training program has no input `targets`"), "{error}");
+    }
+}
