@@ -2,12 +2,12 @@
 //! that would change what an adapter computes is honoured or refused by name, and a folder with an adapter alone is
 //! never taken for a model.
 
-use crate::RuntimeError;
+use crate::{ModelError, RuntimeError};
 use data::bounded;
-use data::printable::{Name, Place};
+use data::printable::Name;
 use data::weights::FOLDER_FILES;
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// What an adapter is.
 pub const CONFIG: &str = "adapter_config.json";
@@ -72,7 +72,7 @@ impl Adapter {
     pub fn open(folder: &Path) -> Result<Self, RuntimeError> {
         let path = folder.join(CONFIG);
         let text = bounded::read_text(&path, LARGEST).map_err(RuntimeError::io(&path))?;
-        Self::from_json(&text).map_err(|why| RuntimeError::Refused(format!("{}: {why}", Place(&path))))
+        Self::from_json(&text).map_err(|why| ModelError::AdapterConfig { path, why }.into())
     }
 
     fn from_json(text: &str) -> Result<Self, String> {
@@ -117,11 +117,8 @@ pub fn refuse(folder: &Path) -> Result<(), RuntimeError> {
     if !has(CONFIG) || FOLDER_FILES.iter().any(|name| has(name)) {
         return Ok(());
     }
-    let (place, base) = (Place(folder), Adapter::open(folder)?.base);
-    Err(RuntimeError::Refused(format!(
-        "{place} is an adapter of {}, and no model; `plimsoll merge {place} -o FOLDER` makes one of both",
-        Place(&PathBuf::from(base))
-    )))
+    let base = Adapter::open(folder)?.base;
+    Err(ModelError::Adapter { folder: folder.to_owned(), base }.into())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Where to run: the CPU, or machines that share the work. Invariant: machines of a run are of one kind, so that one
 //! program fits all of them and a result does not depend on which of them computed it.
 
-use crate::RuntimeError;
+use crate::{RequestError, RuntimeError};
 use exec::Machine;
 use serde_json::Value;
 use std::sync::Arc;
@@ -20,19 +20,15 @@ impl Device {
     /// Machines that share the work, in this order.
     pub fn machines(machines: Vec<Arc<dyn Machine>>) -> Result<Self, RuntimeError> {
         let Some((kind, first)) = machines.first().map(|machine| (machine.kind(), machine.name())) else {
-            return Err(RuntimeError::Refused("there is no device to compute on".to_owned()));
+            return Err(RuntimeError::bug("there is no device to compute on"));
         };
         for (i, machine) in machines.iter().enumerate() {
             let name = machine.name();
             if machine.kind() != kind {
-                return Err(RuntimeError::Refused(format!(
-                    "{first} and {name} are of different kinds, and a run computes on cards of one kind; name some of \
-                     one kind, such as --device {}",
-                    first.split(' ').next().unwrap_or_default()
-                )));
+                return Err(RequestError::MixedDevices { first, other: name }.into());
             }
             if machines[..i].iter().any(|other| other.name() == name) {
-                return Err(RuntimeError::Refused(format!("{name} is named twice; name every device once")));
+                return Err(RequestError::DeviceTwice { name }.into());
             }
         }
         Ok(Self::Machines(machines))

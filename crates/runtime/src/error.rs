@@ -7,11 +7,11 @@ use data::printable::Place;
 use data::weights::WeightsError;
 use data::{DataError, DataErrorKind};
 use exec::DeviceError;
-use graph::VerifyError;
+use graph::{Bytes, VerifyError};
 use models::ConfigError;
 use plan::PlanError;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// An error that can end a command: it knows the command's exit code, and the limit of the system that caused it.
 ///
@@ -23,6 +23,208 @@ pub trait Failure: std::error::Error {
 
     /// The system limit behind the error, such as a limit on address space.
     fn limit(&self) -> Option<Limit>;
+}
+
+/// Why a model cannot be opened, or is not the model that is wanted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// A configuration was named, and weights are needed.
+    #[error("{name} is a configuration without weights; name its folder")]
+    WithoutWeights {
+        /// The model.
+        name: String,
+    },
+    /// The file of a model is not there.
+    #[error("{}: there is no such file; a model is a folder with its config.json beside its weights", path.display())]
+    NoSuchFile {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A tokenizer with more tokens than the embedding has rows.
+    #[error(
+        "{name}: its tokenizer has {tokens} tokens, its embedding only {rows} rows; they are not of one model"
+    )]
+    Tokenizer {
+        /// The model.
+        name: String,
+        /// Tokens of the tokenizer.
+        tokens: usize,
+        /// Rows of the embedding.
+        rows: u64,
+    },
+    /// A vocabulary that is not the alphabet of ESM-2.
+    #[error(
+        "{}, line {line}: expected {expected}, found {found}; ESM-2 models are run with ESM-2's own alphabet of {} \
+         tokens, so restore the model's own {}",
+        Place(path),
+        data::tokenize::esm::VOCAB,
+        crate::model::VOCABULARY
+    )]
+    Vocabulary {
+        /// The vocabulary's file.
+        path: PathBuf,
+        /// The first line that differs, from 1.
+        line: usize,
+        /// The token that belongs there.
+        expected: String,
+        /// The token that stands there.
+        found: String,
+    },
+    /// Two tensors that the family ties differ.
+    #[error("{name}: `{a}` and `{b}` must be equal in this family, and are not")]
+    Untied {
+        /// The model.
+        name: String,
+        /// A tensor.
+        a: String,
+        /// The tensor that should equal it.
+        b: String,
+    },
+    /// A head whose first layer is no matrix over two embeddings.
+    #[error(
+        "{}: `hidden_layer.weight` has the shape {shape:?}, which is no matrix over two embeddings",
+        Place(path)
+    )]
+    HeadShape {
+        /// The head's file.
+        path: PathBuf,
+        /// The shape of `hidden_layer.weight`.
+        shape: Vec<u64>,
+    },
+    /// A head of other than two classes.
+    #[error("{name}: the head has {classes} classes; 2 are wanted")]
+    HeadClasses {
+        /// The head.
+        name: String,
+        /// How many classes it has.
+        classes: u64,
+    },
+    /// An adapter was named, and a model is needed.
+    #[error(
+        "{0} is an adapter of {1}, and no model; `plimsoll merge {0} -o FOLDER` makes one of both",
+        Place(folder),
+        Place(Path::new(base))
+    )]
+    Adapter {
+        /// The adapter's folder.
+        folder: PathBuf,
+        /// The model that it was trained over.
+        base: String,
+    },
+    /// The configuration of an adapter that cannot be used.
+    #[error("{}: {why}", Place(path))]
+    AdapterConfig {
+        /// The adapter_config.json.
+        path: PathBuf,
+        /// The key and what it must be.
+        why: String,
+    },
+    /// A folder with several checkpoints of fair-esm.
+    #[error(
+        "{} holds several ESM-2 checkpoints, such as {} and {}; name one of them",
+        Place(folder),
+        Place(one),
+        Place(other)
+    )]
+    SeveralCheckpoints {
+        /// The folder.
+        folder: PathBuf,
+        /// A checkpoint.
+        one: PathBuf,
+        /// Another.
+        other: PathBuf,
+    },
+    /// A checkpoint of fair-esm that is no ESM-2.
+    #[error("{}: {why}", Place(path))]
+    Checkpoint {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What it lacks.
+        why: String,
+    },
+}
+
+/// Why a request cannot be carried out: it contradicts itself or the machine.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// A text that is no size in bytes.
+    #[error("`{text}` is no size; write it like 2GiB, 500MB, 80% or a number of bytes")]
+    BadSize {
+        /// The text.
+        text: String,
+    },
+    /// A budget that is more than the target has.
+    #[error(
+        "a budget of {budget} is more than `{target}` has: {memory}; give at most that, or leave --budget and \
+         memory.budget to a share like 90%"
+    )]
+    BudgetAboveTarget {
+        /// The budget.
+        budget: Bytes,
+        /// The target.
+        target: String,
+        /// Its memory.
+        memory: Bytes,
+    },
+    /// Threads were given for a GPU.
+    #[error("--threads {threads}: `{target}` is no CPU, and its plan depends on none")]
+    ThreadsOfGpu {
+        /// The threads.
+        threads: usize,
+        /// The target.
+        target: String,
+    },
+    /// Weights should be streamed by a command that keeps them in memory.
+    #[error("--stream-weights always: this command keeps its weights in memory")]
+    NotStreamed,
+    /// Fewer tokens a step than the longest sequence has.
+    #[error(
+        "--tokens {tokens} is less than the {longest} tokens that the longest sequence may have; give --tokens {longest} \
+         or more"
+    )]
+    TokensTooFew {
+        /// The tokens that were asked for.
+        tokens: u64,
+        /// Those of the longest sequence.
+        longest: u64,
+    },
+    /// An element type that the CPU's kernels lack.
+    #[error(
+        "--precision {asked}: the CPU computes in bf16, f32 or int8; give one of these or auto, or --device cuda"
+    )]
+    PrecisionOfCpu {
+        /// The element type.
+        asked: &'static str,
+    },
+    /// Several devices for a command that computes on one.
+    #[error("this command computes on one device; name one, such as --device cuda:0")]
+    SeveralDevices,
+    /// Devices of different kinds for one run.
+    #[error(
+        "{first} and {other} are of different kinds, and a run computes on cards of one kind; name some of one kind, such \
+         as --device {}",
+        first.split(' ').next().unwrap_or_default()
+    )]
+    MixedDevices {
+        /// The first device.
+        first: String,
+        /// A device of another kind.
+        other: String,
+    },
+    /// A device that is named twice.
+    #[error("{name} is named twice; name every device once")]
+    DeviceTwice {
+        /// The device.
+        name: String,
+    },
+    /// A folder that another run writes to.
+    #[error("another run is writing to {}; wait for its end, or choose another folder with -o", folder.display())]
+    Locked {
+        /// The folder.
+        folder: PathBuf,
+    },
 }
 
 /// Why planning, starting or running a session failed.
@@ -62,6 +264,10 @@ pub enum RuntimeError {
         /// Why.
         source: std::io::Error,
     },
+    /// A model that cannot be opened, or is not the model that is wanted.
+    Model(ModelError),
+    /// A request that contradicts itself or the machine.
+    Request(RequestError),
     /// A fault of this program.
     Bug {
         /// What should not have happened.
@@ -110,6 +316,8 @@ impl Failure for RuntimeError {
             | Self::Output(_)
             | Self::Io { .. }
             | Self::Thread { .. }
+            | Self::Model(_)
+            | Self::Request(_)
             | Self::Bug { .. }
             | Self::Refused(_) => 1,
         }
@@ -157,6 +365,8 @@ impl fmt::Display for RuntimeError {
             Self::Output(e) => e.fmt(f),
             Self::Io { path, source } => write!(f, "{}: {source}", Place(path)),
             Self::Thread { name, .. } => write!(f, "the {name} thread cannot be started"),
+            Self::Model(e) => e.fmt(f),
+            Self::Request(e) => e.fmt(f),
             Self::Bug { what } => write!(f, "{what}; this is a bug of ours"),
             Self::Refused(why) | Self::Unusable(why) => f.write_str(why),
             Self::Interrupted { kept, .. } => write!(f, "interrupted; {kept}"),
@@ -175,6 +385,8 @@ impl std::error::Error for RuntimeError {
             Self::Device(e) => e.source(),
             Self::Output(e) => e.source(),
             Self::Thread { source, .. } => Some(source),
+            Self::Model(e) => e.source(),
+            Self::Request(e) => e.source(),
             Self::Verify(_)
             | Self::Io { .. }
             | Self::Bug { .. }
@@ -182,6 +394,18 @@ impl std::error::Error for RuntimeError {
             | Self::Unusable(_)
             | Self::Interrupted { .. } => None,
         }
+    }
+}
+
+impl From<ModelError> for RuntimeError {
+    fn from(e: ModelError) -> Self {
+        Self::Model(e)
+    }
+}
+
+impl From<RequestError> for RuntimeError {
+    fn from(e: RequestError) -> Self {
+        Self::Request(e)
     }
 }
 

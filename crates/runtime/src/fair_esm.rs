@@ -1,9 +1,8 @@
 //! fair-esm's ESM-2 checkpoints, such as `esm2_t33_650M_UR50D.pt`: where they are, and their configuration. Invariant:
 //! sizes that the file states, or that a known model has, agree with its tensors, or the file is refused.
 
-use crate::RuntimeError;
 use crate::hub::CONFIG;
-use data::printable::Place;
+use crate::{ModelError, RuntimeError};
 use data::tokenize::esm;
 use data::weights::{FOLDER_FILES, HubEnv, Kind, Value, Weights, read_pt_object};
 use models::{Encoder, Esm2Config, KNOWN, Task, known};
@@ -29,12 +28,10 @@ pub fn in_folder(folder: &Path) -> Result<Option<PathBuf>, RuntimeError> {
     match &found[..] {
         [] => Ok(None),
         [file] => Ok(Some(file.clone())),
-        [one, other, ..] => Err(RuntimeError::Refused(format!(
-            "{} holds several ESM-2 checkpoints, such as {} and {}; name one of them",
-            Place(folder),
-            Place(one),
-            Place(other)
-        ))),
+        [one, other, ..] => {
+            let (folder, one, other) = (folder.to_owned(), one.clone(), other.clone());
+            Err(ModelError::SeveralCheckpoints { folder, one, other }.into())
+        }
     }
 }
 
@@ -85,7 +82,7 @@ fn prefix(weights: &Weights) -> Option<&'static str> {
 
 /// The text of a config.json for a checkpoint, as the hub's files have it.
 pub fn config(file: &Path) -> Result<String, RuntimeError> {
-    let refused = |why: String| RuntimeError::Refused(format!("{}: {why}", Place(file)));
+    let refused = |why: String| RuntimeError::from(ModelError::Checkpoint { path: file.to_owned(), why });
     let weights = Weights::open(file)?;
     let Some(prefix) = prefix(&weights) else {
         return Err(refused("its tensors do not have the names of fair-esm's ESM-2".to_owned()));

@@ -45,7 +45,7 @@ pub use budget::Budget;
 pub use data::limits::Limit;
 pub use data::printable::{Place, is_printable};
 pub use device::Device;
-pub use error::{Failure, RuntimeError};
+pub use error::{Failure, ModelError, RequestError, RuntimeError};
 pub use exec::Machine;
 pub use exec::heap::{Heap, limit_slack};
 pub use fair_esm::Checkpoint;

@@ -1,7 +1,7 @@
 //! The right to write into an output folder. Invariant: two runs never write into one folder, and a run that failed at its start
 //! leaves no folder that it made.
 
-use crate::{OutputError, RuntimeError};
+use crate::{OutputError, RequestError, RuntimeError};
 use data::journal::Blocks;
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -54,10 +54,7 @@ pub fn take(dir: &Path, journals: &'static [&'static str]) -> Result<Lock, Runti
     let Ok(folder) = File::open(dir) else { return lock(None) };
     match folder.try_lock() {
         Ok(()) => lock(Some(folder)),
-        Err(TryLockError::WouldBlock) => Err(RuntimeError::Refused(format!(
-            "another run is writing to {}; wait for its end, or choose another folder with -o",
-            dir.display()
-        ))),
+        Err(TryLockError::WouldBlock) => Err(RequestError::Locked { folder: dir.to_owned() }.into()),
         Err(TryLockError::Error(_)) => lock(None),
     }
 }

@@ -1,7 +1,7 @@
 //! What this machine has: cores, memory and their limits, as the kernel and its containers say.
 //! Invariant: a limit that cannot be read does not exist; nothing here is cached.
 
-use crate::RuntimeError;
+use crate::{RequestError, RuntimeError};
 use exec::memory::kib;
 use graph::Bytes;
 use std::fs;
@@ -23,11 +23,7 @@ pub fn resident() -> (Bytes, Bytes) {
 
 /// A memory budget as a person writes it: `2GiB`, `500MB`, `80%` of what is free, or plain bytes.
 pub fn parse_budget(text: &str, free: Bytes) -> Result<Bytes, RuntimeError> {
-    let bad = || {
-        RuntimeError::Refused(format!(
-            "`{text}` is no size; write it like 2GiB, 500MB, 80% or a number of bytes"
-        ))
-    };
+    let bad = || RequestError::BadSize { text: text.to_owned() };
     let text = text.trim();
     if let Some(percent) = text.strip_suffix('%') {
         let percent = percent.trim().parse::<u64>().ok().filter(|p| (1..=100).contains(p)).ok_or_else(bad)?;
@@ -45,9 +41,9 @@ pub fn parse_budget(text: &str, free: Bytes) -> Result<Bytes, RuntimeError> {
         "mib" | "m" => 1 << 20,
         "gib" | "g" => 1 << 30,
         "tib" | "t" => 1u64 << 40,
-        _ => return Err(bad()),
+        _ => return Err(bad().into()),
     };
-    decimal(number, unit).map(Bytes).ok_or_else(bad)
+    Ok(decimal(number, unit).map(Bytes).ok_or_else(bad)?)
 }
 
 /// `number * unit` without floats: `1.5` GiB is exact, further digits than thousandths are refused.

@@ -2,10 +2,10 @@
 //! reads was found with its shape before the first byte is allocated.
 
 use crate::hub::{self, CONFIG, Need, TOKENIZER};
-use crate::{Observer, RuntimeError, adapter, bundle};
+use crate::{ModelError, Observer, RuntimeError, adapter, bundle};
 use data::bounded;
 use data::hex::hex;
-use data::printable::{Name, Place};
+use data::printable::Name;
 use data::tokenize::{bpe, bpe::Bpe, esm};
 use data::weights::{HubEnv, Weights};
 use exec::ParamSource;
@@ -36,7 +36,7 @@ pub struct EncoderModel {
 }
 
 /// The names of a model's tokens, a line each.
-const VOCABULARY: &str = "vocab.txt";
+pub(crate) const VOCABULARY: &str = "vocab.txt";
 
 /// Bytes of a config.json; those of the hub have one thousand.
 const LARGEST_CONFIG: u64 = 1 << 20;
@@ -69,9 +69,7 @@ impl EncoderModel {
         let encoder = Encoder::from_json(&text)
             .map_err(|source| RuntimeError::Config { path: config.clone(), source })?;
         let Some(weights) = place.weights() else {
-            return Err(RuntimeError::Refused(format!(
-                "{name} is a configuration without weights; name its folder"
-            )));
+            return Err(ModelError::WithoutWeights { name: name.to_owned() }.into());
         };
         let weights = Weights::open(weights)?;
         let folder = config.parent().unwrap_or(Path::new("."));
@@ -132,10 +130,8 @@ impl EncoderModel {
             Tokenizer::Bpe(bpe) => bpe.vocab_size(),
         };
         if vocabulary as u64 > encoder.vocab_size() {
-            return Err(RuntimeError::Refused(format!(
-                "{name}: its tokenizer has {vocabulary} tokens, its embedding only {} rows; they are not of one model",
-                encoder.vocab_size()
-            )));
+            let (name, rows) = (name.to_owned(), encoder.vocab_size());
+            return Err(ModelError::Tokenizer { name, tokens: vocabulary, rows }.into());
         }
         let weights = Arc::new(weights);
         let model = Self { name: name.to_owned(), encoder, weights, tokenizer, folder: None, described_by };
@@ -180,10 +176,7 @@ impl EncoderModel {
         if equal {
             return Ok(());
         }
-        Err(RuntimeError::Refused(format!(
-            "{}: `{a}` and `{b}` must be equal in this family, and are not",
-            self.name
-        )))
+        Err(ModelError::Untied { name: self.name.clone(), a, b }.into())
     }
 
     /// The name that the file has for a canonical tensor, if it has it.
@@ -207,7 +200,7 @@ impl EncoderModel {
         Box::new(move |param, elements, out| {
             let done = read_pieces(param, elements, out, &mut |piece, range, out| {
                 let place = places.get(&piece.tensor);
-                let unknown = || RuntimeError::Refused(format!("{} is not of this model", piece.tensor));
+                let unknown = || RuntimeError::bug(format!("{} is not of this model", piece.tensor));
                 place.ok_or_else(unknown)?.read(&weights, range, out)
             });
             Ok(done?)
@@ -268,10 +261,7 @@ impl HeadModel {
         let columns = match shape[..] {
             [_, columns] if columns >= 2 => columns,
             _ => {
-                return Err(RuntimeError::Refused(format!(
-                    "{}: `hidden_layer.weight` has the shape {shape:?}, which is no matrix over two embeddings",
-                    Place(path)
-                )));
+                return Err(ModelError::HeadShape { path: path.to_owned(), shape }.into());
             }
         };
         let dna = if columns > DNABERT_S { DNABERT_S } else { columns / 2 };
@@ -304,7 +294,7 @@ impl HeadModel {
         let (hidden, classes) = (rows("hidden_layer.weight")?, rows("output_layer.weight")?);
         let config = HeadConfig { dna, protein, hidden, classes };
         if classes != 2 {
-            return Err(RuntimeError::Refused(format!("{name}: the head has {classes} classes; 2 are wanted")));
+            return Err(ModelError::HeadClasses { name: name.to_owned(), classes }.into());
         }
         let graph = mlp_head(&config, Bounds { tokens: 1, sequences: 1, longest: 1 })?;
         for piece in pieces(&graph) {
@@ -345,10 +335,7 @@ const DNABERT_S: u64 = 768;
 /// The text of a model's configuration.
 pub fn read_config(path: &Path) -> Result<String, RuntimeError> {
     bounded::read_text(path, LARGEST_CONFIG).map_err(|source| match source.kind() {
-        ErrorKind::NotFound => RuntimeError::Refused(format!(
-            "{}: there is no such file; a model is a folder with its {CONFIG} beside its weights",
-            path.display()
-        )),
+        ErrorKind::NotFound => ModelError::NoSuchFile { path: path.to_owned() }.into(),
         _ => RuntimeError::io(path)(source),
     })
 }
@@ -367,13 +354,7 @@ fn check_vocabulary(folder: &Path) -> Result<(), RuntimeError> {
         None => "the end of the file".to_owned(),
     };
     let (expected, found) = (shown(difference.expected), shown(difference.found));
-    Err(RuntimeError::Refused(format!(
-        "{}, line {}: expected {expected}, found {found}; ESM-2 models are run with ESM-2's own alphabet of {} tokens, \
-         so restore the model's own {VOCABULARY}",
-        Place(&path),
-        difference.line,
-        esm::VOCAB
-    )))
+    Err(ModelError::Vocabulary { path, line: difference.line, expected, found }.into())
 }
 
 fn sha256(bytes: &[u8]) -> String {

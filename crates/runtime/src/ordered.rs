@@ -75,7 +75,7 @@ impl<B> Results<B> {
         let Some(slot) = receive(&self.slots, wait)? else { return Ok(None) };
         match receive(&slot, wait)? {
             Some(result) => result.map(Some),
-            None => Err(RuntimeError::Refused("a worker thread died; this is a bug of ours".to_owned())),
+            None => Err(RuntimeError::bug("a worker thread died")),
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::hub::{self, Need};
 use crate::session::bounds::{bounds, copies, with_outputs};
 use crate::session::{HOST, Part, Space, Stage, search, threads};
 use crate::settings::{LETTERS_OF_REPLICA, most_replicas, on_cpu, threads_of_each};
-use crate::{Budget, RuntimeError, Settings, Silent, machine, process};
+use crate::{Budget, RequestError, RuntimeError, Settings, Silent, machine, process};
 use cpu::{CpuDevice, Isa};
 use data::bounded;
 use data::pack::MOST_PACKS;
@@ -69,11 +69,9 @@ pub fn parse_budget(text: &str, target: &Target) -> Result<Bytes, RuntimeError> 
     };
     let budget = machine::parse_budget(text, whole)?;
     if budget > whole {
-        return Err(RuntimeError::Refused(format!(
-            "a budget of {budget} is more than `{}` has: {whole}; give at most that, or leave --budget and \
-             memory.budget to a share like 90%",
-            target.name
-        )));
+        return Err(
+            RequestError::BudgetAboveTarget { budget, target: target.name.clone(), memory: whole }.into()
+        );
     }
     Ok(budget)
 }
@@ -117,11 +115,7 @@ pub fn encoder(model: &str) -> Result<Encoder, RuntimeError> {
 pub fn with_threads(target: Target, threads: usize) -> Result<Target, RuntimeError> {
     match target.space == HOST {
         true => Ok(target.with_units(threads as u64)),
-        false => {
-            let text =
-                format!("--threads {threads}: `{}` is no CPU, and its plan depends on none", target.name);
-            Err(RuntimeError::Refused(text))
-        }
+        false => Err(RequestError::ThreadsOfGpu { threads, target: target.name }.into()),
     }
 }
 

@@ -2,7 +2,7 @@
 //! (replicas, tokens, streaming) is in the plan of a session.
 
 use crate::budget::Budget;
-use crate::{Device, Level, RuntimeError, machine};
+use crate::{Device, Level, RequestError, RuntimeError, machine};
 use cpu::CpuMachine;
 use exec::Machine;
 use graph::Bytes;
@@ -210,10 +210,7 @@ pub fn on_cpu(asked: Option<Precision>) -> Result<Precision, RuntimeError> {
     match asked {
         None => Ok(formats[0]),
         Some(asked) if formats.contains(&asked) => Ok(asked),
-        Some(asked) => Err(RuntimeError::Refused(format!(
-            "--precision {}: the CPU computes in bf16, f32 or int8; give one of these or auto, or --device cuda",
-            asked.name()
-        ))),
+        Some(asked) => Err(RequestError::PrecisionOfCpu { asked: asked.name() }.into()),
     }
 }
 

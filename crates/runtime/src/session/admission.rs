@@ -6,7 +6,7 @@ use super::bounds::{TOKEN_STEP, tokens};
 use super::search::{Point, Stage};
 use crate::budget::Budget;
 use crate::settings::free;
-use crate::{Level, Observer, RuntimeError, Settings};
+use crate::{Level, Observer, RequestError, RuntimeError, Settings};
 use data::limits;
 use exec::{DeviceError, Executor, Machine};
 use graph::Bytes;
@@ -72,7 +72,7 @@ impl Site {
     /// The only device, for those who compute on one.
     ///
     /// # Errors
-    /// As [`Site::start`], and [`RuntimeError::Refused`] with several devices.
+    /// As [`Site::start`], and [`RequestError::SeveralDevices`].
     pub fn start_one(&self, program: Program) -> Result<Executor, RuntimeError> {
         self.start_alone(program)?.pop().ok_or_else(several)
     }
@@ -244,8 +244,7 @@ fn refused(bill: Bill) -> RuntimeError {
 }
 
 fn several() -> RuntimeError {
-    let text = "this command computes on one device; name one, such as --device cuda:0";
-    RuntimeError::Refused(text.to_owned())
+    RequestError::SeveralDevices.into()
 }
 
 fn switching(running: &[Executor], program: &Program, observer: &mut dyn Observer) {

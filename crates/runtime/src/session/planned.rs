@@ -7,7 +7,7 @@ use super::report::{computing_lines, memory_lines};
 use super::search::{Choice, Rejected, Space, Stage, search};
 use super::weights::{WeightSource, load_all};
 use crate::budget::Budget;
-use crate::{Level, Observer, RuntimeError, Settings};
+use crate::{Level, Observer, RequestError, RuntimeError, Settings};
 use data::pack::Order;
 use exec::Executor;
 use graph::Bytes;
@@ -59,15 +59,11 @@ impl Settings {
         let Request { mut alternatives, replicas, tokens, budgets } = request;
         let stages = || alternatives.iter().flatten();
         if self.stream == Stream::Always && !stages().flat_map(|stage| &stage.parts).any(|part| part.streams) {
-            let text = "--stream-weights always: this command keeps its weights in memory";
-            return Err(RuntimeError::Refused(text.to_owned()));
+            return Err(RequestError::NotStreamed.into());
         }
         let longest = stages().map(|stage| stage.longest).max().unwrap_or(0);
         if let Some(tokens) = tokens.filter(|&tokens| tokens < longest) {
-            return Err(RuntimeError::Refused(format!(
-                "--tokens {tokens} is less than the {longest} tokens that the longest sequence may have; \
-                 give --tokens {longest} or more"
-            )));
+            return Err(RequestError::TokensTooFew { tokens, longest }.into());
         }
         let space = Space {
             target: &|replicas| self.target_of(replicas),

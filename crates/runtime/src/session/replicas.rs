@@ -352,7 +352,7 @@ impl<T: Send + 'static> Replicas<T> {
 
     fn none_left(&mut self) -> RuntimeError {
         self.in_flight = 0;
-        RuntimeError::Refused("no device is left to compute on".to_owned())
+        RuntimeError::bug("no device is left to compute on")
     }
 }
 
