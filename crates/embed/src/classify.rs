@@ -5,16 +5,16 @@
 use crate::engine::{Reading, Rows};
 use crate::front::Sequence;
 use crate::output::Written;
-use crate::{Destination, Options as Embedding, Pool, Report, run};
+use crate::{Destination, EmbedError, Options as Embedding, Pool, Report, run};
 use data::atomic::AtomicFile;
 use data::pack::Order;
-use data::printable::{Name, Place};
+use data::printable::Name;
 use data::sequence::Reader;
 use data::weights::HubEnv;
 use models::Encoder;
 use runtime::hub::CONFIG;
 use runtime::model::read_config;
-use runtime::{EncoderModel, Observer, RuntimeError, Settings};
+use runtime::{EncoderModel, Observer, Settings};
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -43,12 +43,11 @@ pub struct Options {
 }
 
 /// Classifies.
-pub fn classify(options: &Options, observer: &mut dyn Observer) -> Result<Report, RuntimeError> {
+pub fn classify(options: &Options, observer: &mut dyn Observer) -> Result<Report, EmbedError> {
     let start = Instant::now();
     let output = &options.output;
     if output.exists() && !options.force {
-        let text = "the file is there already; use --force to replace it, or another name with -o";
-        return Err(RuntimeError::Refused(format!("{}: {text}", Place(output))));
+        return Err(EmbedError::Exists { path: output.clone() });
     }
     // Missing files are found before anything else happens.
     Reader::open(&options.inputs)?;
@@ -66,11 +65,10 @@ pub fn classify(options: &Options, observer: &mut dyn Observer) -> Result<Report
 }
 
 /// The names of a model's classes, whose tensors are there.
-fn classes(model: &EncoderModel) -> Result<Vec<String>, RuntimeError> {
+fn classes(model: &EncoderModel) -> Result<Vec<String>, EmbedError> {
     let config = model.folder.as_ref().map(|folder| read_config(&folder.join(CONFIG))).transpose()?;
     let Some(names) = config.and_then(|config| Encoder::classes(&config)) else {
-        let why = "it is no classifier of sequences as `plimsoll train` with model.classes makes one";
-        return Err(RuntimeError::Refused(format!("{}: {why}", model.name)));
+        return Err(EmbedError::NoClassifier { model: model.name.clone() });
     };
     let (classes, width) = (names.len() as u64, model.encoder.hidden_size());
     model.weights.expect("classifier.weight", &[classes, width])?;
@@ -105,7 +103,7 @@ struct Table {
 }
 
 impl Table {
-    fn create(options: &Options, names: Vec<String>) -> Result<Self, RuntimeError> {
+    fn create(options: &Options, names: Vec<String>) -> Result<Self, EmbedError> {
         let mut file = AtomicFile::create(&options.output)?;
         // A name is what a file says: a tab in it would be a column.
         let names: Vec<String> = names.iter().map(|name| Name(name).to_string()).collect();
@@ -116,7 +114,7 @@ impl Table {
 }
 
 impl Rows for Table {
-    fn write(&mut self, sequence: &Sequence, scores: &[f32]) -> Result<(), RuntimeError> {
+    fn write(&mut self, sequence: &Sequence, scores: &[f32]) -> Result<(), EmbedError> {
         // The first of equal ones.
         let best = (1..scores.len()).fold(0, |best, c| if scores[c] > scores[best] { c } else { best });
         let columns: String = scores.iter().map(|score| format!("\t{score}")).collect();
@@ -130,7 +128,7 @@ impl Rows for Table {
         1 << 20
     }
 
-    fn finish(self: Box<Self>) -> Result<Vec<Written>, RuntimeError> {
+    fn finish(self: Box<Self>) -> Result<Vec<Written>, EmbedError> {
         let path = self.file.target().to_owned();
         self.file.commit()?;
         Ok(vec![Written { files: vec![path], sequences: self.sequences }])

@@ -1,11 +1,13 @@
 //! From tokens to rows: a session of the encoder, and back into input order. Invariant: a sequence that goes in
 //! comes out once, in order, with finite values; otherwise an error names it.
 
+use super::Pool;
 use super::front::Sequence;
 use super::output::Written;
-use super::{Pool, RuntimeError};
+use crate::EmbedError;
 use data::pack::{Fill, Order};
 use models::Encoder;
+use runtime::RuntimeError;
 use runtime::session::{Completed, InOrder, ModelId, Next, Push, Session, Stop, Usage};
 
 /// The name of the encoder's plan.
@@ -33,13 +35,13 @@ pub(super) struct Reading {
 /// Where values go, in input order.
 pub(super) trait Rows {
     /// Those of the next sequence.
-    fn write(&mut self, sequence: &Sequence, values: &[f32]) -> Result<(), RuntimeError>;
+    fn write(&mut self, sequence: &Sequence, values: &[f32]) -> Result<(), EmbedError>;
 
     /// What is held of so many sequences, where that is known, with names of so many bytes.
     fn held(&self, sequences: Option<u64>, name: u64) -> u64;
 
     /// The files appear.
-    fn finish(self: Box<Self>) -> Result<Vec<Written>, RuntimeError>;
+    fn finish(self: Box<Self>) -> Result<Vec<Written>, EmbedError>;
 }
 
 impl Engine {
@@ -48,7 +50,7 @@ impl Engine {
         encoder: &Encoder,
         reading: Reading,
         results: Box<dyn Rows>,
-    ) -> Result<Self, RuntimeError> {
+    ) -> Result<Self, EmbedError> {
         let ends = match (reading.pool, encoder) {
             (Pool::Tokens, Encoder::Esm2(_)) => [1, 1],
             (Pool::Tokens, Encoder::DnabertS(_)) | (Pool::Mean | Pool::Cls, _) => [0, 0],
@@ -63,12 +65,10 @@ impl Engine {
         sequence: &Sequence,
         tokens: &[i32],
         stop: Stop<'_>,
-    ) -> Result<(), RuntimeError> {
+    ) -> Result<(), EmbedError> {
         let (id, most) = (&sequence.id, self.session.longest(self.encoder));
         if tokens.len() > most {
-            let n = tokens.len();
-            let text = format!("'{id}' has {n} tokens and a step holds {most}; give --tokens {n} or more");
-            return Err(RuntimeError::Refused(text));
+            return Err(EmbedError::LongerThanStep { id: id.clone(), tokens: tokens.len(), most });
         }
         let key = self.waiting.next_key();
         while self.session.push([(self.encoder, key, tokens)])? == Push::Full {
@@ -90,7 +90,7 @@ impl Engine {
     }
 
     /// Computes the sequences that are left, and writes them.
-    pub(super) fn drain(&mut self, stop: Stop<'_>) -> Result<(), RuntimeError> {
+    pub(super) fn drain(&mut self, stop: Stop<'_>) -> Result<(), EmbedError> {
         self.session.end();
         loop {
             let next = self.session.next(stop)?;
@@ -130,15 +130,15 @@ impl Engine {
     }
 
     /// The files appear. Every sequence must have been computed.
-    pub(super) fn finish(self) -> Result<Vec<Written>, RuntimeError> {
+    pub(super) fn finish(self) -> Result<Vec<Written>, EmbedError> {
         match self.waiting.oldest() {
-            Some(sequence) => Err(RuntimeError::bug(format!("'{}' has no result", sequence.id))),
+            Some(sequence) => Err(RuntimeError::bug(format!("'{}' has no result", sequence.id)).into()),
             None => self.results.finish(),
         }
     }
 
     /// Takes the values of a step, and writes the results that are complete by then. False where nothing was ready.
-    fn complete(&mut self, next: Next) -> Result<bool, RuntimeError> {
+    fn complete(&mut self, next: Next) -> Result<bool, EmbedError> {
         let step = match next {
             Next::Ready(step) => step,
             Next::Pending | Next::Finished => return Ok(false),
@@ -154,18 +154,14 @@ impl Engine {
     }
 
     /// Keeps the values of every output for sequence `i` of a step.
-    fn keep(&mut self, key: u64, step: &Completed, i: usize) -> Result<(), RuntimeError> {
+    fn keep(&mut self, key: u64, step: &Completed, i: usize) -> Result<(), EmbedError> {
         let (sequence, kept) = self.waiting.values_of(key)?;
         for (output, of) in self.session.outputs(self.encoder).iter().enumerate() {
             let (values, [start, end]) = (step.values(output, i), self.ends.map(|rows| rows * of.width));
             kept.extend_from_slice(&values[start..values.len() - end]);
         }
         if !kept.iter().all(|x| x.is_finite()) {
-            let text = format!(
-                "'{}': its embedding has a value that is no finite number; check the weights",
-                sequence.id
-            );
-            return Err(RuntimeError::Refused(text));
+            return Err(EmbedError::NotFinite { id: sequence.id.clone() });
         }
         Ok(())
     }

@@ -10,6 +10,7 @@
 
 pub mod classify;
 mod engine;
+mod error;
 mod front;
 mod output;
 mod states;
@@ -17,6 +18,8 @@ mod states;
 use data::pack::{MOST_PACKS, Order};
 use data::sequence::{Extent, Reader};
 use data::weights::HubEnv;
+pub use error::EmbedError;
+
 use engine::{ENCODER, Engine, Reading, Rows};
 use front::{BATCH_LETTERS, BATCH_NAMES, Front, Limits, Renamed, Skipped, Unit};
 use graph::{Bounds, Bytes, Graph, VerifyError};
@@ -174,7 +177,7 @@ impl Report {
 }
 
 /// Embeds.
-pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<Report, RuntimeError> {
+pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<Report, EmbedError> {
     let start = Instant::now();
     let targets = Targets::new(&options.output, &options.inputs, options.pool, options.force)?;
     // Missing files are found before anything else happens.
@@ -205,7 +208,7 @@ fn run(
     results: Box<dyn Rows>,
     graph: GraphOf<'_>,
     observer: &mut dyn Observer,
-) -> Result<Report, RuntimeError> {
+) -> Result<Report, EmbedError> {
     let settings = &options.settings;
     let limits = limits(options, &model.encoder)?;
     let width = reading.width as u64;
@@ -329,14 +332,13 @@ fn open(
 }
 
 /// The letters that a sequence may have, and what happens beyond them.
-fn limits(options: &Options, encoder: &Encoder) -> Result<Limits, RuntimeError> {
+fn limits(options: &Options, encoder: &Encoder) -> Result<Limits, EmbedError> {
     let letters = match encoder {
         Encoder::Esm2(_) => options.max_length.or(Some(ESM_LENGTH)),
         Encoder::DnabertS(_) => options.max_length,
     };
     if options.truncate && letters.is_none() {
-        let text = format!("{} has no limit of its own; say with --max-length where to cut", encoder.family());
-        return Err(RuntimeError::Refused(text));
+        return Err(EmbedError::NoLimit { family: encoder.family() });
     }
     Ok(Limits { letters, truncate: options.truncate })
 }
@@ -399,7 +401,7 @@ fn measure(
     limits: Limits,
     unit: Unit,
     observer: &dyn Observer,
-) -> Result<Measured, RuntimeError> {
+) -> Result<Measured, EmbedError> {
     const ENDS: u64 = 2;
     let front = open(options, model, limits, None)?;
     if front.bytes_total().is_none() {
@@ -446,7 +448,7 @@ fn stream(
     front: Front,
     engine: &mut Engine,
     observer: &mut dyn Observer,
-) -> Result<Counts, RuntimeError> {
+) -> Result<Counts, EmbedError> {
     let start = Instant::now();
     let mut counts = Counts::default();
     let mut progress = Progress { bytes_total: front.bytes_total(), ..Progress::default() };

@@ -5,10 +5,11 @@
 use super::engine::Rows;
 use super::front::Sequence;
 use super::states::States;
-use super::{Destination, Format, Pool, RuntimeError};
+use super::{Destination, EmbedError, Format, Pool};
 use data::atomic::AtomicFile;
 use data::rows::{NpyWriter, ParquetWriter, SafetensorsWriter};
 use data::sequence::stem;
+use runtime::RuntimeError;
 use std::collections::HashMap;
 use std::fs;
 use std::io::Write;
@@ -25,15 +26,12 @@ impl Format {
     }
 
     /// The one that a name asks for.
-    fn of(output: &Path) -> Result<Self, RuntimeError> {
+    fn of(output: &Path) -> Result<Self, EmbedError> {
         let all = [Self::Npy, Self::Safetensors, Self::Parquet];
         let ending = output.extension().and_then(|e| e.to_str());
-        all.into_iter().find(|format| Some(format.ending()) == ending).ok_or_else(|| {
-            RuntimeError::Refused(format!(
-                "{}: the name of the result must end in .npy, .safetensors or .parquet",
-                output.display()
-            ))
-        })
+        all.into_iter()
+            .find(|format| Some(format.ending()) == ending)
+            .ok_or_else(|| EmbedError::UnknownFormat { path: output.to_owned() })
     }
 }
 
@@ -58,7 +56,7 @@ impl Targets {
         inputs: &[PathBuf],
         pool: Pool,
         force: bool,
-    ) -> Result<Self, RuntimeError> {
+    ) -> Result<Self, EmbedError> {
         let targets = match destination {
             Destination::File(path) => {
                 Self { format: Format::of(path)?, paths: vec![path.clone()], folder: None }
@@ -69,36 +67,26 @@ impl Targets {
             }
         };
         if targets.format != Format::Safetensors && pool == Pool::Tokens {
-            let text = "--pool tokens gives a matrix for each sequence, and only .safetensors holds such; \
-                        name one, or with --per-input give --format safetensors";
-            return Err(RuntimeError::Refused(text.to_owned()));
+            return Err(EmbedError::TokensNeedSafetensors);
         }
         let ids = targets.paths.iter().filter(|_| targets.format == Format::Npy).map(|path| ids_path(path));
         let there = |path: &PathBuf| !force && path.exists();
         match targets.paths.iter().cloned().chain(ids).find(there) {
-            Some(path) => Err(RuntimeError::Refused(format!(
-                "{}: the file is there already; use --force to replace it, or another name with -o",
-                path.display()
-            ))),
+            Some(path) => Err(EmbedError::Exists { path }),
             None => Ok(targets),
         }
     }
 }
 
 /// `FOLDER/STEM.ENDING` for each input.
-fn per_input(inputs: &[PathBuf], folder: &Path, format: Format) -> Result<Vec<PathBuf>, RuntimeError> {
+fn per_input(inputs: &[PathBuf], folder: &Path, format: Format) -> Result<Vec<PathBuf>, EmbedError> {
     let mut known: HashMap<String, &PathBuf> = HashMap::new();
     let mut paths = vec![];
     for input in inputs {
         let stem = stem(input);
         let path = folder.join(format!("{stem}.{}", format.ending()));
         if let Some(other) = known.insert(stem, input) {
-            return Err(RuntimeError::Refused(format!(
-                "--per-input: {} and {} would both become {}; rename one, or embed them in two runs",
-                other.display(),
-                input.display(),
-                path.display()
-            )));
+            return Err(EmbedError::SameResult { one: other.clone(), other: input.clone(), result: path });
         }
         paths.push(path);
     }
@@ -137,7 +125,7 @@ pub(super) struct Results {
 
 impl Results {
     /// Starts the first.
-    pub(super) fn create(targets: Targets, kind: Kind) -> Result<Self, RuntimeError> {
+    pub(super) fn create(targets: Targets, kind: Kind) -> Result<Self, EmbedError> {
         if let Some(folder) = &targets.folder {
             fs::create_dir_all(folder).map_err(RuntimeError::io(folder))?;
         }
@@ -148,7 +136,7 @@ impl Results {
 
 impl Rows for Results {
     /// Appended to the result of its input; those before it are complete.
-    fn write(&mut self, sequence: &Sequence, values: &[f32]) -> Result<(), RuntimeError> {
+    fn write(&mut self, sequence: &Sequence, values: &[f32]) -> Result<(), EmbedError> {
         while self.done.len() < sequence.result {
             let next = Sink::create(&self.targets, self.done.len() + 1, &self.kind)?;
             let before = std::mem::replace(&mut self.open, next);
@@ -171,7 +159,7 @@ impl Rows for Results {
     }
 
     /// The files that are still missing appear; all of them.
-    fn finish(self: Box<Self>) -> Result<Vec<Written>, RuntimeError> {
+    fn finish(self: Box<Self>) -> Result<Vec<Written>, EmbedError> {
         let Self { targets, kind, open, mut done } = *self;
         done.push(open.finish(&kind)?);
         for at in done.len()..targets.paths.len() {
@@ -189,7 +177,7 @@ enum Sink {
 }
 
 impl Sink {
-    fn create(targets: &Targets, at: usize, kind: &Kind) -> Result<Self, RuntimeError> {
+    fn create(targets: &Targets, at: usize, kind: &Kind) -> Result<Self, EmbedError> {
         let path = targets.paths[at].clone();
         let row = kind.states.row(kind.width);
         Ok(match targets.format {
@@ -213,7 +201,7 @@ impl Sink {
         })
     }
 
-    fn write(&mut self, id: &str, length: u64, values: &[f32]) -> Result<(), RuntimeError> {
+    fn write(&mut self, id: &str, length: u64, values: &[f32]) -> Result<(), EmbedError> {
         match self {
             Self::Npy { matrix, ids, .. } => {
                 matrix.row(values)?;
@@ -226,7 +214,7 @@ impl Sink {
     }
 
     /// The files appear.
-    fn finish(self, kind: &Kind) -> Result<Written, RuntimeError> {
+    fn finish(self, kind: &Kind) -> Result<Written, EmbedError> {
         Ok(match self {
             Self::Npy { mut matrix, ids, path } => {
                 let names = ids.target().to_owned();

@@ -1,7 +1,8 @@
 //! Which hidden states an embedding is of. Invariant: every layer that is asked for is one that the model
 //! has, and none is asked for twice; results hold them in the order of the request.
 
-use super::{Pool, RuntimeError};
+use super::Pool;
+use crate::EmbedError;
 use models::{Encoder, Output};
 
 /// The hidden states of a request.
@@ -13,7 +14,7 @@ pub(super) struct States {
 
 impl States {
     /// Layers count as in [`Output::HiddenOf`]; from -1 down they count from the last.
-    pub(super) fn new(pool: Pool, asked: Option<&[i64]>, encoder: &Encoder) -> Result<Self, RuntimeError> {
+    pub(super) fn new(pool: Pool, asked: Option<&[i64]>, encoder: &Encoder) -> Result<Self, EmbedError> {
         let layers = asked.map(|asked| resolve(asked, encoder.layers())).transpose()?;
         Ok(Self { pool, layers })
     }
@@ -54,18 +55,16 @@ impl States {
     }
 }
 
-fn resolve(asked: &[i64], last: u64) -> Result<Vec<u32>, RuntimeError> {
+fn resolve(asked: &[i64], last: u64) -> Result<Vec<u32>, EmbedError> {
     let mut layers = vec![];
     let known = last as i64 + 1;
     for &layer in asked {
         let from_start = if layer < 0 { known + layer } else { layer };
         if !(0..known).contains(&from_start) {
-            return Err(RuntimeError::Refused(format!(
-                "--layers {layer}: the model has layers 0 (the embedding) to {last} (the last), or -{known} to -1"
-            )));
+            return Err(EmbedError::NoSuchLayer { layer, last });
         }
         if layers.contains(&(from_start as u32)) {
-            return Err(RuntimeError::Refused(format!("--layers: layer {from_start} is asked for twice")));
+            return Err(EmbedError::LayerTwice { layer: from_start });
         }
         layers.push(from_start as u32);
     }

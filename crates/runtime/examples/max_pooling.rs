@@ -101,7 +101,7 @@ fn emit(
     session.recycle(step);
     waiting.take(|id, values| {
         row(id, values);
-        Ok(())
+        Ok::<(), RuntimeError>(())
     })?;
     Ok(true)
 }

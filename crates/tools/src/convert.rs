@@ -6,13 +6,14 @@
 //! Names that share a storage (tied weights) are written each with their own bytes: no name is lost, and
 //! safetensors has no sharing.
 
+use crate::ToolError;
 use data::atomic::AtomicFile;
-use data::printable::{Name, Place};
+
 use data::weights::{Tensor, Weights, safetensors_header};
 use graph::Bytes;
 use models::from_fair_esm;
 use runtime::hub::CONFIG;
-use runtime::{Level, Observer, RuntimeError, Transfer, fair_esm};
+use runtime::{Level, Observer, Transfer, fair_esm};
 use serde_json::{Value, json};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -63,7 +64,7 @@ impl Report {
 const PART: u64 = 1 << 18;
 
 /// Converts.
-pub fn convert(options: &Options, observer: &mut dyn Observer) -> Result<Report, RuntimeError> {
+pub fn convert(options: &Options, observer: &mut dyn Observer) -> Result<Report, ToolError> {
     let Options { input, output, force } = options;
     check_output(output, *force)?;
     let checkpoint = fair_esm::in_folder(input)?.unwrap_or_else(|| input.clone());
@@ -72,8 +73,7 @@ pub fn convert(options: &Options, observer: &mut dyn Observer) -> Result<Report,
         false => None,
     };
     if let Some((path, _)) = config.as_ref().filter(|(path, _)| path.exists() && !force) {
-        let shown = Place(path);
-        return Err(RuntimeError::Refused(format!("{shown} is there already; use --force or another folder")));
+        return Err(ToolError::Exists { path: path.clone(), advice: "--force or another folder" });
     }
     let weights = Weights::open(&checkpoint)?;
     let names = names(&weights, config.is_some())?;
@@ -97,33 +97,31 @@ pub fn convert(options: &Options, observer: &mut dyn Observer) -> Result<Report,
     Ok(Report { output: output.clone(), config, tensors: tensors.len() as u64, elements, bytes })
 }
 
-fn check_output(output: &Path, force: bool) -> Result<(), RuntimeError> {
-    let shown = Place(output);
+fn check_output(output: &Path, force: bool) -> Result<(), ToolError> {
+    let path = output.to_owned();
     if output.extension().is_none_or(|suffix| suffix != "safetensors") {
-        return Err(RuntimeError::Refused(format!("{shown}: give an output that ends in .safetensors")));
+        return Err(ToolError::NotSafetensors { path });
     }
     match output.exists() && !force {
-        true => Err(RuntimeError::Refused(format!("{shown} is there already; use --force or another name"))),
+        true => Err(ToolError::Exists { path, advice: "--force or another name" }),
         false => Ok(()),
     }
 }
 
 /// The output's name of each tensor: the hub's names for a fair-esm checkpoint, else the input's.
-fn names(weights: &Weights, is_fair_esm: bool) -> Result<BTreeMap<String, String>, RuntimeError> {
+fn names(weights: &Weights, is_fair_esm: bool) -> Result<BTreeMap<String, String>, ToolError> {
     let mut names = BTreeMap::new();
     let mut sources: BTreeMap<String, String> = BTreeMap::new();
     for tensor in weights.tensors() {
         let name = tensor.name();
         let renamed = if is_fair_esm { from_fair_esm(name) } else { Some(name.to_owned()) };
         let Some(renamed) = renamed else {
-            let (path, name) = (Place(weights.path()), Name(name));
-            return Err(RuntimeError::Refused(format!("{path}: ESM-2 on the hub has no tensor for `{name}`")));
+            let (path, tensor) = (weights.path().to_owned(), name.to_owned());
+            return Err(ToolError::NotOnHub { path, tensor });
         };
-        if let Some(other) = sources.insert(renamed.clone(), name.to_owned()) {
-            let (path, name, other) = (Place(weights.path()), Name(name), Name(&other));
-            return Err(RuntimeError::Refused(format!(
-                "{path}: `{other}` and `{name}` are the same tensor of the hub"
-            )));
+        if let Some(one) = sources.insert(renamed.clone(), name.to_owned()) {
+            let (path, other) = (weights.path().to_owned(), name.to_owned());
+            return Err(ToolError::SameTensor { path, one, other });
         }
         names.insert(name.to_owned(), renamed);
     }
@@ -131,13 +129,11 @@ fn names(weights: &Weights, is_fair_esm: bool) -> Result<BTreeMap<String, String
 }
 
 /// Wide types first, so that each tensor begins at a multiple of its type, as the safetensors crate writes them.
-fn in_file_order(weights: &Weights) -> Result<Vec<&Tensor>, RuntimeError> {
+fn in_file_order(weights: &Weights) -> Result<Vec<&Tensor>, ToolError> {
     let mut tensors: Vec<&Tensor> = weights.tensors().collect();
     if let Some(tensor) = tensors.iter().find(|t| t.name() == "__metadata__") {
-        let (name, path) = (tensor.name(), Place(weights.path()));
-        return Err(RuntimeError::Refused(format!(
-            "{path}: a tensor is called `{name}`, a reserved name; rename it"
-        )));
+        let (path, tensor) = (weights.path().to_owned(), tensor.name().to_owned());
+        return Err(ToolError::ReservedName { path, tensor });
     }
     tensors.sort_by_key(|t| (Reverse(t.dtype().size()), t.name()));
     Ok(tensors)
@@ -149,7 +145,7 @@ fn write(
     names: &BTreeMap<String, String>,
     file: &mut AtomicFile,
     told: &mut Told<'_>,
-) -> Result<(), RuntimeError> {
+) -> Result<(), ToolError> {
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let header =
         safetensors_header(tensors.iter().map(|t| (&*names[t.name()], t.dtype(), t.shape())), &metadata);
@@ -171,13 +167,10 @@ fn compare(
     written: &Weights,
     names: &BTreeMap<String, String>,
     told: &mut Told<'_>,
-) -> Result<(), RuntimeError> {
+) -> Result<(), ToolError> {
     let differs = |name: &str| {
-        let (path, name) = (Place(input.path()), Name(name));
-        RuntimeError::Refused(format!(
-            "{path}: `{name}` is not the same after writing; nothing was kept. Did the input change meanwhile, or \
-             is the disk broken?"
-        ))
+        let (path, tensor) = (input.path().to_owned(), name.to_owned());
+        ToolError::NotSameAfterWriting { path, tensor }
     };
     let expected: BTreeSet<&String> = names.values().collect();
     if let Some(more) = written.tensors().find(|t| !expected.contains(&t.name().to_owned())) {

@@ -5,6 +5,9 @@
 pub mod bench;
 pub mod convert;
 pub mod doctor;
+mod error;
 pub mod list;
 pub mod merge;
 pub mod verify;
+
+pub use error::ToolError;

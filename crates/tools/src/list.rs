@@ -1,11 +1,11 @@
 //! `plimsoll list`: the models that can be run, and what of them is on this machine. Invariant: it only looks;
 //! counts are those of the graphs, and no network is asked.
 
+use crate::ToolError;
 use data::printable::{Name, Place};
 use data::weights::{FOLDER_FILES, HubEnv, find_in_hub, shard_files};
 use graph::{Bounds, Bytes, VerifyError};
 use models::{Encoder, KNOWN, Output, known};
-use runtime::RuntimeError;
 use runtime::fair_esm::{self, Checkpoint};
 use runtime::hub::{CONFIG, Need, lacks};
 use serde_json::{Value, json};
@@ -56,7 +56,7 @@ pub enum Cached {
 const F32: u64 = 4;
 
 /// Looks.
-pub fn list() -> Result<List, RuntimeError> {
+pub fn list() -> Result<List, ToolError> {
     let env = HubEnv::from_process();
     let cached = cached_ids(&env).into_iter().filter(|id| !KNOWN.iter().any(|(known, _)| known == id));
     let known_models =
@@ -73,7 +73,7 @@ pub fn list() -> Result<List, RuntimeError> {
         let checkpoint = checkpoints.iter().find(|checkpoint| checkpoint.model == id).cloned();
         Ok(Model { id, about, encoder, parameters, cached, checkpoint })
     };
-    let models = known_models.chain(others).map(model).collect::<Result<_, RuntimeError>>()?;
+    let models = known_models.chain(others).map(model).collect::<Result<_, ToolError>>()?;
     Ok(List { cache: env.cache_dir(), models, torch_cache: env.torch_checkpoints() })
 }
 

@@ -1,8 +1,8 @@
 //! `plimsoll merge`: an adapter and the model that it adapts as one model's folder, `W + alpha / r B A` (Hu et al. 2021).
 //! Invariant: every tensor of the adapter has found its weight, or nothing is written; the folder appears whole.
 
+use crate::ToolError;
 use data::atomic::{AtomicFile, sync_folder};
-use data::printable::Place;
 use data::weights::{DType, HubEnv, Tensor, Weights, f32_to_bf16, f32_to_f16, safetensors_header};
 use models::{Encoder, Task};
 use runtime::adapter::{self, Adapter};
@@ -49,10 +49,10 @@ impl Report {
 }
 
 /// Merges.
-pub fn merge(options: &Options, observer: &mut dyn Observer) -> Result<Report, RuntimeError> {
+pub fn merge(options: &Options, observer: &mut dyn Observer) -> Result<Report, ToolError> {
     let Options { adapter: folder, base, output } = options;
     if output.exists() {
-        return Err(RuntimeError::Refused(format!("{} is there already; use another name", Place(output))));
+        return Err(ToolError::Exists { path: output.clone(), advice: "another name" });
     }
     let adapter = Adapter::open(folder)?;
     let tensors = Weights::open(&folder.join(adapter::WEIGHTS))?;
@@ -66,7 +66,7 @@ pub fn merge(options: &Options, observer: &mut dyn Observer) -> Result<Report, R
     fs::create_dir(&temporary).map_err(RuntimeError::io(&temporary))?;
     let done = merging.fill(&temporary, folder).and_then(|()| {
         fs::rename(&temporary, output).map_err(RuntimeError::io(output))?;
-        sync_folder(output).map_err(RuntimeError::io(output))
+        Ok(sync_folder(output).map_err(RuntimeError::io(output))?)
     });
     if done.is_err() {
         // Best effort: the error that matters is the first one.
@@ -96,14 +96,10 @@ struct Merging<'a> {
 }
 
 impl<'a> Merging<'a> {
-    fn new(model: &'a EncoderModel, adapter: &Adapter, tensors: &'a Weights) -> Result<Self, RuntimeError> {
+    fn new(model: &'a EncoderModel, adapter: &Adapter, tensors: &'a Weights) -> Result<Self, ToolError> {
         let foreign = |name: &str| {
-            RuntimeError::Refused(format!(
-                "{}: `{}` has no place in {}; give the model that the adapter was trained over with --base",
-                Place(tensors.path()),
-                data::printable::Name(name),
-                model.name
-            ))
+            let (path, tensor) = (tensors.path().to_owned(), name.to_owned());
+            ToolError::AdapterTensor { path, tensor, model: model.name.clone() }
         };
         let (mut modules, mut classifier) = (BTreeSet::new(), vec![]);
         for tensor in tensors.tensors() {
@@ -119,7 +115,7 @@ impl<'a> Merging<'a> {
         for module in modules {
             let weight = weight(model, module).ok_or_else(|| foreign(module))?;
             let &[n, k] = model.weights.tensor(&weight)?.shape() else { return Err(foreign(module)) };
-            let read = |half: &str, shape: [u64; 2]| -> Result<Vec<f32>, RuntimeError> {
+            let read = |half: &str, shape: [u64; 2]| -> Result<Vec<f32>, ToolError> {
                 let name = format!("{}{module}.lora_{half}.weight", adapter::PREFIX);
                 tensors.expect(&name, &shape)?;
                 let mut values = vec![0.0; (shape[0] * shape[1]) as usize];
@@ -149,7 +145,7 @@ impl<'a> Merging<'a> {
     }
 
     /// The folder's files.
-    fn fill(&self, folder: &Path, adapter: &Path) -> Result<(), RuntimeError> {
+    fn fill(&self, folder: &Path, adapter: &Path) -> Result<(), ToolError> {
         let path = folder.join("model.safetensors");
         let mut file = AtomicFile::create(&path)?;
         let tensors = self.written();
@@ -182,7 +178,7 @@ impl<'a> Merging<'a> {
     }
 
     /// A tensor, in rows of the adapted ones and larger parts of the others.
-    fn write(&self, tensor: &Tensor, file: &mut AtomicFile) -> Result<(), RuntimeError> {
+    fn write(&self, tensor: &Tensor, file: &mut AtomicFile) -> Result<(), ToolError> {
         let name = tensor.name();
         let weights = if self.model.weights.get(name).is_some() { &*self.model.weights } else { self.tensors };
         let pair = self.pairs.get(name);

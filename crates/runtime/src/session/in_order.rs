@@ -47,10 +47,10 @@ impl<T> InOrder<T> {
     }
 
     /// Gives the oldest items with their values to `take`, up to the first that has none.
-    pub fn take(
-        &mut self,
-        mut take: impl FnMut(&T, &[f32]) -> Result<(), RuntimeError>,
-    ) -> Result<(), RuntimeError> {
+    ///
+    /// # Errors
+    /// The error of `take`.
+    pub fn take<E>(&mut self, mut take: impl FnMut(&T, &[f32]) -> Result<(), E>) -> Result<(), E> {
         while let Some((item, Some(values))) = self.waiting.front_mut() {
             take(item, values)?;
             self.spare.push(std::mem::take(values));

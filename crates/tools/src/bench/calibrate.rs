@@ -5,6 +5,7 @@
 use super::ceiling::raw_products;
 use super::subject::{Subject, one_sequence};
 use super::{Work, median, storage, training};
+use crate::ToolError;
 use crate::doctor;
 use cpu::Cpu;
 use data::atomic::AtomicFile;
@@ -50,10 +51,9 @@ const COPY: (u64, u64) = (1 << 14, 1 << 10);
 const CHAIN: u32 = 256;
 
 /// Measures this machine and writes `path`, which must end in `.toml`, as `--target` wants it.
-pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Calibration, RuntimeError> {
+pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Calibration, ToolError> {
     if path.extension().is_none_or(|e| e != "toml") {
-        let why = format!("--calibrate {}: name a file that ends in .toml", path.display());
-        return Err(RuntimeError::Refused(why));
+        return Err(ToolError::NotToml { path: path.to_owned() });
     }
     // A file that cannot be written is found out before the measurements.
     let mut file = AtomicFile::create(path)?;
@@ -75,7 +75,7 @@ pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Cal
     Ok(Calibration { path: path.to_owned(), target, storage: storage.is_some(), products })
 }
 
-fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Rates, RuntimeError> {
+fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Rates, ToolError> {
     let with = |precision| Settings { precision: Some(precision), ..settings.clone() };
     let (f32, tf32, bf16, fp8, int8) = match settings.is_on_host() {
         true => {
@@ -107,12 +107,12 @@ fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Ra
 fn where_known(
     planned: Option<f64>,
     measure: impl FnOnce() -> Result<f64, RuntimeError>,
-) -> Result<Option<f64>, RuntimeError> {
-    planned.map(|_| measure()).transpose()
+) -> Result<Option<f64>, ToolError> {
+    Ok(planned.map(|_| measure()).transpose()?)
 }
 
 /// Operations per second of the CPU's products, in the precision of the settings.
-fn products_rate(settings: &Settings, repeats: usize) -> Result<f64, RuntimeError> {
+fn products_rate(settings: &Settings, repeats: usize) -> Result<f64, ToolError> {
     let (mut flops, mut seconds) = (0.0, 0.0);
     for (rows, n, k) in PRODUCTS {
         let mut product = Subject::start(&Work::Linear { rows, n, k }, settings)?;
@@ -124,7 +124,7 @@ fn products_rate(settings: &Settings, repeats: usize) -> Result<f64, RuntimeErro
 
 /// Opens each known model, which times its products on a card where they are not in its table yet. Those that do not fit
 /// are left out: they are timed where they run.
-fn products(settings: &Settings) -> Result<Vec<(String, String)>, RuntimeError> {
+fn products(settings: &Settings) -> Result<Vec<(String, String)>, ToolError> {
     if settings.is_on_host() {
         return Ok(vec![]);
     }
@@ -145,7 +145,7 @@ fn products(settings: &Settings) -> Result<Vec<(String, String)>, RuntimeError> 
 }
 
 /// Bytes per second, read and written, of a copy on all threads.
-fn copy_rate(settings: &Settings, repeats: usize) -> Result<f64, RuntimeError> {
+fn copy_rate(settings: &Settings, repeats: usize) -> Result<f64, ToolError> {
     let (rows, columns) = COPY;
     let mut g = Builder::new(one_sequence(rows));
     let matrix = [Dim::Tokens(1), Dim::Fixed(columns)];
@@ -159,7 +159,7 @@ fn copy_rate(settings: &Settings, repeats: usize) -> Result<f64, RuntimeError> {
 }
 
 /// Seconds that a launch costs by itself: to find the operands, and to call all threads together.
-fn launch(settings: &Settings, repeats: usize) -> Result<f64, RuntimeError> {
+fn launch(settings: &Settings, repeats: usize) -> Result<f64, ToolError> {
     let mut g = Builder::new(one_sequence(1));
     let mut x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(16)], DType::F32);
     for _ in 0..CHAIN {
@@ -201,7 +201,7 @@ fn text(
     settings: &Settings,
     rates: Rates,
     storage_is_measured: bool,
-) -> Result<String, RuntimeError> {
+) -> Result<String, ToolError> {
     let (target, name) = (settings.target()?, path.file_stem().unwrap_or_default().to_string_lossy());
     let machine = match settings.is_on_host() {
         true => {
@@ -330,7 +330,7 @@ mod tests {
 
     #[test]
     fn a_rate_that_cannot_be_measured_is_no_missing_rate() {
-        let fails = || Err(RuntimeError::Refused("out of memory".to_owned()));
+        let fails = || Err(RuntimeError::bug("out of memory"));
         assert!(where_known(Some(1e12), fails).is_err());
         assert_eq!(where_known(None, fails).expect("not measured"), None);
         assert_eq!(where_known(Some(1e12), || Ok(2e12)).expect("measured"), Some(2e12));

@@ -18,8 +18,9 @@ pub use calibrate::{Calibration, calibrate};
 pub use lengths::Lengths;
 pub use report::{Kernel, Report};
 
+use crate::ToolError;
 use ceiling::Ceiling;
-use runtime::{RuntimeError, Settings};
+use runtime::Settings;
 use std::path::PathBuf;
 use subject::Subject;
 
@@ -60,7 +61,7 @@ pub struct Request {
 }
 
 /// Runs it.
-pub fn bench(request: &Request) -> Result<Report, RuntimeError> {
+pub fn bench(request: &Request) -> Result<Report, ToolError> {
     let mut subject = Subject::start(&request.work, &request.settings)?;
     let mut ceiling = Ceiling::of(&request.settings)?;
     let turns = subject.time(request.repeats, &mut |dtype, seconds| ceiling.rate(dtype, seconds))?;

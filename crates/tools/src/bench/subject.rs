@@ -5,6 +5,7 @@
 use super::lane::{Lane, Line};
 use super::steps::{Step, packs};
 use super::{Work, median};
+use crate::ToolError;
 use exec::{Executor, Span};
 use graph::ops::{Embed, SegmentMean};
 use graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, VerifyError};
@@ -66,11 +67,11 @@ pub(super) type Raw<'a> = &'a mut dyn FnMut(DType, f64) -> Result<Option<(&'stat
 
 impl Subject {
     /// Plans the work and fills it with random numbers.
-    pub(super) fn start(work: &Work, settings: &Settings) -> Result<Self, RuntimeError> {
+    pub(super) fn start(work: &Work, settings: &Settings) -> Result<Self, ToolError> {
         match *work {
             Work::Model { ref model, sequences, lengths } => {
                 let lengths = lengths.of(sequences);
-                Self::model(settings, &price::encoder(model)?, &lengths)
+                Ok(Self::model(settings, &price::encoder(model)?, &lengths)?)
             }
             Work::Linear { rows, n, k } => {
                 let precision = settings.precision()?;
@@ -359,13 +360,10 @@ impl Subject {
 }
 
 /// The type of a single product in a precision.
-fn element(precision: Precision) -> Result<DType, RuntimeError> {
+fn element(precision: Precision) -> Result<DType, ToolError> {
     match precision {
         Precision::F32 | Precision::Tf32 | Precision::Bf16 | Precision::Fp16 => Ok(precision.dtype()),
-        Precision::Fp8 | Precision::Int8 => Err(RuntimeError::Refused(format!(
-            "--precision {}: only products of a model's layers; give --model",
-            precision.name()
-        ))),
+        Precision::Fp8 | Precision::Int8 => Err(ToolError::OnlyOfModels { precision: precision.name() }),
     }
 }
 

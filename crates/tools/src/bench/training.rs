@@ -43,7 +43,7 @@ pub(super) fn slower(settings: &Settings, target: &Target) -> Result<BTreeMap<St
         (DENSE, 1024, Optimizer::Adafactor(adafactor)),
         (SPARSE, 256, Optimizer::Sgd(sgd)),
     ] {
-        let bad = |e: models::ConfigError| RuntimeError::Refused(format!("the decoder of a calibration: {e}"));
+        let bad = |e: models::ConfigError| RuntimeError::bug(format!("the decoder of a calibration: {e}"));
         let config = DecoderConfig::from_json(config).map_err(bad)?;
         for (kernel, (measured, expected)) in times(settings, target, (&config, longest), optimizer)? {
             if expected > 0.0 && measured > 0.0 {
@@ -104,16 +104,15 @@ fn times(
         let mut scale = [0f32; 2];
         executor.read_f32(executor.output(apply, "scale")?, &mut scale)?;
         if scale[1] == 0.0 {
-            let text = "the decoder of a calibration has gradients that are not finite; this is a bug of ours";
-            return Err(RuntimeError::Refused(text.to_owned()));
+            let text = "the decoder of a calibration has gradients that are not finite";
+            return Err(RuntimeError::bug(text));
         }
     }
     Ok(measured)
 }
 
 fn index(executor: &Executor, name: &str) -> Result<usize, RuntimeError> {
-    let missing =
-        || RuntimeError::Refused(format!("a calibration has no plan `{name}`; this is a bug of ours"));
+    let missing = || RuntimeError::bug(format!("a calibration has no plan `{name}`"));
     executor.program().index(name).ok_or_else(missing)
 }
 

@@ -7,6 +7,7 @@ use super::facts::{ANCHORS, CORNER_BOUND, Corner, DNA_WIDTH, MEAN_BOUND, PROTEIN
 use super::reference::{Side, sets};
 use super::sequences::{self, Golden, Sequence};
 use super::{Options, Verdict, chain, facts, worst};
+use crate::ToolError;
 use crate::list::parameters;
 use data::tokenize::esm;
 use data::weights::HubEnv;
@@ -40,12 +41,12 @@ pub(super) fn verify(
     options: &Options,
     env: &HubEnv,
     observer: &mut dyn Observer,
-) -> Result<(Verdict, Option<Opened>), RuntimeError> {
+) -> Result<(Verdict, Option<Opened>), ToolError> {
     let precision = options.settings.precision()?;
     let mut verdict = Verdict::new(name);
     let model = match EncoderModel::open(name, env, observer) {
         Ok(model) => model,
-        Err(error @ RuntimeError::Interrupted { .. }) => return Err(error),
+        Err(error @ RuntimeError::Interrupted { .. }) => return Err(error.into()),
         Err(error) => {
             verdict.add("opens", false, chain(&error));
             return Ok((verdict, None));
@@ -101,7 +102,7 @@ fn released(encoder: &Encoder) -> impl Iterator<Item = &'static str> {
 }
 
 /// Tensors, parameters, and whether the file is the hub's.
-fn files(model: &EncoderModel, has_head: bool, verdict: &mut Verdict) -> Result<(), RuntimeError> {
+fn files(model: &EncoderModel, has_head: bool, verdict: &mut Verdict) -> Result<(), ToolError> {
     let tensors = model.weights.tensors().count();
     let head = match (&model.encoder, has_head) {
         (Encoder::Esm2(_), true) => ", with the language-model head",
@@ -128,7 +129,7 @@ fn files(model: &EncoderModel, has_head: bool, verdict: &mut Verdict) -> Result<
 }
 
 /// ESM-2's frequencies are read from the file, where they are rounded to binary16; others are other angles.
-fn rotary(model: &EncoderModel, verdict: &mut Verdict) -> Result<(), RuntimeError> {
+fn rotary(model: &EncoderModel, verdict: &mut Verdict) -> Result<(), ToolError> {
     let tensor = "encoder.layer.0.attention.self.rotary_embeddings.inv_freq";
     let Some(wanted) = derived(&model.encoder, tensor) else { return Ok(()) };
     let Some(name) = model.find(tensor) else {
@@ -149,7 +150,7 @@ fn rotary(model: &EncoderModel, verdict: &mut Verdict) -> Result<(), RuntimeErro
 }
 
 /// Published values of a released model of these sizes.
-fn corners(model: &EncoderModel, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), RuntimeError> {
+fn corners(model: &EncoderModel, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
     let ids: Vec<&str> = released(&model.encoder).collect();
     let facts = RELEASED.iter().filter(|facts| ids.contains(&facts.id));
     for Corner { ids, of_logits, values } in facts.flat_map(|facts| facts.corners) {
@@ -168,7 +169,7 @@ fn corners(model: &EncoderModel, runner: &mut Runner, verdict: &mut Verdict) -> 
 }
 
 /// Answers of a reference implementation that lie beside the weights.
-fn answers(golden: &Golden, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), RuntimeError> {
+fn answers(golden: &Golden, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
     let found = runner.answers(golden.sequences.iter().map(|s| &s.tokens[..]))?;
     for (output, of) in [
         ("hidden", (|a: &Answer| &a.hidden) as fn(&Answer) -> &Vec<f32>),
@@ -195,7 +196,7 @@ fn answers(golden: &Golden, runner: &mut Runner, verdict: &mut Verdict) -> Resul
 }
 
 /// Alone, together and in reverse: the same bits, and all of them numbers.
-fn company(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Result<(), RuntimeError> {
+fn company(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
     let together = runner.answers(own.iter().map(|s| &s.tokens[..]))?;
     let mut reversed = runner.answers(own.iter().rev().map(|s| &s.tokens[..]))?;
     reversed.reverse();
@@ -219,7 +220,7 @@ fn company(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Resu
 }
 
 /// A trained model names most residues that it sees; how many of those that it does not see is told.
-fn language(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Result<(), RuntimeError> {
+fn language(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
     // One residue in seven, as many as training masks.
     const EVERY: usize = 7;
     let proteins = own.iter().filter(|s| facts::PROTEINS.iter().any(|(name, _)| *name == s.name));
@@ -258,7 +259,7 @@ fn count(answer: &Answer, wanted: &[i32], places: impl Iterator<Item = usize>, (
 }
 
 /// The test files' side that belongs to a model, for models of the size that made them.
-fn references(model: &EncoderModel, options: &Options) -> Result<Vec<Reference>, RuntimeError> {
+fn references(model: &EncoderModel, options: &Options) -> Result<Vec<Reference>, ToolError> {
     let side = match (&model.tokenizer, model.encoder.hidden_size()) {
         (Tokenizer::Bpe(_), DNA_WIDTH) => Side::Dna,
         (Tokenizer::Esm, PROTEIN_WIDTH) => Side::Protein,
@@ -288,7 +289,7 @@ struct Reference {
 }
 
 impl Reference {
-    fn check(&self, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), RuntimeError> {
+    fn check(&self, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
         let found = runner.answers(self.sequences.iter().map(|s| &s.tokens[..]))?;
         let (mut vectors, mut anchors) = ((0, 0f32), (0, 0f32, 0f32));
         for (sequence, Answer { mean, .. }) in self.sequences.iter().zip(&found) {

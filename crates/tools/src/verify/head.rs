@@ -5,6 +5,7 @@ use super::encoder::Opened;
 use super::facts::{ANCHORS, DNA_WIDTH, PROTEIN_WIDTH, SCORE_BOUND};
 use super::reference::merged_sets;
 use super::{Options, Verdict, chain, distance, worst};
+use crate::ToolError;
 use data::pack::Order;
 use data::weights::Weights;
 use graph::{Bounds, Bytes};
@@ -44,7 +45,7 @@ pub(super) enum Encoders<'a> {
 }
 
 /// The verdict on a head.
-pub(super) fn verify(subject: &Subject<'_>, options: &Options) -> Result<Verdict, RuntimeError> {
+pub(super) fn verify(subject: &Subject<'_>, options: &Options) -> Result<Verdict, ToolError> {
     let mut verdict = Verdict::new(&subject.path.display().to_string());
     let opened = match subject.encoders {
         Encoders::Opened(dna, protein) => HeadModel::open(subject.path, dna.width, protein.width),
@@ -92,7 +93,7 @@ fn paired(dna: &[Vec<f32>], protein: &[Vec<f32>]) -> Vec<f32> {
 }
 
 /// A variance below zero is none.
-fn variance(head: &HeadModel, verdict: &mut Verdict) -> Result<(), RuntimeError> {
+fn variance(head: &HeadModel, verdict: &mut Verdict) -> Result<(), ToolError> {
     let mut values = vec![0.0; head.config.hidden as usize];
     head.weights.read_f32("bn1.running_var", 0..head.config.hidden, &mut values)?;
     let bad = values.iter().filter(|x| !(x.is_finite() && **x >= 0.0)).count();
@@ -101,7 +102,7 @@ fn variance(head: &HeadModel, verdict: &mut Verdict) -> Result<(), RuntimeError>
 }
 
 /// `pipeline/*/golden.safetensors` beside the head: `merged` and the `scores` that belong to it.
-fn answers(bundle: &Path, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), RuntimeError> {
+fn answers(bundle: &Path, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
     let folders = fs::read_dir(bundle.join("pipeline")).into_iter().flatten().flatten().map(|e| e.path());
     let mut files: Vec<_> =
         folders.map(|folder| folder.join("golden.safetensors")).filter(|f| f.exists()).collect();
@@ -129,7 +130,7 @@ fn reference(
     options: &Options,
     runner: &mut Runner,
     verdict: &mut Verdict,
-) -> Result<(), RuntimeError> {
+) -> Result<(), ToolError> {
     let Some(folder) = &options.reference else { return Ok(()) };
     let columns = runner.columns;
     for set in merged_sets(folder)? {
@@ -178,7 +179,7 @@ fn reference(
 }
 
 /// Scores are probabilities, and the same bits alone and together.
-fn company(runner: &mut Runner, verdict: &mut Verdict) -> Result<(), RuntimeError> {
+fn company(runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
     let columns = runner.columns;
     let mut state = 0u64;
     let number = || {
@@ -248,7 +249,7 @@ impl Runner {
     }
 
     /// Two scores for each merged row.
-    fn scores(&mut self, merged: &[f32]) -> Result<Vec<f32>, RuntimeError> {
+    fn scores(&mut self, merged: &[f32]) -> Result<Vec<f32>, ToolError> {
         let mut scores = vec![];
         for rows in merged.chunks(ROWS as usize * self.columns) {
             let mut buffers = self.session.row_buffers(self.head);

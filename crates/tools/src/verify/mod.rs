@@ -11,6 +11,7 @@ mod head;
 mod reference;
 mod sequences;
 
+use crate::ToolError;
 use data::printable::{Name, Place};
 use data::weights::HubEnv;
 use encoder::Opened;
@@ -77,11 +78,11 @@ pub enum Outcome {
 }
 
 /// Folders and files of a bundle, as `predict --weights` takes them.
-const DNA: &str = "dnabert_s";
-const PROTEIN: &str = "esm2";
+pub(crate) const DNA: &str = "dnabert_s";
+pub(crate) const PROTEIN: &str = "esm2";
 
 /// Verifies.
-pub fn verify(options: &Options, observer: &mut dyn Observer) -> Result<Report, RuntimeError> {
+pub fn verify(options: &Options, observer: &mut dyn Observer) -> Result<Report, ToolError> {
     let mut story = Story { options, env: HubEnv::from_process(), observer, report: Report::default() };
     if let Some(folder) = &options.weights {
         story.folder(folder)?;
@@ -91,7 +92,7 @@ pub fn verify(options: &Options, observer: &mut dyn Observer) -> Result<Report, 
     }
     for path in &options.heads {
         if !path.exists() {
-            return Err(RuntimeError::Refused(format!("--head {}: there is no such file", Place(path))));
+            return Err(ToolError::NoHead { path: path.clone() });
         }
         let bundle = path.parent().unwrap_or(Path::new("."));
         story.head(&head::Subject { path, encoders: head::Encoders::Unknown, bundle })?;
@@ -108,18 +109,14 @@ struct Story<'a> {
 
 impl Story<'_> {
     /// One model's folder, or a bundle of three.
-    fn folder(&mut self, folder: &Path) -> Result<(), RuntimeError> {
+    fn folder(&mut self, folder: &Path) -> Result<(), ToolError> {
         if folder.join(runtime::hub::CONFIG).exists() {
             return self.encoder(&folder.display().to_string()).map(drop);
         }
         let heads = HeadModel::in_folder(folder);
         let [dna, protein] = [DNA, PROTEIN].map(|name| folder.join(name));
         if heads.is_empty() && !dna.exists() && !protein.exists() {
-            return Err(RuntimeError::Refused(format!(
-                "--weights {}: there is nothing to verify in it; give a model's folder with its config.json, or a \
-                 folder with {DNA}/, {PROTEIN}/ and a head ({HEAD_NAMES})",
-                Place(folder)
-            )));
+            return Err(ToolError::NothingToVerify { folder: folder.to_owned() });
         }
         let dna = self.part(&dna)?;
         let protein = self.part(&protein)?;
@@ -140,14 +137,14 @@ impl Story<'_> {
         Ok(())
     }
 
-    fn head(&mut self, subject: &head::Subject<'_>) -> Result<(), RuntimeError> {
+    fn head(&mut self, subject: &head::Subject<'_>) -> Result<(), ToolError> {
         self.observer.say(Level::Info, &format!("verifying {}", Place(subject.path)));
         self.report.models.push(head::verify(subject, self.options)?);
         Ok(())
     }
 
     /// An encoder of a bundle.
-    fn part(&mut self, path: &Path) -> Result<Option<Opened>, RuntimeError> {
+    fn part(&mut self, path: &Path) -> Result<Option<Opened>, ToolError> {
         if path.exists() {
             return self.encoder(&path.display().to_string());
         }
@@ -158,7 +155,7 @@ impl Story<'_> {
         Ok(None)
     }
 
-    fn encoder(&mut self, model: &str) -> Result<Option<Opened>, RuntimeError> {
+    fn encoder(&mut self, model: &str) -> Result<Option<Opened>, ToolError> {
         self.observer.say(Level::Info, &format!("verifying {model}"));
         let (verdict, opened) = encoder::verify(model, self.options, &self.env, self.observer)?;
         self.report.models.push(verdict);

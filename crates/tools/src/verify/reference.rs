@@ -1,7 +1,7 @@
 //! VirNucPro's own test files, where the user has them: sequences, their embeddings, and what the head gets.
 //! Invariant: they are read as they are; a file that is there and cannot be understood is an error.
 
-use data::printable::Place;
+use crate::ToolError;
 use data::sequence::Reader;
 use data::weights::{PtObject, Value, read_pt_object};
 use runtime::RuntimeError;
@@ -29,40 +29,37 @@ pub(super) struct Set {
 pub(super) type Row = (String, Vec<f32>);
 
 /// The sets of a folder that an encoder's answers are in, by name.
-pub(super) fn sets(folder: &Path) -> Result<Vec<Set>, RuntimeError> {
+pub(super) fn sets(folder: &Path) -> Result<Vec<Set>, ToolError> {
     sets_with(folder, "nucleotide")
 }
 
 /// The sets of a folder that a head's answers are in, by name.
-pub(super) fn merged_sets(folder: &Path) -> Result<Vec<Set>, RuntimeError> {
+pub(super) fn merged_sets(folder: &Path) -> Result<Vec<Set>, ToolError> {
     sets_with(folder, "merged")
 }
 
 /// The sets that have the folder `NAME_<part>`.
-fn sets_with(folder: &Path, part: &str) -> Result<Vec<Set>, RuntimeError> {
+fn sets_with(folder: &Path, part: &'static str) -> Result<Vec<Set>, ToolError> {
     let entries = fs::read_dir(folder).map_err(RuntimeError::io(folder))?.flatten();
     let suffix = format!("_{part}");
     let names = entries.filter_map(|e| e.file_name().to_str()?.strip_suffix(&suffix).map(str::to_owned));
     let mut sets: Vec<Set> = names.map(|name| Set { folder: folder.to_owned(), name }).collect();
     sets.sort_by(|a, b| a.name.cmp(&b.name));
     match sets.is_empty() {
-        true => Err(RuntimeError::Refused(format!(
-            "--reference {}: there is no NAME_{part}/ in it; give the folder in which VirNucPro has left its files",
-            Place(folder)
-        ))),
+        true => Err(ToolError::NoReference { folder: folder.to_owned(), part }),
         false => Ok(sets),
     }
 }
 
 impl Set {
     /// The sequences that an encoder got.
-    pub(super) fn sequences(&self, side: Side) -> Result<Vec<(String, Vec<u8>)>, RuntimeError> {
+    pub(super) fn sequences(&self, side: Side) -> Result<Vec<(String, Vec<u8>)>, ToolError> {
         let records = Reader::open([self.path(side).join("output_1.fa")])?.records();
-        records.map(|record| record.map(|r| (r.id, r.seq)).map_err(RuntimeError::from)).collect()
+        records.map(|record| record.map(|r| (r.id, r.seq)).map_err(ToolError::from)).collect()
     }
 
     /// What the encoder made of them, where that file is there.
-    pub(super) fn embeddings(&self, side: Side) -> Result<Option<Vec<Row>>, RuntimeError> {
+    pub(super) fn embeddings(&self, side: Side) -> Result<Option<Vec<Row>>, ToolError> {
         let name = match side {
             Side::Dna => "output_1_DNABERT_S.pt",
             Side::Protein => "output_1_ESM.pt",
@@ -80,7 +77,7 @@ impl Set {
     }
 
     /// What the head got: a row of both embeddings for each id. `None` where there is no such file.
-    pub(super) fn merged(&self) -> Result<Option<Vec<Row>>, RuntimeError> {
+    pub(super) fn merged(&self) -> Result<Option<Vec<Row>>, ToolError> {
         let mut rows = None;
         for number in 1.. {
             let path = self.in_merged(&format!("output_{number}_merged.pt"));
@@ -95,7 +92,7 @@ impl Set {
     }
 
     /// The scores that VirNucPro's head gave, by id. `None` where there is no such file.
-    pub(super) fn scores(&self) -> Result<Option<HashMap<String, [f32; 2]>>, RuntimeError> {
+    pub(super) fn scores(&self) -> Result<Option<HashMap<String, [f32; 2]>>, ToolError> {
         let path = self.in_merged("prediction_results.txt");
         if !path.exists() {
             return Ok(None);
@@ -117,11 +114,7 @@ impl Set {
                 // The names of the columns.
                 None if number == 0 => {}
                 None => {
-                    return Err(RuntimeError::Refused(format!(
-                        "{}, line {}: not an id, a prediction and two scores, as VirNucPro writes them there",
-                        Place(&path),
-                        number + 1
-                    )));
+                    return Err(ToolError::ReferenceLine { path, line: number + 1 });
                 }
             }
         }
@@ -148,8 +141,8 @@ impl Set {
     }
 }
 
-fn unreadable(path: &Path) -> RuntimeError {
-    RuntimeError::Refused(format!("{}: it does not hold what VirNucPro writes there", Place(path)))
+fn unreadable(path: &Path) -> ToolError {
+    ToolError::ReferenceFile { path: path.to_owned() }
 }
 
 /// `{data: [{label, mean_representation: [float]}]}`.

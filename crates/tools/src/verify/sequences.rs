@@ -3,6 +3,7 @@
 
 use super::Verdict;
 use super::facts::{ODD_PROTEINS, PROTEINS};
+use crate::ToolError;
 use data::printable::Name;
 use data::sequence::Reader;
 use data::tokenize::esm;
@@ -22,7 +23,7 @@ pub(super) struct Sequence {
 }
 
 /// Our own.
-pub(super) fn own(tokenizer: &Tokenizer) -> Result<Vec<Sequence>, RuntimeError> {
+pub(super) fn own(tokenizer: &Tokenizer) -> Result<Vec<Sequence>, ToolError> {
     let letters: Vec<(String, Vec<u8>)> = match tokenizer {
         Tokenizer::Esm => {
             let all = PROTEINS.iter().chain(&ODD_PROTEINS);
@@ -53,7 +54,7 @@ pub(super) fn round_trip(
     model: &EncoderModel,
     is_released: bool,
     verdict: &mut Verdict,
-) -> Result<(), RuntimeError> {
+) -> Result<(), ToolError> {
     let own = own(&model.tokenizer)?;
     let (mut tokens, mut letters, mut wrong) = (0, 0, vec![]);
     for sequence in &own {
@@ -104,7 +105,7 @@ const OUTPUTS: [&str; 3] = [".hidden", ".mean", ".logits"];
 
 impl Golden {
     /// Those of a model, if there are any.
-    pub(super) fn find(model: &EncoderModel, verdict: &mut Verdict) -> Result<Option<Self>, RuntimeError> {
+    pub(super) fn find(model: &EncoderModel, verdict: &mut Verdict) -> Result<Option<Self>, ToolError> {
         let folder = model.weights.files().first().and_then(|file| file.parent());
         // A file's name alone is one in the current folder.
         let folder = folder.map(|folder| if folder.as_os_str().is_empty() { Path::new(".") } else { folder });
@@ -153,7 +154,7 @@ impl Golden {
     }
 
     /// An answer, if there is this one.
-    pub(super) fn answer(&self, name: &str, output: &str) -> Result<Option<Vec<f32>>, RuntimeError> {
+    pub(super) fn answer(&self, name: &str, output: &str) -> Result<Option<Vec<f32>>, ToolError> {
         let name = format!("{name}.{output}");
         let Some(tensor) = self.answers.get(&name) else { return Ok(None) };
         let mut values = vec![0.0; tensor.elements() as usize];
@@ -162,7 +163,7 @@ impl Golden {
     }
 }
 
-fn ids(answers: &Weights, name: &str) -> Result<Option<Vec<i32>>, RuntimeError> {
+fn ids(answers: &Weights, name: &str) -> Result<Option<Vec<i32>>, ToolError> {
     let tensor = ["ids", "tokens"].iter().find_map(|kind| answers.get(&format!("{name}.{kind}")));
     let Some(tensor) = tensor else { return Ok(None) };
     let mut ids = vec![0; tensor.elements() as usize];
@@ -171,7 +172,7 @@ fn ids(answers: &Weights, name: &str) -> Result<Option<Vec<i32>>, RuntimeError> 
 }
 
 /// The records of all FASTA files of a folder.
-fn records(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, RuntimeError> {
+fn records(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, ToolError> {
     let is_fasta = |path: &PathBuf| {
         path.extension().is_some_and(|e| ["fa", "faa", "fna", "fasta"].iter().any(|f| e == *f))
     };

@@ -129,7 +129,7 @@ fn wide() -> Settings {
 }
 
 /// The embeddings of a file of sequences.
-fn embedded(folder: &Folder, model: &Path, input: &str) -> Result<Vec<f32>, RuntimeError> {
+fn embedded(folder: &Folder, model: &Path, input: &str) -> Result<Vec<f32>, embed::EmbedError> {
     let output = folder.path("out.safetensors");
     embed(
         &embed::Options {
@@ -167,7 +167,7 @@ fn what_was_trained_embeds() {
     }
 }
 
-fn classified(folder: &Folder, model: &Path, settings: Settings) -> Result<String, RuntimeError> {
+fn classified(folder: &Folder, model: &Path, settings: Settings) -> Result<String, embed::EmbedError> {
     let output = folder.path("classes.tsv");
     let options = classify::Options {
         model: model.display().to_string(),
@@ -241,7 +241,7 @@ fn a_classifier_classifies() {
     assert!(error.to_string().contains("it is no classifier of sequences"), "{error}");
 }
 
-fn merged(adapter: &Path, base: Option<&Path>, output: &Path) -> Result<merge::Report, RuntimeError> {
+fn merged(adapter: &Path, base: Option<&Path>, output: &Path) -> Result<merge::Report, tools::ToolError> {
     let base = base.map(|path| path.display().to_string());
     let options = merge::Options { adapter: adapter.to_owned(), base, output: output.to_owned() };
     merge(&options, &mut Silent)

@@ -1,0 +1,124 @@
+//! Why an embedding or a classification fails. Invariant: every message names the file, the sequence or the flag that it is
+//! about, and the next step.
+
+use data::printable::Place;
+use runtime::{Failure, Limit, RuntimeError};
+use std::path::PathBuf;
+
+/// Why an embedding or a classification fails.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EmbedError {
+    /// Opening the model, planning, reading, computing or writing failed.
+    #[error(transparent)]
+    Runtime(RuntimeError),
+    /// The name of a result does not say a format.
+    #[error("{}: the name of the result must end in .npy, .safetensors or .parquet", path.display())]
+    UnknownFormat {
+        /// The result.
+        path: PathBuf,
+    },
+    /// A row for each token, in a format that has no place for them.
+    #[error(
+        "--pool tokens gives a matrix for each sequence, and only .safetensors holds such; name one, or with --per-input \
+         give --format safetensors"
+    )]
+    TokensNeedSafetensors,
+    /// The result is there, and may not be replaced.
+    #[error("{}: the file is there already; use --force to replace it, or another name with -o", Place(path))]
+    Exists {
+        /// The result.
+        path: PathBuf,
+    },
+    /// Two inputs whose results would have one name.
+    #[error(
+        "--per-input: {} and {} would both become {}; rename one, or embed them in two runs",
+        one.display(),
+        other.display(),
+        result.display()
+    )]
+    SameResult {
+        /// An input.
+        one: PathBuf,
+        /// A later input.
+        other: PathBuf,
+        /// The result of both.
+        result: PathBuf,
+    },
+    /// Sequences should be cut, and nothing says where.
+    #[error("{family} has no limit of its own; say with --max-length where to cut")]
+    NoLimit {
+        /// The model's family.
+        family: &'static str,
+    },
+    /// A layer that the model does not have.
+    #[error(
+        "--layers {layer}: the model has layers 0 (the embedding) to {last} (the last), or -{} to -1",
+        last + 1
+    )]
+    NoSuchLayer {
+        /// The layer that was asked for.
+        layer: i64,
+        /// The model's last layer.
+        last: u64,
+    },
+    /// A layer that was asked for twice.
+    #[error("--layers: layer {layer} is asked for twice")]
+    LayerTwice {
+        /// The layer, counted from the embedding.
+        layer: i64,
+    },
+    /// A sequence that is longer than a step.
+    #[error("'{id}' has {tokens} tokens and a step holds {most}; give --tokens {tokens} or more")]
+    LongerThanStep {
+        /// The sequence.
+        id: String,
+        /// Its tokens.
+        tokens: usize,
+        /// Tokens of a step.
+        most: usize,
+    },
+    /// An embedding with a value that is not finite.
+    #[error("'{id}': its embedding has a value that is no finite number; check the weights")]
+    NotFinite {
+        /// The sequence.
+        id: String,
+    },
+    /// A model without a classifier.
+    #[error("{model}: it is no classifier of sequences as `plimsoll train` with model.classes makes one")]
+    NoClassifier {
+        /// The model.
+        model: String,
+    },
+}
+
+impl<E: Into<RuntimeError>> From<E> for EmbedError {
+    fn from(error: E) -> Self {
+        Self::Runtime(error.into())
+    }
+}
+
+impl Failure for EmbedError {
+    fn exit_code(&self) -> u8 {
+        match self {
+            Self::Runtime(error) => error.exit_code(),
+            Self::UnknownFormat { .. }
+            | Self::TokensNeedSafetensors
+            | Self::Exists { .. }
+            | Self::SameResult { .. }
+            | Self::NoLimit { .. }
+            | Self::NoSuchLayer { .. }
+            | Self::LayerTwice { .. }
+            | Self::LongerThanStep { .. }
+            | Self::NotFinite { .. }
+            | Self::NoClassifier { .. } => 1,
+        }
+    }
+
+    fn limit(&self) -> Option<Limit> {
+        match self {
+            Self::Runtime(error) => error.limit(),
+            _ => None,
+        }
+    }
+}
