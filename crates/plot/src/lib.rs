@@ -4,12 +4,15 @@
 #![forbid(unsafe_code)]
 
 mod draw;
+mod error;
 mod names;
 mod original;
 mod results;
 mod rows;
 mod survey;
 mod track;
+
+pub use error::PlotError;
 
 use data::atomic::AtomicFile;
 use data::{DataError, DataErrorKind};
@@ -81,7 +84,7 @@ struct Picture {
 }
 
 /// Draws; the files that were written, in order.
-pub fn plot(options: &Options) -> Result<Vec<PathBuf>, RuntimeError> {
+pub fn plot(options: &Options) -> Result<Vec<PathBuf>, PlotError> {
     let results = Results::open(&options.results)?;
     let (mut survey, asked) = look(&results, &options.records)?;
     let with_overview = matches!(options.output, Output::Folder(..)) || options.records.is_empty();
@@ -106,7 +109,7 @@ pub fn plot(options: &Options) -> Result<Vec<PathBuf>, RuntimeError> {
 }
 
 /// All records, and those that are asked for: each once, every one of an id that is there twice.
-fn look(results: &Results, ids: &[String]) -> Result<(Survey, Vec<Entry>), RuntimeError> {
+fn look(results: &Results, ids: &[String]) -> Result<(Survey, Vec<Entry>), PlotError> {
     let mut survey = Survey::new(NAMES, TRACKS);
     let mut found: Vec<Vec<Entry>> = vec![vec![]; ids.len()];
     results.records(|entry| {
@@ -123,17 +126,14 @@ fn look(results: &Results, ids: &[String]) -> Result<(Survey, Vec<Entry>), Runti
     if let Some((id, _)) = missing {
         let mut nearest = names::Nearest::new(id);
         results.records(|entry| nearest.offer(&entry.id))?;
-        let folder = results.folder.display();
-        return Err(RuntimeError::Refused(format!(
-            "--record {id}: no such record in {folder}{}",
-            nearest.hint()
-        )));
+        let (id, folder, nearest) = (id.to_string(), results.folder.clone(), nearest.hint());
+        return Err(PlotError::NoSuchRecord { id, folder, nearest });
     }
     Ok((survey, found.into_iter().flatten().collect()))
 }
 
 /// Nothing is written before everything is drawn and every place is free.
-fn write(pictures: &[Picture], options: &Options) -> Result<Vec<PathBuf>, RuntimeError> {
+fn write(pictures: &[Picture], options: &Options) -> Result<Vec<PathBuf>, PlotError> {
     let mut files: Vec<(PathBuf, Vec<u8>)> = vec![];
     for Picture { name, scene } in pictures {
         let places: Vec<(PathBuf, Format)> = match &options.output {
@@ -144,10 +144,7 @@ fn write(pictures: &[Picture], options: &Options) -> Result<Vec<PathBuf>, Runtim
         };
         for (path, format) in places {
             if !options.force && path.exists() {
-                return Err(RuntimeError::Refused(format!(
-                    "{} is already there; use --force to replace it, or another place with -o",
-                    path.display()
-                )));
+                return Err(PlotError::Exists { path });
             }
             let bytes = match format {
                 Format::Svg => svg::write(scene).into_bytes(),

@@ -7,8 +7,8 @@ use super::results::About;
 use super::rows::Rows;
 use super::survey::{Entry, Survey};
 use super::track::{Track, Window};
+use crate::PlotError;
 use data::chunk::chunks;
-use data::printable::{Name, Place};
 use data::sequence::Reader;
 use data::translate::Frame;
 use runtime::RuntimeError;
@@ -35,7 +35,7 @@ pub struct Original {
 }
 
 /// The folder of tables that a folder is or holds; none where it has none.
-pub fn tables_in(folder: &Path) -> Result<Option<PathBuf>, RuntimeError> {
+pub fn tables_in(folder: &Path) -> Result<Option<PathBuf>, PlotError> {
     if folder.join(FRAMES).is_file() {
         return Ok(Some(folder.to_owned()));
     }
@@ -46,18 +46,16 @@ pub fn tables_in(folder: &Path) -> Result<Option<PathBuf>, RuntimeError> {
     match &found[..] {
         [] => Ok(None),
         [one] => Ok(Some(one.clone())),
-        [one, other, ..] => Err(RuntimeError::Refused(format!(
-            "{} holds the results of several runs of VirNucPro, such as {} and {}; give one of these folders",
-            Place(folder),
-            Place(one),
-            Place(other)
-        ))),
+        [one, other, ..] => {
+            let (folder, one, other) = (folder.to_owned(), one.clone(), other.clone());
+            Err(PlotError::SeveralRuns { folder, one, other })
+        }
     }
 }
 
 impl Original {
     /// Reads the tables of a folder and the file of windows beside it.
-    pub fn open(tables: &Path) -> Result<Self, RuntimeError> {
+    pub fn open(tables: &Path) -> Result<Self, PlotError> {
         let (path, length) = windows_file(tables)?;
         let mut orfs = frames(&tables.join(FRAMES))?;
         let calls = consensus(&tables.join(CONSENSUS))?;
@@ -67,36 +65,25 @@ impl Original {
         for record in Reader::open([&path])?.records() {
             let record = record?;
             let (id, number) = numbered(&record.id).ok_or_else(|| {
-                let name = Name(&record.id);
-                RuntimeError::Refused(format!(
-                    "{}: `{name}` is no window's name, such as read_chunk_1",
-                    Place(&path)
-                ))
+                let (path, name) = (path.clone(), record.id.clone());
+                PlotError::NotAWindow { path, name }
             })?;
             if number == 1 {
                 records.end(std::mem::take(&mut gathered))?;
                 gathered.id = id.to_owned();
             }
             if id != gathered.id || number != gathered.windows.len() as u64 + 1 {
-                return Err(RuntimeError::Refused(format!(
-                    "{}: `{}` does not follow on window {} of `{}`; the file is torn or of other results",
-                    Place(&path),
-                    Name(&record.id),
-                    gathered.windows.len(),
-                    Name(&gathered.id)
-                )));
+                let (number, record_before) = (gathered.windows.len(), gathered.id);
+                let name = record.id;
+                return Err(PlotError::WindowOutOfOrder { path, name, number, record: record_before });
             }
             gathered.windows.push(record.seq);
         }
         records.end(gathered)?;
         let tracks = records.tracks;
         if let Some(id) = orfs.keys().min() {
-            return Err(RuntimeError::Refused(format!(
-                "{}: window `{}` is not in {}; they are of different runs",
-                Place(&tables.join(FRAMES)),
-                Name(id),
-                Place(&path)
-            )));
+            let (table, window) = (tables.join(FRAMES), id.clone());
+            return Err(PlotError::UnknownWindow { table, window, windows: path });
         }
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let name = name.rsplit_once("_chunked").map_or(&*name, |(name, _)| name).to_owned();
@@ -128,7 +115,7 @@ impl Original {
 }
 
 /// `NAME_chunkedLENGTH.fa` beside or in the folder of tables, and its length.
-fn windows_file(tables: &Path) -> Result<(PathBuf, usize), RuntimeError> {
+fn windows_file(tables: &Path) -> Result<(PathBuf, usize), PlotError> {
     let full = tables.canonicalize().map_err(RuntimeError::io(tables))?;
     let folder = full.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let name = folder.strip_suffix(MERGED);
@@ -151,22 +138,16 @@ fn windows_file(tables: &Path) -> Result<(PathBuf, usize), RuntimeError> {
     let wanted = format!("{}_chunkedLENGTH.fa", name.unwrap_or("NAME"));
     match &found[..] {
         [one] => Ok(one.clone()),
-        [] => Err(RuntimeError::Refused(format!(
-            "{}: VirNucPro's tables do not say where windows lie; put {wanted} of that run beside the folder (virnucpro-broad \
-             keeps it with --keep-intermediate)",
-            Place(tables)
-        ))),
-        [(one, _), (other, _), ..] => Err(RuntimeError::Refused(format!(
-            "{}: its windows are in {wanted}, of which there are several: {} and {}; leave only that of this run there",
-            Place(tables),
-            Place(one),
-            Place(other)
-        ))),
+        [] => Err(PlotError::NoWindows { tables: tables.to_owned(), wanted }),
+        [(one, _), (other, _), ..] => {
+            let (tables, one, other) = (tables.to_owned(), one.clone(), other.clone());
+            Err(PlotError::SeveralWindows { tables, wanted, one, other })
+        }
     }
 }
 
 /// The open reading frames of `prediction_results.txt`, by window.
-fn frames(path: &Path) -> Result<HashMap<String, Vec<OrfScore>>, RuntimeError> {
+fn frames(path: &Path) -> Result<HashMap<String, Vec<OrfScore>>, PlotError> {
     let mut rows = Rows::open(path, &["Sequence_ID", "score1", "score2"])?;
     let mut orfs: HashMap<String, Vec<OrfScore>> = HashMap::new();
     while let Some((window, orf)) = rows.next(|[id, other, virus]| {
@@ -187,7 +168,7 @@ fn frames(path: &Path) -> Result<HashMap<String, Vec<OrfScore>>, RuntimeError> {
 }
 
 /// VirNucPro's own consensus, by window. virnucpro-broad leaves a file of a line end alone where there are no windows.
-fn consensus(path: &Path) -> Result<HashMap<String, bool>, RuntimeError> {
+fn consensus(path: &Path) -> Result<HashMap<String, bool>, PlotError> {
     let mut calls = HashMap::new();
     if fs::metadata(path).map_err(RuntimeError::io(path))?.len() <= 1 {
         return Ok(calls);
@@ -234,18 +215,14 @@ struct Records<'a> {
 
 impl Records<'_> {
     /// Adds a record, all windows of which are there.
-    fn end(&mut self, gathered: Gathered) -> Result<(), RuntimeError> {
+    fn end(&mut self, gathered: Gathered) -> Result<(), PlotError> {
         let Gathered { id, windows } = gathered;
         if windows.is_empty() {
             return Ok(());
         }
         let bases = bases_of(&windows, self.length).ok_or_else(|| {
-            RuntimeError::Refused(format!(
-                "{}: the windows of `{}` are not those of one sequence at {} bases; the file is torn or its name wrong",
-                Place(self.path),
-                Name(&id),
-                self.length
-            ))
+            let (path, record) = (self.path.to_owned(), id.clone());
+            PlotError::TornWindows { path, record, length: self.length }
         })?;
         let (mut record, mut found) = (RecordScore::default(), vec![]);
         for chunk in chunks(bases, self.length) {
@@ -254,11 +231,8 @@ impl Records<'_> {
             let said = Consensus::of(&orfs);
             record.add(said.as_ref());
             if said.map(|said| said.is_virus()) != self.calls.get(&name).copied() {
-                return Err(RuntimeError::Refused(format!(
-                    "{}: `{}` contradicts {FRAMES} or is missing there; the tables are of different runs",
-                    Place(&self.tables.join(CONSENSUS)),
-                    Name(&name)
-                )));
+                let table = self.tables.join(CONSENSUS);
+                return Err(PlotError::Contradiction { table, window: name, scores: FRAMES });
             }
             let strand = |sign: char| {
                 let of_strand: Vec<OrfScore> =

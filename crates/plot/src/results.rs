@@ -5,6 +5,7 @@ use super::original::{self, Original};
 use super::rows::Rows;
 use super::survey::{CALLS, Entry, Survey};
 use super::track::{Track, Window};
+use crate::PlotError;
 use data::DataError;
 use data::translate::Frame;
 use runtime::RuntimeError;
@@ -66,7 +67,7 @@ pub(super) struct RowCounts {
 
 impl Results {
     /// Opens the folder by its run record, which means that the results are complete.
-    pub fn open(folder: &Path) -> Result<Self, RuntimeError> {
+    pub fn open(folder: &Path) -> Result<Self, PlotError> {
         let path = folder.join(RUN_RECORD);
         if !path.is_file() {
             // Without a run record, tables of our own are of a run that was broken.
@@ -77,21 +78,15 @@ impl Results {
                 let (about, source) = (original.about.clone(), Source::Original(original));
                 return Ok(Results { folder: folder.to_owned(), about, source });
             }
-            return Err(RuntimeError::Refused(format!(
-                "{}: there is no {RUN_RECORD} in it, so it holds no complete result; give the folder that \
-                 plimsoll predict wrote (of shards: that of --merge), or NAME_merged of VirNucPro",
-                folder.display()
-            )));
+            return Err(PlotError::NoResult { folder: folder.to_owned() });
         }
         let text = fs::read_to_string(&path).map_err(RuntimeError::io(&path))?;
         let record = serde_json::from_str(&text).ok();
-        let (about, counts) = record.as_ref().ok_or("JSON").and_then(about).map_err(|what| {
-            let text = "is not the run record of a prediction";
-            RuntimeError::Refused(format!(
-                "{} {text} (no {what} in it); run plimsoll predict again",
-                path.display()
-            ))
-        })?;
+        let (about, counts) = record
+            .as_ref()
+            .ok_or("JSON")
+            .and_then(about)
+            .map_err(|missing| PlotError::NotARunRecord { path: path.clone(), missing })?;
         Ok(Results { folder: folder.to_owned(), about, source: Source::Ours(counts) })
     }
 

@@ -142,7 +142,7 @@ impl Compute {
         embedding: Option<&[f32]>,
     ) -> Result<(), RuntimeError> {
         let Some(slot) = self.free.pop() else {
-            return Err(RuntimeError::Refused("no slot is free; this is a bug of ours".to_owned()));
+            return Err(RuntimeError::bug("no slot is free"));
         };
         let place = queue.push_orf(orf.frame, orf.bases, slot);
         self.slots[slot] = Slot { place, ..Slot::default() };

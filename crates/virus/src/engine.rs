@@ -8,11 +8,13 @@ use super::output::{Note, OrfScore, OutputError, Outputs, RecordEnd, Window as O
 use super::produce::{Batch, Event, OrfTokens};
 use super::queue::{Item, PendingOrf, Queue, State, Window};
 use super::queues::Queues;
+use crate::VirusError;
 use data::chunk::Chunk;
 use data::intermediate::orf_name;
 use data::pack::Fill;
+use runtime::Progress;
+use runtime::RuntimeError;
 use runtime::session::Stop;
-use runtime::{Progress, RuntimeError};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -99,7 +101,7 @@ impl Engine {
     }
 
     /// Takes what happened in one job.
-    pub(crate) fn take(&mut self, mut batch: Batch, stop: Stop<'_>) -> Result<(), RuntimeError> {
+    pub(crate) fn take(&mut self, mut batch: Batch, stop: Stop<'_>) -> Result<(), VirusError> {
         let mut orfs = std::mem::take(&mut batch.orfs).into_iter();
         self.queue.push(Item::Text(std::mem::take(&mut batch.text)));
         for event in std::mem::take(&mut batch.events) {
@@ -129,13 +131,13 @@ impl Engine {
     }
 
     /// Sends off some of what waits when the input has ended; whether there is more.
-    pub(crate) fn drain(&mut self, stop: Stop<'_>) -> Result<bool, RuntimeError> {
+    pub(crate) fn drain(&mut self, stop: Stop<'_>) -> Result<bool, VirusError> {
         self.compute(stop, Compute::drain)?;
         Ok(self.queue.len() > 0)
     }
 
     /// Puts on disk what is finished, before an end that comes too early.
-    pub(crate) fn commit(&mut self) -> Result<u64, RuntimeError> {
+    pub(crate) fn commit(&mut self) -> Result<u64, VirusError> {
         // What a device says now is not why the run ends; what is through is kept all the same.
         let _ = self.compute(&|| Ok(()), Compute::give_up);
         self.emit()?;
@@ -171,11 +173,10 @@ impl Engine {
         (self.parts, self.totals)
     }
 
-    fn note(&mut self, note: Note) -> Result<(), RuntimeError> {
+    fn note(&mut self, note: Note) -> Result<(), VirusError> {
         if self.parts.strict {
             let Note { seq_name, kind, detail, .. } = note;
-            let text = format!("--strict: '{seq_name}': {kind}: {detail}; mend it, or leave --strict away");
-            return Err(RuntimeError::Refused(text));
+            return Err(VirusError::Strict { record: seq_name, kind, detail });
         }
         self.queue.push(Item::Note(note));
         Ok(())
@@ -189,16 +190,14 @@ impl Engine {
         record: Arc<str>,
         chunk: Chunk,
         orfs: usize,
-    ) -> Result<Vec<f32>, RuntimeError> {
+    ) -> Result<Vec<f32>, VirusError> {
         if let Some(entry) = self.parts.results.take(number, &record, chunk.index)? {
             self.totals.kept += 1;
             self.queue.push(Item::Window(Window::kept(record, chunk, entry)));
             return Ok(vec![]);
         }
-        let missing = |what: &str| {
-            let text = format!("{what} of window {} of '{record}' are missing", chunk.index + 1);
-            RuntimeError::Unusable(format!("{text}; run the command again that computes them"))
-        };
+        let missing =
+            |what| VirusError::MissingWindow { what, window: chunk.index + 1, record: record.to_string() };
         let Some(compute) = &self.parts.compute else { return Err(missing("the results")) };
         let mut rows = vec![];
         if let Some(shelf) = &mut self.parts.embeddings {
@@ -216,12 +215,12 @@ impl Engine {
         orf: &OrfTokens,
         embedding: Option<&[f32]>,
         stop: Stop<'_>,
-    ) -> Result<(), RuntimeError> {
+    ) -> Result<(), VirusError> {
         while self.parts.compute.as_ref().is_some_and(|c| !c.has_room()) {
             self.compute(stop, Compute::press)?;
         }
         match &mut self.parts.compute {
-            Some(compute) => compute.admit(batch, orf, &mut self.queue, embedding),
+            Some(compute) => Ok(compute.admit(batch, orf, &mut self.queue, embedding)?),
             None => Ok(()),
         }
     }
@@ -231,7 +230,7 @@ impl Engine {
         &mut self,
         stop: Stop<'_>,
         part: impl FnOnce(&mut Compute, &mut Sink<'_>) -> Result<T, RuntimeError>,
-    ) -> Result<Option<T>, RuntimeError> {
+    ) -> Result<Option<T>, VirusError> {
         stop()?;
         let mut sink = Sink { queue: &mut self.queue, totals: &mut self.totals, stop };
         let done = self.parts.compute.as_mut().map(|compute| part(compute, &mut sink)).transpose()?;
@@ -240,7 +239,7 @@ impl Engine {
     }
 
     /// Writes what is complete, in input order.
-    fn emit(&mut self) -> Result<(), RuntimeError> {
+    fn emit(&mut self) -> Result<(), VirusError> {
         let start = Instant::now();
         while let Some(item) = self.queue.pop_complete() {
             match item {
@@ -266,12 +265,12 @@ impl Engine {
     fn written(
         &mut self,
         write: impl FnOnce(&mut Outputs) -> Result<(), OutputError>,
-    ) -> Result<(), RuntimeError> {
+    ) -> Result<(), VirusError> {
         Ok(self.parts.outputs.as_mut().map_or(Ok(()), write)?)
     }
 
     /// Writes and keeps a window that is complete.
-    fn write(&mut self, window: Window) -> Result<(), RuntimeError> {
+    fn write(&mut self, window: Window) -> Result<(), VirusError> {
         self.entry.rows.clear();
         match &mut self.parts.compute {
             Some(compute) if !window.kept => compute.release(&window, &mut self.entry.rows),
@@ -297,7 +296,7 @@ impl Engine {
     }
 
     /// Failures are noted when their window is written, so that notes come in input order too.
-    fn note_failures(&mut self, window: &Window) -> Result<(), RuntimeError> {
+    fn note_failures(&mut self, window: &Window) -> Result<(), VirusError> {
         for orf in window.orfs().filter(|orf| orf.state == State::Failed) {
             self.totals.failed += 1;
             let (number, frame) = (window.chunk.index + 1, orf.frame.name());
@@ -313,7 +312,7 @@ impl Engine {
     }
 
     /// The rows of `self.entry`, where they are written.
-    fn write_embeddings(&mut self, window: &Window) -> Result<(), RuntimeError> {
+    fn write_embeddings(&mut self, window: &Window) -> Result<(), VirusError> {
         let count = window.embedded().count();
         let Some(outputs) = self.parts.outputs.as_mut().filter(|_| count > 0) else { return Ok(()) };
         let mut name = String::new();

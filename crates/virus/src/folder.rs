@@ -4,6 +4,7 @@
 
 use super::output::{FILES, RUN_RECORD};
 use super::resume;
+use crate::VirusError;
 use runtime::RuntimeError;
 use runtime::lock::remove;
 use serde_json::Value;
@@ -23,16 +24,12 @@ pub enum Found {
 
 /// Looks at the folder. With `force` what a prediction left there does not count; it stays until the new
 /// results replace it. What a killed run left half written is removed, if nothing else is there.
-pub fn look(dir: &Path, force: bool) -> Result<Found, RuntimeError> {
+pub fn look(dir: &Path, force: bool) -> Result<Found, VirusError> {
     let record = dir.join(RUN_RECORD);
     if record.exists() && !force {
         let text = fs::read_to_string(&record).map_err(RuntimeError::io(&record))?;
-        let value = serde_json::from_str(&text).map_err(|_| {
-            RuntimeError::Unusable(format!(
-                "{} is not a run record; use --force or another -o",
-                record.display()
-            ))
-        })?;
+        let value =
+            serde_json::from_str(&text).map_err(|_| VirusError::NotARunRecord { path: record.clone() })?;
         return Ok(Found::Record(value));
     }
     let mut leftovers = vec![];
@@ -42,10 +39,7 @@ pub fn look(dir: &Path, force: bool) -> Result<Found, RuntimeError> {
         if is_leftover(&name) {
             leftovers.push(path);
         } else if !FILES.contains(&name.as_str()) && !JOURNALS.contains(&name.as_str()) {
-            return Err(RuntimeError::Refused(format!(
-                "{} holds files that are not of a prediction (`{name}`); choose another folder with -o",
-                dir.display()
-            )));
+            return Err(VirusError::ForeignFiles { folder: dir.to_owned(), name });
         }
     }
     leftovers.iter().try_for_each(|path| remove(path))?;

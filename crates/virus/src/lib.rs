@@ -5,6 +5,7 @@
 
 mod compute;
 mod engine;
+mod error;
 mod folder;
 mod kept;
 mod options;
@@ -20,6 +21,7 @@ mod run;
 mod stage;
 
 pub use data::sequence::{files, stem};
+pub use error::VirusError;
 pub use options::{Models, Options, Shard};
 
 use data::sequence::{Input, Reader, digests, extent};
@@ -34,10 +36,11 @@ use program::Shape;
 use queues::Queues;
 use resume::Keys;
 use run::Run;
+use runtime::RuntimeError;
 use runtime::machine::Tracker;
 use runtime::observer::stopped;
 use runtime::process::Process;
-use runtime::{Budget, EncoderModel, HeadModel, Level, Observer, RuntimeError, replicas_for_input};
+use runtime::{Budget, EncoderModel, HeadModel, Level, Observer, replicas_for_input};
 use serde_json::Value;
 use stage::Stage;
 use std::cell::Cell;
@@ -84,7 +87,7 @@ pub(crate) struct Opened {
 }
 
 /// Predicts.
-pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<Report, RuntimeError> {
+pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<Report, VirusError> {
     let start = Instant::now();
     look_at_inputs(options)?;
     let opened = open(options, observer)?;
@@ -93,7 +96,7 @@ pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<Report,
 
 /// Predicts each input by itself, into the folder `<stem>` of the output folder, or `<stem>_plimsoll` where that
 /// is empty. The models are loaded once.
-pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Vec<Report>, RuntimeError> {
+pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Vec<Report>, VirusError> {
     let mut folders: Vec<(PathBuf, &PathBuf)> = vec![];
     for input in &options.inputs {
         let folder = match options.output_dir.as_os_str().is_empty() {
@@ -101,10 +104,8 @@ pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Ve
             false => options.output_dir.join(stem(input)),
         };
         if let Some((_, other)) = folders.iter().find(|(f, _)| *f == folder) {
-            let (a, b, to) = (other.display(), input.display(), folder.display());
-            let text =
-                format!("--per-input: {a} and {b} would both go to {to}; rename one, or use two commands");
-            return Err(RuntimeError::Refused(text));
+            let (one, other) = ((*other).clone(), input.clone());
+            return Err(VirusError::SameFolder { one, other, folder });
         }
         folders.push((folder, input));
     }
@@ -145,7 +146,7 @@ fn predict_one(
     start: Instant,
     warm: &mut Warm,
     observer: &mut dyn Observer,
-) -> Result<Report, RuntimeError> {
+) -> Result<Report, VirusError> {
     let mut tracker = Tracker::new();
     // Held to the end: two runs into one folder would take each other's files.
     let lock = runtime::lock::take(&options.output_dir, &folder::JOURNALS)?;
@@ -207,7 +208,7 @@ pub(crate) fn among(folder: &Path, folders: &[PathBuf]) -> bool {
 }
 
 /// Files that are missing or no sequence files are found before anything else happens.
-fn look_at_inputs(options: &Options) -> Result<(), RuntimeError> {
+fn look_at_inputs(options: &Options) -> Result<(), VirusError> {
     Reader::open(&options.inputs)?;
     for path in options.inputs.iter().filter(|p| p.is_file()) {
         data::sequence::look(path)?;
@@ -215,7 +216,7 @@ fn look_at_inputs(options: &Options) -> Result<(), RuntimeError> {
     Ok(())
 }
 
-fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, RuntimeError> {
+fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, VirusError> {
     let env = HubEnv::from_process();
     let models = &options.models;
     let dna = match &models.dna {
@@ -232,11 +233,8 @@ fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, Runtim
             Encoder::Esm2(_) => wanted == "ESM-2",
         };
         if !fits {
-            let found = model.encoder.family();
-            return Err(RuntimeError::Refused(format!(
-                "{}: {wanted} is wanted here, this is {found}",
-                model.name
-            )));
+            let (model, found) = (model.name.clone(), model.encoder.family());
+            return Err(VirusError::WrongModel { model, wanted, found });
         }
     }
     let (d, p) = (dna.encoder.hidden_size(), protein.encoder.hidden_size());
@@ -249,12 +247,8 @@ fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, Runtim
                     give --weights with trained ones";
         observer.say(Level::Warning, text);
     }
-    if let Some(length) = head.named_length().filter(|&l| l != options.length) {
-        return Err(RuntimeError::Refused(format!(
-            "{} is a head for windows of {length} bases, --length is {}; leave --length out, or give the head for {} \
-             bases",
-            head.name, options.length, options.length
-        )));
+    if let Some(of) = head.named_length().filter(|&l| l != options.length) {
+        return Err(VirusError::HeadLength { head: head.name, of, length: options.length });
     }
     let digests = record::digests(&dna, &protein, &head)?;
     if options.length > MOST_GENES {
@@ -274,15 +268,11 @@ fn already_there(
     opened: &Opened,
     inputs: Option<&[Input]>,
     keys: Option<&Keys>,
-) -> Result<Option<Report>, RuntimeError> {
+) -> Result<Option<Report>, VirusError> {
     let Found::Record(old) = folder::look(&options.output_dir, options.force)? else { return Ok(None) };
-    let dir = options.output_dir.display();
+    let output_dir = || options.output_dir.clone();
     let Some(inputs) = inputs else {
-        let text = format!(
-            "{dir} holds a result, and what can be read only once cannot be compared with its input; \
-                            use --force or another folder with -o"
-        );
-        return Err(RuntimeError::Unusable(text));
+        return Err(VirusError::ResultOfPipe { folder: output_dir() });
     };
     // Who puts shards together computes nothing.
     let arithmetic = match options.merge.is_empty() {
@@ -294,30 +284,22 @@ fn already_there(
         if keys.is_some_and(|keys| keys.replaces().unwrap_or(false)) {
             return Ok(None);
         }
-        let text =
-            format!("{dir} holds the result of another run ({what}); use --force or another folder with -o");
-        return Err(RuntimeError::Unusable(text));
+        return Err(VirusError::OtherResult { folder: output_dir(), what });
     }
     if options.shard.is_some() {
-        let text = format!("{dir} holds a complete result, no shard; name another folder for it with -o");
-        return Err(RuntimeError::Unusable(text));
+        return Err(VirusError::ResultNoShard { folder: output_dir() });
     }
     // Tables name the inputs, which the identity does not.
     let names = record::names(inputs);
     if old["inputs"] != names {
-        let text = format!(
-            "{dir} holds the result of the same input under another name (was {}, is {names}); use --force or \
-             another folder with -o",
-            old["inputs"]
-        );
-        return Err(RuntimeError::Unusable(text));
+        let (before, now) = (old["inputs"].to_string(), names.to_string());
+        return Err(VirusError::OtherName { folder: output_dir(), before, now });
     }
     // A kill between the last result and the removal of the journals.
     keys.map_or(Ok(()), Keys::remove_left)?;
     let notes = old["counts"]["notes"].as_u64().unwrap_or(0);
     if options.strict && notes > 0 {
-        let text = format!("--strict: the result is in {dir}, with {notes} notes; see notes.tsv there");
-        return Err(RuntimeError::Refused(text));
+        return Err(VirusError::StrictNotes { folder: output_dir(), notes });
     }
     Ok(Some(Report {
         already_complete: true,

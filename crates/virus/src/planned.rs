@@ -6,6 +6,7 @@ use super::program::{DNA, HEAD, HEAD_ROWS, PLANS, PROTEIN, Shape};
 use super::queues::Queues;
 use super::stage::Stage;
 use super::{Models, Options};
+use crate::VirusError;
 use data::chunk::chunks;
 use data::sequence::{Extent, extent};
 use data::weights::HubEnv;
@@ -13,11 +14,10 @@ use exec::{DeviceError, Kind, Machine};
 use graph::{Bytes, Counts};
 use models::{Encoder, HeadConfig};
 use plan::{Precision, Program, Staging, Target, step_seconds};
+use runtime::RuntimeError;
 use runtime::process::Process;
 use runtime::session::{self, HOST};
-use runtime::{
-    Budget, Device, EncoderModel, HeadModel, RuntimeError, Settings, Silent, price, replicas_for_input,
-};
+use runtime::{Budget, Device, EncoderModel, HeadModel, Settings, Silent, price, replicas_for_input};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -118,19 +118,16 @@ impl Machine for PlannedMachine {
 ///
 /// # Errors
 /// Another CPU: how it would be used is not known here.
-pub fn device(target: Target, depth: usize) -> Result<Device, RuntimeError> {
+pub fn device(target: Target, depth: usize) -> Result<Device, VirusError> {
     match (&*target.name, &*target.space) {
         ("cpu", _) => Ok(Device::Cpu),
-        (name, HOST) => Err(RuntimeError::Refused(format!(
-            "--predict --target {name}: a prediction is planned for the CPU in place (--target cpu) or a GPU; plan each \
-             encoder there with --model"
-        ))),
-        _ => Device::machines(vec![Arc::new(PlannedMachine { target, depth })]),
+        (name, HOST) => Err(VirusError::TargetOfOtherCpu { target: name.to_owned() }),
+        _ => Ok(Device::machines(vec![Arc::new(PlannedMachine { target, depth })])?),
     }
 }
 
 /// Plans a prediction.
-pub fn plan(request: &Request) -> Result<Planned, RuntimeError> {
+pub fn plan(request: &Request) -> Result<Planned, VirusError> {
     let Request { options, .. } = request;
     let settings = &options.settings;
     let names = names(&options.models);
@@ -183,12 +180,13 @@ fn names(models: &Models) -> [String; 3] {
     ]
 }
 
-fn encoder(name: &str, wanted: &str) -> Result<Encoder, RuntimeError> {
+fn encoder(name: &str, wanted: &'static str) -> Result<Encoder, VirusError> {
     let encoder = price::encoder(name)?;
     match encoder.family() == wanted {
         true => Ok(encoder),
         false => {
-            Err(RuntimeError::Refused(format!("{name}: {wanted} is wanted here, this is {}", encoder.family())))
+            let (model, found) = (name.to_owned(), encoder.family());
+            Err(VirusError::WrongModel { model, wanted, found })
         }
     }
 }

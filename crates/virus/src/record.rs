@@ -8,9 +8,10 @@ use data::pack::Fill;
 use data::sequence::Input;
 use graph::Bytes;
 use plan::{Program, Staging};
+use runtime::RuntimeError;
 use runtime::Usage;
 use runtime::machine::Tracker;
-use runtime::{EncoderModel, HeadModel, RuntimeError, price, process};
+use runtime::{EncoderModel, HeadModel, price, process};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -4,6 +4,7 @@
 use super::kept::{Keeper, Looked, Shelf, Watch};
 use super::stage::Stage;
 use super::{Opened, Options, folder, record};
+use crate::VirusError;
 use data::journal::{Blocks, Journal};
 use data::sequence::Input;
 use runtime::{Level, Observer, RuntimeError};
@@ -37,7 +38,7 @@ impl Keys {
         opened: &Opened,
         inputs: &[Input],
         watch: Watch,
-    ) -> Result<Self, RuntimeError> {
+    ) -> Result<Self, VirusError> {
         let shard = options.shard.map(|p| format!("{}/{}", p.number, p.of));
         let key = json!({
             "plimsoll": env!("CARGO_PKG_VERSION"),
@@ -51,7 +52,7 @@ impl Keys {
     }
 
     /// Whether a run that was told to replace what is in the folder was broken, and this is the same.
-    pub(crate) fn replaces(&self) -> Result<bool, RuntimeError> {
+    pub(crate) fn replaces(&self) -> Result<bool, VirusError> {
         let path = self.dir.join(RESULTS);
         let Some(blocks) = open(&path)? else { return Ok(false) };
         let found = parse(&path, blocks.key())?;
@@ -64,7 +65,7 @@ impl Keys {
         stage: Stage,
         (width, block): (usize, usize),
         observer: &mut dyn Observer,
-    ) -> Result<Opening, RuntimeError> {
+    ) -> Result<Opening, VirusError> {
         let (path, what) = match stage {
             Stage::Whole | Stage::Protein => (self.dir.join(RESULTS), "windows are finished"),
             Stage::Nucleotide => (self.dir.join(EMBEDDINGS), "windows are through the nucleotide encoder"),
@@ -87,7 +88,7 @@ impl Keys {
 
     /// The journal that is there; none where it holds nothing but a key, which need not be this run's: nothing
     /// is lost with it.
-    fn of_this_run(&self, path: &Path) -> Result<Option<Blocks>, RuntimeError> {
+    fn of_this_run(&self, path: &Path) -> Result<Option<Blocks>, VirusError> {
         let Some(blocks) = open(path)? else { return Ok(None) };
         let Err(refused) = same_run(path, blocks.key(), &self.key) else { return Ok(Some(blocks)) };
         let (mut rest, mut block) = (blocks, vec![]);
@@ -98,7 +99,7 @@ impl Keys {
     }
 
     /// The nucleotide embeddings that a stage of this run has left, all of them.
-    pub(crate) fn embeddings(&self, width: usize) -> Result<Shelf, RuntimeError> {
+    pub(crate) fn embeddings(&self, width: usize) -> Result<Shelf, VirusError> {
         let path = self.dir.join(EMBEDDINGS);
         let Some(blocks) = open(&path)? else { return Ok(Shelf::default()) };
         same_run(&path, blocks.key(), &self.key)?;
@@ -108,14 +109,13 @@ impl Keys {
 
     /// The results of all shards, whose folders are named, and how they were computed; each must be complete, and of
     /// this run.
-    pub(crate) fn merge(&self, folders: &[PathBuf], width: usize) -> Result<(Shelf, Value), RuntimeError> {
+    pub(crate) fn merge(&self, folders: &[PathBuf], width: usize) -> Result<(Shelf, Value), VirusError> {
         let (mut all, mut shards) = (vec![], vec![]);
         let mut arithmetic: Option<Value> = None;
         for folder in folders {
             let path = folder.join(RESULTS);
             let Some(blocks) = open(&path)? else {
-                let text = "there is no journal of a shard; compute it with --shard K/N first";
-                return Err(RuntimeError::Unusable(format!("{}: {text}", path.display())));
+                return Err(VirusError::NoShard { path });
             };
             let found = parse(&path, blocks.key())?;
             // Shards of one result are computed alike; who puts them together computes nothing.
@@ -126,10 +126,8 @@ impl Keys {
             same_run(&path, blocks.key(), &wanted)?;
             let looked = Looked::through(&path, blocks, width).map_err(unusable)?;
             if !looked.complete {
-                let (dir, shard) = (folder.display(), found["shard"].as_str().unwrap_or("1/1"));
-                let text =
-                    format!("{dir}: shard {shard} is not complete; run the command that computes it again");
-                return Err(RuntimeError::Unusable(text));
+                let shard = found["shard"].as_str().unwrap_or("1/1").to_owned();
+                return Err(VirusError::ShardIncomplete { folder: folder.clone(), shard });
             }
             shards.extend(found["shard"].as_str().and_then(|shard| {
                 let (number, of) = shard.split_once('/')?;
@@ -144,7 +142,7 @@ impl Keys {
 
     /// Removes journals of this very run that were left beside its complete results, and no others: the
     /// folder may be that of a run with `--force` that was broken.
-    pub(crate) fn remove_left(&self) -> Result<(), RuntimeError> {
+    pub(crate) fn remove_left(&self) -> Result<(), VirusError> {
         for path in [RESULTS, EMBEDDINGS].map(|name| self.dir.join(name)) {
             let Ok(Some(blocks)) = Blocks::open(&path) else { continue };
             if same_run(&path, blocks.key(), &self.key).is_ok() {
@@ -155,14 +153,14 @@ impl Keys {
     }
 
     /// Removes the journals: the results are complete.
-    pub(crate) fn done(&self) -> Result<(), RuntimeError> {
+    pub(crate) fn done(&self) -> Result<(), VirusError> {
         remove(&self.dir)
     }
 }
 
 /// Looks at the journals in the output folder, also at those that the run will not open itself, before it
 /// removes them at its end: an error where one holds something of another run.
-pub(crate) fn look(options: &Options, keys: Option<&Keys>) -> Result<(), RuntimeError> {
+pub(crate) fn look(options: &Options, keys: Option<&Keys>) -> Result<(), VirusError> {
     if super::among(&options.output_dir, &options.merge) {
         return Ok(());
     }
@@ -170,11 +168,7 @@ pub(crate) fn look(options: &Options, keys: Option<&Keys>) -> Result<(), Runtime
         let Some(mut blocks) = open(&path)? else { continue };
         let other = match keys {
             Some(keys) => same_run(&path, blocks.key(), &keys.key),
-            None => Err(RuntimeError::Unusable(format!(
-                "{} is of another run, for this input can be read only once; --force starts over, -o names \
-                 another folder",
-                path.display()
-            ))),
+            None => Err(VirusError::JournalOfPipe { path: path.clone() }),
         };
         // With a key alone nothing is lost.
         if other.is_err() && blocks.next_into(&mut vec![]).map_err(|e| unusable(e.into()))? {
@@ -185,46 +179,36 @@ pub(crate) fn look(options: &Options, keys: Option<&Keys>) -> Result<(), Runtime
 }
 
 /// An error that names the shards that are not among these (number, of).
-fn all_there(shards: &[(u64, u64)]) -> Result<(), RuntimeError> {
+fn all_there(shards: &[(u64, u64)]) -> Result<(), VirusError> {
     let Some(&(_, of)) = shards.first() else { return Ok(()) };
     if let Some((number, other)) = shards.iter().find(|(_, other)| *other != of) {
-        let text =
-            format!("--merge: a shard is one of {of}, shard {number} is one of {other}; they do not fit");
-        return Err(RuntimeError::Unusable(text));
+        return Err(VirusError::ShardsDiffer { of, number: *number, other: *other });
     }
     let missing = (1..=of).filter(|number| !shards.iter().any(|(n, _)| n == number));
     let missing: Vec<String> = missing.take(10).map(|number| format!("{number}/{of}")).collect();
     match missing.is_empty() {
         true => Ok(()),
-        false => Err(RuntimeError::Unusable(format!(
-            "--merge: missing {} {}; give the folders of all shards",
-            if missing.len() == 1 { "is shard" } else { "are the shards" },
-            missing.join(", ")
-        ))),
+        false => Err(VirusError::ShardsMissing { missing }),
     }
 }
 
 /// Removes what is left of journals beside complete results.
-pub(crate) fn remove(dir: &Path) -> Result<(), RuntimeError> {
-    [RESULTS, EMBEDDINGS].iter().try_for_each(|name| runtime::lock::remove(&dir.join(name)))
+pub(crate) fn remove(dir: &Path) -> Result<(), VirusError> {
+    Ok([RESULTS, EMBEDDINGS].iter().try_for_each(|name| runtime::lock::remove(&dir.join(name)))?)
 }
 
-fn open(path: &Path) -> Result<Option<Blocks>, RuntimeError> {
+fn open(path: &Path) -> Result<Option<Blocks>, VirusError> {
     Blocks::open(path).map_err(|e| unusable(e.into()))
 }
 
-fn parse(path: &Path, key: &[u8]) -> Result<Value, RuntimeError> {
-    serde_json::from_slice(key)
-        .map_err(|_| RuntimeError::Unusable(format!("{} is no journal of a prediction", path.display())))
+fn parse(path: &Path, key: &[u8]) -> Result<Value, VirusError> {
+    serde_json::from_slice(key).map_err(|_| VirusError::NotAJournal { path: path.to_owned() })
 }
 
-fn same_run(path: &Path, key: &[u8], wanted: &Value) -> Result<(), RuntimeError> {
+fn same_run(path: &Path, key: &[u8], wanted: &Value) -> Result<(), VirusError> {
     match difference(&parse(path, key)?, wanted) {
         None => Ok(()),
-        Some(what) => Err(RuntimeError::Unusable(format!(
-            "{} was left by another run ({what}); --force starts over, -o names another folder",
-            path.display()
-        ))),
+        Some(what) => Err(VirusError::OtherRun { path: path.to_owned(), what }),
     }
 }
 
@@ -238,10 +222,12 @@ fn difference(old: &Value, new: &Value) -> Option<String> {
 }
 
 /// What cannot be read of a journal makes it unusable: nothing else is wrong.
-fn unusable(error: RuntimeError) -> RuntimeError {
+fn unusable(error: VirusError) -> VirusError {
     match error {
-        RuntimeError::Data(e) if matches!(e.kind, data::DataErrorKind::Damaged(_)) => {
-            RuntimeError::Unusable(format!("{e}; bring it back from a copy, or use --force to start over"))
+        VirusError::Runtime(RuntimeError::Data(damage))
+            if matches!(damage.kind, data::DataErrorKind::Damaged(_)) =>
+        {
+            VirusError::DamagedJournal { damage }
         }
         other => other,
     }

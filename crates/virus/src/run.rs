@@ -14,6 +14,7 @@ use super::record::{self, Story};
 use super::resume::{self, Keys, Opening};
 use super::stage::Stage;
 use super::{Opened, Options, Report, Warm};
+use crate::VirusError;
 use data::pack::{Fill, Order};
 use data::sequence::{Extent, Input};
 use exec::Executor;
@@ -66,10 +67,9 @@ impl Run<'_> {
         mut tracker: Tracker,
         warm: &mut Warm,
         observer: &mut dyn Observer,
-    ) -> Result<Report, RuntimeError> {
+    ) -> Result<Report, VirusError> {
         if self.keys.is_none() && self.options.shard.is_some() {
-            let text = "--shard: the input must be files that every shard reads, not a pipe";
-            return Err(RuntimeError::Refused(text.to_owned()));
+            return Err(VirusError::ShardOfPipe);
         }
         if self.keys.is_none() {
             let text = "the input can be read only once, so a run that is broken will start over";
@@ -127,7 +127,7 @@ impl Run<'_> {
         (planned, number): (&Planned<'_>, usize),
         warm: &mut Warm,
         observer: &mut dyn Observer,
-    ) -> Result<Totals, RuntimeError> {
+    ) -> Result<Totals, VirusError> {
         let stage = planned::stages(planned)[number];
         let width = self.shape.kept_width(stage, false);
         let Opening { shelf: results, keeper } = self.journal(stage, width, observer)?;
@@ -148,10 +148,9 @@ impl Run<'_> {
         start: Instant,
         mut tracker: Tracker,
         observer: &mut dyn Observer,
-    ) -> Result<Report, RuntimeError> {
+    ) -> Result<Report, VirusError> {
         let Some(keys) = &self.keys else {
-            let text = "--merge: the input must be the files that the shards were computed from, not a pipe";
-            return Err(RuntimeError::Refused(text.to_owned()));
+            return Err(VirusError::MergeOfPipe);
         };
         self.chosen.set(planned::choose_alone(&self.hosts, &self.budget)?);
         let width = self.shape.kept_width(Stage::Whole, self.options.save_embeddings.is_some());
@@ -166,25 +165,20 @@ impl Run<'_> {
 
     /// With `--force` nothing is gone on with: only once it is known that the run can begin. What is to be put
     /// together stays.
-    fn start_over(&self) -> Result<(), RuntimeError> {
+    fn start_over(&self) -> Result<(), VirusError> {
         let Options { force, output_dir, merge, .. } = self.options;
         if *force && !super::among(output_dir, merge) { resume::remove(output_dir) } else { Ok(()) }
     }
 
     /// The journal of a stage; nothing where the input can be read only once.
-    fn journal(
-        &self,
-        stage: Stage,
-        width: usize,
-        observer: &mut dyn Observer,
-    ) -> Result<Opening, RuntimeError> {
+    fn journal(&self, stage: Stage, width: usize, observer: &mut dyn Observer) -> Result<Opening, VirusError> {
         match &self.keys {
             Some(keys) => keys.open(stage, (width, self.queues().block), observer),
             None => Ok(Opening { shelf: Shelf::default(), keeper: None }),
         }
     }
 
-    fn outputs(&self) -> Result<Outputs, RuntimeError> {
+    fn outputs(&self) -> Result<Outputs, VirusError> {
         let options = output_options(self.options, self.opened, self.shape);
         let mut outputs = Outputs::create(&self.options.output_dir, options)?;
         outputs.hold(self.queues().sort);
@@ -192,7 +186,7 @@ impl Run<'_> {
     }
 
     /// The stages and their programs: one for all, or where that does not fit the nucleotide encoder first.
-    fn plan(&self, observer: &mut dyn Observer) -> Result<Planned<'_>, RuntimeError> {
+    fn plan(&self, observer: &mut dyn Observer) -> Result<Planned<'_>, VirusError> {
         let (settings, reread) = (&self.options.settings, self.keys.is_some());
         let planned = planned::choose(&self.hosts, settings, &self.budget, self.shape, self.replicas, reread)?;
         self.chosen.set(planned.budget());
@@ -249,7 +243,7 @@ impl Run<'_> {
     }
 
     /// Reads and computes until the input ends. What is finished when it ends too early is kept.
-    fn stream(&self, parts: Parts, observer: &mut dyn Observer) -> Result<Done, RuntimeError> {
+    fn stream(&self, parts: Parts, observer: &mut dyn Observer) -> Result<Done, VirusError> {
         let front = self.front(&parts);
         let mut engine = Engine::new(parts, self.queues());
         let start = Instant::now();
@@ -263,9 +257,9 @@ impl Run<'_> {
                 self.say_silent(parts.outputs.as_ref(), observer);
                 Ok(Done { parts, totals, fill, inputs })
             }
-            Err(RuntimeError::Interrupted { signal, .. }) => {
+            Err(VirusError::Runtime(RuntimeError::Interrupted { signal, .. })) => {
                 let kept = self.kept_windows(engine.commit()?);
-                Err(RuntimeError::Interrupted { signal, kept })
+                Err(RuntimeError::Interrupted { signal, kept }.into())
             }
             Err(error) => {
                 // The first error is the one to tell.
@@ -335,7 +329,7 @@ impl Run<'_> {
         front: Front,
         engine: &mut Engine,
         observer: &mut dyn Observer,
-    ) -> Result<Vec<Input>, RuntimeError> {
+    ) -> Result<Vec<Input>, VirusError> {
         let stream = produce::start(front, &self.options.inputs)?;
         loop {
             let wait = Instant::now();
@@ -366,7 +360,7 @@ impl Run<'_> {
     }
 
     /// The inputs are still what they were when the run began.
-    fn same_inputs(&self, read: &[Input]) -> Result<(), RuntimeError> {
+    fn same_inputs(&self, read: &[Input]) -> Result<(), VirusError> {
         let Some(before) = &self.inputs else { return Ok(()) };
         match before.iter().zip(read).find(|(a, b)| a != b) {
             None => Ok(()),
@@ -382,7 +376,7 @@ impl Run<'_> {
         start: Instant,
         tracker: &Tracker,
         (memory_line, arithmetic): (String, Value),
-    ) -> Result<Report, RuntimeError> {
+    ) -> Result<Report, VirusError> {
         let Done { parts, totals, fill, inputs } = done;
         let seconds = start.elapsed().as_secs_f64();
         let story = Story {

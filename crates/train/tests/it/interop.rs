@@ -6,7 +6,7 @@ use crate::training::{ESM, esm, root, train, try_train, values};
 use data::weights::Weights;
 use embed::classify::{self, classify};
 use embed::embed;
-use runtime::{Failure, Precision, RuntimeError, Settings, Silent};
+use runtime::{Failure, Precision, Settings, Silent};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;

@@ -3,6 +3,7 @@
 //! changed, for the journal's key names the input as it was.
 
 use super::{END, Entry};
+use crate::VirusError;
 use data::journal::Journal;
 use runtime::RuntimeError;
 use std::fs;
@@ -20,7 +21,7 @@ impl Watch {
     }
 
     /// The inputs are still what they were. One that is gone is: what was read of it was read before.
-    fn unchanged(&self) -> Result<(), RuntimeError> {
+    fn unchanged(&self) -> Result<(), VirusError> {
         for (path, before) in &self.0 {
             let now = stamp(path).map_err(RuntimeError::io(path))?;
             if now.is_some() && now != *before {
@@ -32,11 +33,8 @@ impl Watch {
 }
 
 /// An input whose results would be of no file that there ever was.
-pub(crate) fn changed(path: &std::path::Path) -> RuntimeError {
-    RuntimeError::Refused(format!(
-        "{}: the file changed while it was read; nothing was written; run again when it is complete",
-        path.display()
-    ))
+pub(crate) fn changed(path: &std::path::Path) -> VirusError {
+    VirusError::InputChanged { path: path.to_owned() }
 }
 
 /// Size and time of the last change; `None` where the file is not there.
@@ -73,7 +71,7 @@ impl Keeper {
     }
 
     /// Takes a window.
-    pub(crate) fn keep(&mut self, entry: &Entry) -> Result<(), RuntimeError> {
+    pub(crate) fn keep(&mut self, entry: &Entry) -> Result<(), VirusError> {
         let before = (self.waiting > 0).then_some(self.record.as_str());
         entry.encode(before, &mut self.block);
         self.record.clone_from(&entry.record);
@@ -82,12 +80,12 @@ impl Keeper {
     }
 
     /// Commits what waits, if it has waited long enough.
-    pub(crate) fn commit_if_due(&mut self) -> Result<(), RuntimeError> {
+    pub(crate) fn commit_if_due(&mut self) -> Result<(), VirusError> {
         if self.last.elapsed() >= self.every { self.commit() } else { Ok(()) }
     }
 
     /// Commits what waits.
-    pub(crate) fn commit(&mut self) -> Result<(), RuntimeError> {
+    pub(crate) fn commit(&mut self) -> Result<(), VirusError> {
         self.last = Instant::now();
         if self.waiting == 0 {
             return Ok(());
@@ -100,7 +98,7 @@ impl Keeper {
     }
 
     /// Commits what waits, and says that this is all.
-    pub(crate) fn finish(mut self) -> Result<(), RuntimeError> {
+    pub(crate) fn finish(mut self) -> Result<(), VirusError> {
         self.commit()?;
         Ok(self.journal.append(END)?)
     }

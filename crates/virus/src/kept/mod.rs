@@ -9,8 +9,8 @@ pub(crate) use keeper::{Keeper, Watch, changed};
 pub(crate) use shelf::{Coverage, Looked, Shelf};
 
 use super::queue::State;
+use crate::VirusError;
 use data::translate::Frame;
-use runtime::RuntimeError;
 
 /// What is known of an open reading frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -145,8 +145,8 @@ impl<'a> Bytes<'a> {
 }
 
 /// A journal that is of this run, whole, and yet makes no sense.
-fn nonsense(path: &std::path::Path, what: &str) -> RuntimeError {
-    RuntimeError::Unusable(format!("{}: {what}; remove it or use --force to start over", path.display()))
+fn nonsense(path: &std::path::Path, what: &str) -> VirusError {
+    VirusError::JournalEntry { path: path.to_owned(), what: what.to_owned() }
 }
 
 #[cfg(test)]

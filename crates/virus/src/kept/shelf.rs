@@ -2,8 +2,8 @@
 //! held at a time; a window is given only to the record and place that it was kept for.
 
 use super::{Bytes, END, Entry, nonsense};
+use crate::VirusError;
 use data::journal::{Blocks, Journal};
-use runtime::RuntimeError;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -63,7 +63,7 @@ pub(crate) struct Looked {
 
 impl Looked {
     /// Reads a journal whose rows have `width` values; its key was looked at before.
-    pub(crate) fn through(path: &Path, mut blocks: Blocks, width: usize) -> Result<Self, RuntimeError> {
+    pub(crate) fn through(path: &Path, mut blocks: Blocks, width: usize) -> Result<Self, VirusError> {
         let (mut coverage, mut complete) = (Coverage::default(), false);
         let (mut block, mut entry) = (vec![], Entry::default());
         let mut next = 0;
@@ -85,7 +85,7 @@ impl Looked {
     }
 
     /// What it holds, and the journal to go on writing, where not all is there: without what was torn.
-    pub(crate) fn open(self, width: usize) -> Result<(Shelf, Option<Journal>), RuntimeError> {
+    pub(crate) fn open(self, width: usize) -> Result<(Shelf, Option<Journal>), VirusError> {
         let Self { path, coverage, complete, blocks } = self;
         let journal = (!complete).then(|| blocks.into_journal()).transpose()?;
         Ok((Shelf::of([(path.as_path(), coverage)], width)?, journal))
@@ -97,7 +97,7 @@ impl Shelf {
     pub(crate) fn of<'a>(
         journals: impl IntoIterator<Item = (&'a Path, Coverage)>,
         width: usize,
-    ) -> Result<Self, RuntimeError> {
+    ) -> Result<Self, VirusError> {
         let mut shelf = Self::default();
         let mut all = Coverage::default();
         for (path, coverage) in journals {
@@ -114,7 +114,7 @@ impl Shelf {
         number: u64,
         record: &str,
         index: usize,
-    ) -> Result<Option<Entry>, RuntimeError> {
+    ) -> Result<Option<Entry>, VirusError> {
         if !self.coverage.contains(number) {
             return Ok(None);
         }
@@ -148,7 +148,7 @@ struct Source {
 }
 
 impl Source {
-    fn open(path: &Path, width: usize) -> Result<Option<Self>, RuntimeError> {
+    fn open(path: &Path, width: usize) -> Result<Option<Self>, VirusError> {
         let Some(blocks) = Blocks::open(path)? else { return Ok(None) };
         let (path, block, record) = (path.to_owned(), vec![], String::new());
         let mut source = Self { path, blocks, width, block, at: 0, record, head: None };
@@ -157,7 +157,7 @@ impl Source {
     }
 
     /// Reads the next entry to the head.
-    fn advance(&mut self) -> Result<(), RuntimeError> {
+    fn advance(&mut self) -> Result<(), VirusError> {
         self.head = None;
         while self.at == self.block.len() || self.block == END {
             self.at = 0;

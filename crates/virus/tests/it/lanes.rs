@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use virus::output::EmbeddingFormat;
-use virus::{self, predict};
+use virus::{self, VirusError, predict};
 
 /// Remembers warnings.
 #[derive(Default)]
@@ -241,7 +241,10 @@ fn without_a_device_the_run_ends_and_goes_on_later() {
     predict(&prediction(&wanted, on_cpu()), &mut Listener::default()).unwrap_or_else(|e| panic!("{e}"));
     let settings = on([Card::new(0).failing_at(350), Card::new(1).failing_at(250)]);
     let error = predict(&prediction(&out, settings), &mut Listener::default()).expect_err("no device is left");
-    assert!(matches!(&error, RuntimeError::Device(_)) && error.exit_code() == 1, "{error}");
+    assert!(
+        matches!(&error, VirusError::Runtime(RuntimeError::Device(_))) && error.exit_code() == 1,
+        "{error}"
+    );
     let report = predict(&prediction(&out, on(cards(2))), &mut Listener::default());
     let report = report.unwrap_or_else(|e| panic!("{e}"));
     let kept = report.run_record["windows_from_journal"].as_u64().expect("a number");

@@ -4,14 +4,14 @@
 use crate::rig::{Folder, fixture, golden, read, run};
 use data::journal::Journal;
 use data::weights::{StoredAs, Tensor, TensorData, Weights, write_safetensors};
-use runtime::{Failure, Level, Observer, Progress, RuntimeError};
+use runtime::{Failure, Level, Observer, Progress};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use virus::output::EmbeddingFormat;
-use virus::{Options, Report, Shard, predict};
+use virus::{Options, Report, Shard, VirusError, predict};
 
 pub fn reads() -> PathBuf {
     fixture("goldens/pipeline/reads.fa")
@@ -76,14 +76,14 @@ impl Observer for Stopper {
 }
 
 /// Breaks a run after `steps` looks at the signal.
-fn break_off(options: &Options, steps: usize) -> RuntimeError {
+fn break_off(options: &Options, steps: usize) -> VirusError {
     let error = predict(options, &mut Stopper::after(steps)).map(|_| ()).expect_err("it was broken");
     assert_eq!(error.exit_code(), 143, "{error}");
     error
 }
 
 /// Breaks a run, later and later, until it leaves results behind: waiting for a busy machine takes looks too.
-pub fn break_off_with_results(options: &Options) -> RuntimeError {
+pub fn break_off_with_results(options: &Options) -> VirusError {
     let journal = options.output_dir.join("progress.journal");
     for steps in (8..).step_by(2) {
         let error = break_off(options, steps);

@@ -1,12 +1,12 @@
 //! Requests for tests.
 
 pub use crate::folders::{Folder, fixture};
-use runtime::{Precision, RuntimeError, Settings, Silent};
+use runtime::{Precision, Settings, Silent};
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 use virus::output::HitsFormat;
-use virus::{Models, Options, Report, predict};
+use virus::{Models, Options, Report, VirusError, predict};
 
 /// A prediction of `input` into `output` with the golden models, at 500 bases, in f32 as their answers are.
 pub fn golden(input: &Path, output: &Path) -> Options {
@@ -46,7 +46,7 @@ pub fn builtin(input: &Path, output: &Path) -> Options {
     }
 }
 
-pub fn run(options: &Options) -> Result<Report, RuntimeError> {
+pub fn run(options: &Options) -> Result<Report, VirusError> {
     predict(options, &mut Silent)
 }
 

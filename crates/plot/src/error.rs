@@ -1,0 +1,183 @@
+//! Why a picture cannot be drawn. Invariant: every message names the file or the record that it is about, and the next step.
+
+use data::printable::{Name, Place};
+use runtime::{Failure, Limit, RuntimeError};
+use std::path::PathBuf;
+
+/// Why a picture cannot be drawn.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlotError {
+    /// Reading results or writing pictures failed.
+    #[error(transparent)]
+    Runtime(RuntimeError),
+    /// A record that the results do not have.
+    #[error("--record {id}: no such record in {}{nearest}", folder.display())]
+    NoSuchRecord {
+        /// The record.
+        id: String,
+        /// The folder of the results.
+        folder: PathBuf,
+        /// The record with the nearest name, in words; empty without one.
+        nearest: String,
+    },
+    /// A picture that is there, and may not be replaced.
+    #[error("{} is already there; use --force to replace it, or another place with -o", path.display())]
+    Exists {
+        /// The picture.
+        path: PathBuf,
+    },
+    /// A folder without a complete result.
+    #[error(
+        "{}: there is no {} in it, so it holds no complete result; give the folder that plimsoll predict wrote (of shards: \
+         that of --merge), or NAME_merged of VirNucPro",
+        folder.display(),
+        virus::output::RUN_RECORD
+    )]
+    NoResult {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A run.json that is not of a prediction.
+    #[error("{} is not the run record of a prediction (no {missing} in it); run plimsoll predict again", path.display())]
+    NotARunRecord {
+        /// The file.
+        path: PathBuf,
+        /// What it lacks.
+        missing: &'static str,
+    },
+    /// A folder with the results of several runs of VirNucPro.
+    #[error(
+        "{} holds the results of several runs of VirNucPro, such as {} and {}; give one of these folders",
+        Place(folder),
+        Place(one),
+        Place(other)
+    )]
+    SeveralRuns {
+        /// The folder.
+        folder: PathBuf,
+        /// The results of a run.
+        one: PathBuf,
+        /// Those of another.
+        other: PathBuf,
+    },
+    /// VirNucPro's tables without its windows.
+    #[error(
+        "{}: VirNucPro's tables do not say where windows lie; put {wanted} of that run beside the folder (virnucpro-broad \
+         keeps it with --keep-intermediate)",
+        Place(tables)
+    )]
+    NoWindows {
+        /// The folder of the tables.
+        tables: PathBuf,
+        /// The file that is missing.
+        wanted: String,
+    },
+    /// VirNucPro's tables with the windows of several runs.
+    #[error(
+        "{}: its windows are in {wanted}, of which there are several: {} and {}; leave only that of this run there",
+        Place(tables),
+        Place(one),
+        Place(other)
+    )]
+    SeveralWindows {
+        /// The folder of the tables.
+        tables: PathBuf,
+        /// The name of the file with the windows.
+        wanted: String,
+        /// One of these files.
+        one: PathBuf,
+        /// Another.
+        other: PathBuf,
+    },
+    /// A name in a file of windows that is not the name of a window.
+    #[error("{}: `{}` is no window's name, such as read_chunk_1", Place(path), Name(name))]
+    NotAWindow {
+        /// The file.
+        path: PathBuf,
+        /// The name.
+        name: String,
+    },
+    /// A window that does not follow on the one before it.
+    #[error(
+        "{}: `{}` does not follow on window {number} of `{}`; the file is torn or of other results",
+        Place(path),
+        Name(name),
+        Name(record)
+    )]
+    WindowOutOfOrder {
+        /// The file.
+        path: PathBuf,
+        /// The name of the window.
+        name: String,
+        /// The number of the window before it.
+        number: usize,
+        /// The record of the window before it.
+        record: String,
+    },
+    /// Windows that are not those of one sequence.
+    #[error(
+        "{}: the windows of `{}` are not those of one sequence at {length} bases; the file is torn or its name wrong",
+        Place(path),
+        Name(record)
+    )]
+    TornWindows {
+        /// The file.
+        path: PathBuf,
+        /// The record.
+        record: String,
+        /// Bases of a window.
+        length: usize,
+    },
+    /// A scored window that the file of windows does not have.
+    #[error(
+        "{}: window `{}` is not in {}; they are of different runs",
+        Place(table),
+        Name(window),
+        Place(windows)
+    )]
+    UnknownWindow {
+        /// The table.
+        table: PathBuf,
+        /// The window.
+        window: String,
+        /// The file of windows.
+        windows: PathBuf,
+    },
+    /// Two tables of VirNucPro that contradict each other.
+    #[error(
+        "{}: `{}` contradicts {scores} or is missing there; the tables are of different runs",
+        Place(table),
+        Name(window)
+    )]
+    Contradiction {
+        /// The table of calls.
+        table: PathBuf,
+        /// The window.
+        window: String,
+        /// The name of the table of scores.
+        scores: &'static str,
+    },
+}
+
+impl<E: Into<RuntimeError>> From<E> for PlotError {
+    fn from(error: E) -> Self {
+        Self::Runtime(error.into())
+    }
+}
+
+impl Failure for PlotError {
+    fn exit_code(&self) -> u8 {
+        match self {
+            Self::Runtime(error) => error.exit_code(),
+            _ => 1,
+        }
+    }
+
+    fn limit(&self) -> Option<Limit> {
+        match self {
+            Self::Runtime(error) => error.limit(),
+            _ => None,
+        }
+    }
+}
