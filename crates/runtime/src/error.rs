@@ -273,10 +273,6 @@ pub enum RuntimeError {
         /// What should not have happened.
         what: String,
     },
-    /// A request that contradicts itself, its models or its surroundings, and what to do.
-    Refused(String),
-    /// What an earlier run left cannot be used: it is of another run, or damaged.
-    Unusable(String),
     /// A signal came; what was finished is kept.
     Interrupted {
         /// Its number.
@@ -305,7 +301,6 @@ impl Failure for RuntimeError {
         match self {
             Self::Plan(PlanError::OverBudget(_)) | Self::Device(DeviceError::OutOfMemory { .. }) => 4,
             Self::Data(error) => error.exit_code(),
-            Self::Unusable(_) => 3,
             other if other.limit().is_some_and(|limit| limit.memory) => 4,
             Self::Interrupted { signal, .. } => 128 + signal,
             Self::Weights(_)
@@ -318,8 +313,7 @@ impl Failure for RuntimeError {
             | Self::Thread { .. }
             | Self::Model(_)
             | Self::Request(_)
-            | Self::Bug { .. }
-            | Self::Refused(_) => 1,
+            | Self::Bug { .. } => 1,
         }
     }
 
@@ -368,7 +362,6 @@ impl fmt::Display for RuntimeError {
             Self::Model(e) => e.fmt(f),
             Self::Request(e) => e.fmt(f),
             Self::Bug { what } => write!(f, "{what}; this is a bug of ours"),
-            Self::Refused(why) | Self::Unusable(why) => f.write_str(why),
             Self::Interrupted { kept, .. } => write!(f, "interrupted; {kept}"),
         }
     }
@@ -387,12 +380,7 @@ impl std::error::Error for RuntimeError {
             Self::Thread { source, .. } => Some(source),
             Self::Model(e) => e.source(),
             Self::Request(e) => e.source(),
-            Self::Verify(_)
-            | Self::Io { .. }
-            | Self::Bug { .. }
-            | Self::Refused(_)
-            | Self::Unusable(_)
-            | Self::Interrupted { .. } => None,
+            Self::Verify(_) | Self::Io { .. } | Self::Bug { .. } | Self::Interrupted { .. } => None,
         }
     }
 }

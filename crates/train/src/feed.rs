@@ -3,6 +3,7 @@
 
 use super::config::{BinType, Document, Format, ModelKind, TrainConfig};
 use super::trainable::Taken;
+use crate::TrainError;
 use data::train::rows::{Part, RowBatch, RowPosition, RowSet, RowSettings, RowStream};
 use data::train::{
     Batch, Bounds, Classes, Dataset, Held, IdWidth, LabelsFrom, MaskRates, Position, Settings, Shuffle, Split,
@@ -41,7 +42,7 @@ pub struct RowFeed {
 
 impl Feed {
     /// Reads the data once. `tokenizer` is the file that came with the model's weights, if one did.
-    pub fn open(config: &TrainConfig, bounds: Bounds, tokenizer: Option<&Path>) -> Result<Self, RuntimeError> {
+    pub fn open(config: &TrainConfig, bounds: Bounds, tokenizer: Option<&Path>) -> Result<Self, TrainError> {
         if config.model.kind == ModelKind::Head {
             let set = RowSet::open(row_settings(config, bounds.tokens)?)?;
             let (train, validation, batch) = (None, None, RowBatch::default());
@@ -53,7 +54,7 @@ impl Feed {
     }
 
     /// Gives micro-batches other bounds, before the first one is taken.
-    pub fn bound(&mut self, bounds: Bounds) -> Result<(), RuntimeError> {
+    pub fn bound(&mut self, bounds: Bounds) -> Result<(), TrainError> {
         match self {
             Self::Tokens(feed) => {
                 feed.dataset.bound(bounds)?;
@@ -65,7 +66,7 @@ impl Feed {
     }
 
     /// The next micro-batch to train on; `None` where an epoch ends.
-    pub fn take(&mut self) -> Result<Option<Taken>, RuntimeError> {
+    pub fn take(&mut self) -> Result<Option<Taken>, TrainError> {
         match self {
             Self::Tokens(feed) => {
                 let stream = match &mut feed.train {
@@ -87,7 +88,7 @@ impl Feed {
     }
 
     /// The next micro-batch to evaluate on; `None` at their end.
-    pub fn take_validation(&mut self) -> Result<Option<Taken>, RuntimeError> {
+    pub fn take_validation(&mut self) -> Result<Option<Taken>, TrainError> {
         match self {
             Self::Tokens(feed) => {
                 let Some(stream) = &mut feed.validation else { return Ok(None) };
@@ -103,7 +104,7 @@ impl Feed {
     }
 
     /// Begins the evaluation data again.
-    pub fn rewind(&mut self) -> Result<(), RuntimeError> {
+    pub fn rewind(&mut self) -> Result<(), TrainError> {
         match self {
             Self::Tokens(feed) => {
                 feed.validation = Some(feed.dataset.stream(Split::Validation, &feed.dataset.start())?);
@@ -114,7 +115,7 @@ impl Feed {
     }
 
     /// The place in the training data.
-    pub fn position(&self) -> Result<Value, RuntimeError> {
+    pub fn position(&self) -> Result<Value, TrainError> {
         let position = match self {
             Self::Tokens(feed) => {
                 let place = feed.train.as_ref().map(|stream| stream.position().clone());
@@ -125,12 +126,12 @@ impl Feed {
                 serde_json::to_value(place.unwrap_or_else(|| feed.set.start()))
             }
         };
-        position.map_err(|e| RuntimeError::Refused(format!("the place in the data: {e}")))
+        position.map_err(|e| RuntimeError::bug(format!("the place in the data: {e}")).into())
     }
 
     /// Goes on from a place.
-    pub fn seek(&mut self, position: &Value) -> Result<(), RuntimeError> {
-        let damaged = |e: serde_json::Error| RuntimeError::Unusable(format!("the place in the data: {e}"));
+    pub fn seek(&mut self, position: &Value) -> Result<(), TrainError> {
+        let damaged = |e: serde_json::Error| TrainError::DataPosition { why: e.to_string() };
         match self {
             Self::Tokens(feed) => {
                 let position: Position = serde_json::from_value(position.clone()).map_err(damaged)?;
@@ -177,7 +178,7 @@ fn rows_of(batch: &RowBatch) -> Taken {
 }
 
 /// Entries of the embedding table: those of the configuration, or of the tokenizer, which must not have more.
-pub fn vocabulary(config: &TrainConfig, tokenizer: Option<&Path>) -> Result<u64, RuntimeError> {
+pub fn vocabulary(config: &TrainConfig, tokenizer: Option<&Path>) -> Result<u64, TrainError> {
     let bounds = Bounds { tokens: 2, sequences: 1, longest: 2 };
     let known = match config.model.vocabulary {
         // A plan needs no file then.
@@ -186,9 +187,7 @@ pub fn vocabulary(config: &TrainConfig, tokenizer: Option<&Path>) -> Result<u64,
     };
     let there = Vocabulary::open(&settings(config, bounds, tokenizer)?)?.size() as u64;
     match known {
-        Some(entries) if entries < there => Err(RuntimeError::Refused(format!(
-            "model.vocabulary {entries}: the tokenizer has {there} tokens; give at least as many"
-        ))),
+        Some(entries) if entries < there => Err(TrainError::Vocabulary { entries, tokens: there }),
         Some(entries) => Ok(entries),
         None => Ok(there),
     }
@@ -199,7 +198,7 @@ pub fn settings(
     config: &TrainConfig,
     bounds: Bounds,
     tokenizer: Option<&Path>,
-) -> Result<Settings, RuntimeError> {
+) -> Result<Settings, TrainError> {
     let d = &config.data;
     let format = format(config)?;
     let paths = |names: &[String]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
@@ -243,7 +242,7 @@ fn task(config: &TrainConfig) -> Task {
 }
 
 /// How files are read.
-pub fn format(config: &TrainConfig) -> Result<data::train::Format, RuntimeError> {
+pub fn format(config: &TrainConfig) -> Result<data::train::Format, TrainError> {
     use data::train::Format as Read;
     let d = &config.data;
     let kind = match d.format {
@@ -267,14 +266,13 @@ pub fn format(config: &TrainConfig) -> Result<data::train::Format, RuntimeError>
         },
         Format::Fasta => Read::Sequences,
         Format::Auto | Format::Embeddings => {
-            let text = "data.format embeddings: only a head is trained on them";
-            return Err(RuntimeError::Refused(text.to_owned()));
+            return Err(TrainError::EmbeddingsWithoutHead);
         }
     })
 }
 
 /// What the first file's name says; compression is seen by the reader.
-fn by_name(train: &[String]) -> Result<Format, RuntimeError> {
+fn by_name(train: &[String]) -> Result<Format, TrainError> {
     let name = train.first().map_or("", String::as_str);
     let plain = [".gz", ".bz2", ".zst", ".xz"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
     let suffix = Path::new(plain).extension().unwrap_or_default().to_string_lossy().to_lowercase();
@@ -283,9 +281,7 @@ fn by_name(train: &[String]) -> Result<Format, RuntimeError> {
         "jsonl" | "ndjson" => Ok(Format::Jsonl),
         "bin" => Ok(Format::Bin),
         "fa" | "fasta" | "faa" | "fna" | "ffn" | "fq" | "fastq" => Ok(Format::Fasta),
-        _ => Err(RuntimeError::Refused(format!(
-            "data.train: the name `{name}` does not say what it holds; give data.format txt, jsonl, bin or fasta"
-        ))),
+        _ => Err(TrainError::UnknownFormat { name: name.to_owned() }),
     }
 }
 
@@ -294,11 +290,10 @@ pub fn tokens(
     config: &TrainConfig,
     format: &data::train::Format,
     own: Option<&Path>,
-) -> Result<Tokens, RuntimeError> {
+) -> Result<Tokens, TrainError> {
     let d = &config.data;
     if matches!(format, data::train::Format::Ids { .. }) {
-        let text = "data.format bin: the ids have no tokenizer; give model.vocabulary";
-        let vocab = config.model.vocabulary.ok_or_else(|| RuntimeError::Refused(text.to_owned()))? as usize;
+        let vocab = config.model.vocabulary.ok_or(TrainError::IdsWithoutVocabulary)? as usize;
         return Ok(Tokens::Ids { vocab });
     }
     let dna = config.model.kind == ModelKind::DnabertS;
@@ -307,8 +302,7 @@ pub fn tokens(
         ("bytes", _) => Ok(bytes),
         ("esm2", _) | ("auto", ModelKind::Esm2) => Ok(Tokens::Esm),
         ("auto", ModelKind::DnabertS) => {
-            let text = "data.tokenizer: the model has no tokenizer.json beside its weights; name one";
-            own.map(|file| Tokens::Dna(file.to_owned())).ok_or_else(|| RuntimeError::Refused(text.to_owned()))
+            own.map(|file| Tokens::Dna(file.to_owned())).ok_or(TrainError::NoTokenizer)
         }
         ("auto", ModelKind::MoeLm | ModelKind::DenseLm | ModelKind::Head) => Ok(match own {
             Some(file) => Tokens::BytePairs { file: file.to_owned(), end: d.end_token.clone() },
@@ -320,11 +314,10 @@ pub fn tokens(
 }
 
 /// Embeddings with classes, as the configuration says.
-pub fn row_settings(config: &TrainConfig, rows: usize) -> Result<RowSettings, RuntimeError> {
+pub fn row_settings(config: &TrainConfig, rows: usize) -> Result<RowSettings, TrainError> {
     let d = &config.data;
     if !d.validation.is_empty() {
-        let text = "data.validation: of embeddings a share is validated on; give data.validation_fraction";
-        return Err(RuntimeError::Refused(text.to_owned()));
+        return Err(TrainError::ValidationOfEmbeddings);
     }
     let part = |names: &[String]| Part {
         files: names.iter().map(PathBuf::from).collect(),

@@ -5,6 +5,7 @@
 pub mod checkpoint;
 pub mod config;
 mod engine;
+mod error;
 pub mod feed;
 mod metrics;
 pub mod priced;
@@ -15,7 +16,9 @@ mod tokenizer;
 mod trainable;
 mod trainer;
 
+pub use config::ConfigError;
 pub use engine::{Largest, Size, largest, open, plan_of};
+pub use error::TrainError;
 pub use resume::Resume;
 pub use state::{Best, LossScale, State};
 pub use trainable::{Applied, Auxiliary, Evaluated, Found, Part, Stored, Taken, Trainable};

@@ -2,6 +2,7 @@
 //! none is of a step that a run which goes on will do again.
 
 use super::trainable::Auxiliary;
+use crate::TrainError;
 use data::atomic::AtomicFile;
 use runtime::RuntimeError;
 use serde::{Deserialize, Serialize};
@@ -86,7 +87,7 @@ struct Step {
 
 impl Metrics {
     /// Of the run in `folder`, with the lines up to `step` that are there.
-    pub fn open(folder: &Path, step: u64) -> Result<Self, RuntimeError> {
+    pub fn open(folder: &Path, step: u64) -> Result<Self, TrainError> {
         let path = folder.join(FILE);
         keep(&path, step)?;
         let file = OpenOptions::new().append(true).open(&path).map_err(RuntimeError::io(&path))?;
@@ -94,20 +95,20 @@ impl Metrics {
     }
 
     /// Appends a line.
-    pub fn put(&mut self, line: &impl Serialize) -> Result<(), RuntimeError> {
-        let mut text = serde_json::to_string(line).map_err(|e| RuntimeError::Refused(e.to_string()))?;
+    pub fn put(&mut self, line: &impl Serialize) -> Result<(), TrainError> {
+        let mut text = serde_json::to_string(line).map_err(|e| RuntimeError::bug(e.to_string()))?;
         text.push('\n');
-        self.file.write_all(text.as_bytes()).map_err(RuntimeError::io(&self.path))
+        Ok(self.file.write_all(text.as_bytes()).map_err(RuntimeError::io(&self.path))?)
     }
 }
 
 /// Writes the file anew with the lines up to `step`; half a line, which a kill leaves, is none.
-fn keep(path: &Path, step: u64) -> Result<(), RuntimeError> {
+fn keep(path: &Path, step: u64) -> Result<(), TrainError> {
     let mut kept = AtomicFile::create(path)?;
     let old = match File::open(path) {
         Ok(file) => Some(BufReader::new(file)),
         Err(e) if e.kind() == ErrorKind::NotFound => None,
-        Err(e) => return Err(RuntimeError::io(path)(e)),
+        Err(e) => return Err(RuntimeError::io(path)(e).into()),
     };
     for line in old.into_iter().flat_map(BufRead::lines) {
         let line = line.map_err(RuntimeError::io(path))?;

@@ -2,36 +2,33 @@
 
 use super::config::{PrecisionKind, TrainConfig};
 use super::{Largest, plan_of};
+use crate::TrainError;
 use graph::{Bytes, Graph, Phase};
 use plan::{Found, Optimizer, Rejected, Target};
-use runtime::{Observer, RuntimeError, price};
+use runtime::{Observer, price};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// The machine of a name or a target file; the CPU with as many threads as the run would have.
-pub fn target(config: &TrainConfig, word: &str) -> Result<Target, RuntimeError> {
+pub fn target(config: &TrainConfig, word: &str) -> Result<Target, TrainError> {
     match word {
         "cpu" => config.run.target(),
-        _ => price::target(word),
+        _ => Ok(price::target(word)?),
     }
 }
 
 /// The fastest plans of a configuration on a machine inside the line of its key `memory.budget`.
-pub fn found(
-    config: &TrainConfig,
-    target: &Target,
-    observer: &mut dyn Observer,
-) -> Result<Found, RuntimeError> {
+pub fn found(config: &TrainConfig, target: &Target, observer: &mut dyn Observer) -> Result<Found, TrainError> {
     plan_of(config, target, budget(config, target)?, observer)
 }
 
 /// The line of a configuration on a machine.
-pub fn budget(config: &TrainConfig, target: &Target) -> Result<Bytes, RuntimeError> {
-    price::parse_budget(&config.memory.budget, target)
+pub fn budget(config: &TrainConfig, target: &Target) -> Result<Bytes, TrainError> {
+    Ok(price::parse_budget(&config.memory.budget, target)?)
 }
 
 /// The plans as JSON: the program's, and what was chosen.
-pub fn to_json(config: &TrainConfig, found: &Found) -> Result<Value, RuntimeError> {
+pub fn to_json(config: &TrainConfig, found: &Found) -> Result<Value, TrainError> {
     let c = &found.candidate;
     let mut plan = price::to_json(&found.program)?;
     let of = |r: &Rejected| {
@@ -53,14 +50,14 @@ pub fn to_json(config: &TrainConfig, found: &Found) -> Result<Value, RuntimeErro
 }
 
 /// The same of the largest, and what it is.
-pub fn largest_to_json(largest: &Largest) -> Result<Value, RuntimeError> {
+pub fn largest_to_json(largest: &Largest) -> Result<Value, TrainError> {
     let mut plan = to_json(&largest.config, &largest.found)?;
     plan["largest"] = json!({"of": largest.size.name(), "value": largest.value, "refused": largest.refused});
     Ok(plan)
 }
 
 /// The plans as a person reads them.
-pub fn to_text(config: &TrainConfig, found: &Found) -> Result<String, RuntimeError> {
+pub fn to_text(config: &TrainConfig, found: &Found) -> Result<String, TrainError> {
     let Found { program, candidate, .. } = found;
     let target = program.target();
     let graph = &program.plans()[0].1.graph;
@@ -99,7 +96,7 @@ pub fn to_text(config: &TrainConfig, found: &Found) -> Result<String, RuntimeErr
 }
 
 /// The same of the largest, with a line that says what it is.
-pub fn largest_to_text(largest: &Largest) -> Result<String, RuntimeError> {
+pub fn largest_to_text(largest: &Largest) -> Result<String, TrainError> {
     let model = &largest.config.model;
     let what = match largest.size {
         super::Size::Tokens => format!("a micro-batch of {} tokens", largest.value),

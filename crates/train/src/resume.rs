@@ -4,8 +4,9 @@
 use super::checkpoint::{Checkpoint, Checkpoints, Named};
 use super::config::schema::{leaves, schema};
 use super::config::{TrainConfig, Warmup};
+use crate::TrainError;
 use data::printable::Place;
-use runtime::{Level, Observer, RuntimeError};
+use runtime::{Level, Observer};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -27,7 +28,7 @@ pub(super) fn choose(
     own: &Checkpoints,
     config: &TrainConfig,
     observer: &mut dyn Observer,
-) -> Result<Option<Checkpoint>, RuntimeError> {
+) -> Result<Option<Checkpoint>, TrainError> {
     let found = match resume {
         Resume::Auto => newest(&own.list()?, observer)?,
         Resume::From(path) => {
@@ -38,27 +39,20 @@ pub(super) fn choose(
         Resume::Never => match own.list()?.last() {
             None => None,
             Some(Named { path, .. }) => {
-                let path = Place(path);
-                return Err(RuntimeError::Unusable(format!(
-                    "--resume never: {path} is there already; go on with --resume auto, or choose another folder \
-                     with -o"
-                )));
+                return Err(TrainError::CheckpointExists { path: path.clone() });
             }
         },
     };
     if let Some(checkpoint) = &found
         && let Some(what) = difference(&checkpoint.record.config, config)?
     {
-        let path = Place(&checkpoint.path);
-        return Err(RuntimeError::Unusable(format!(
-            "{path} is of another configuration: {what}; choose another folder with -o"
-        )));
+        return Err(TrainError::OtherConfiguration { path: checkpoint.path.clone(), what });
     }
     Ok(found)
 }
 
 /// The newest that can be used.
-fn newest(all: &[Named], observer: &mut dyn Observer) -> Result<Option<Checkpoint>, RuntimeError> {
+fn newest(all: &[Named], observer: &mut dyn Observer) -> Result<Option<Checkpoint>, TrainError> {
     let mut last = None;
     for Named { path, .. } in all.iter().rev() {
         match Checkpoint::open(path) {
@@ -73,38 +67,31 @@ fn newest(all: &[Named], observer: &mut dyn Observer) -> Result<Option<Checkpoin
     }
     match last {
         None => Ok(None),
-        Some(why) => Err(RuntimeError::Unusable(format!(
-            "no checkpoint can be used ({why}); remove the folder to begin anew, or choose another with -o"
-        ))),
+        Some(why) => Err(TrainError::NoUsableCheckpoint { why: why.to_string() }),
     }
 }
 
 /// A checkpoint that was named, or the newest of a run that was.
-fn at(path: &Path, observer: &mut dyn Observer) -> Result<Checkpoint, RuntimeError> {
-    let shown = Place(path);
+fn at(path: &Path, observer: &mut dyn Observer) -> Result<Checkpoint, TrainError> {
     if path.join("checkpoints").is_dir() {
         let found = newest(&Checkpoints::open(path)?.list()?, observer)?;
-        return found
-            .ok_or_else(|| RuntimeError::Unusable(format!("--resume {shown}: there is no checkpoint in it")));
+        return found.ok_or_else(|| TrainError::NoCheckpoint { folder: path.to_owned() });
     }
-    Checkpoint::open(path).map_err(|why| RuntimeError::Unusable(format!("--resume {shown}: {why}")))
+    Checkpoint::open(path)
+        .map_err(|why| TrainError::BadCheckpoint { path: path.to_owned(), why: why.to_string() })
 }
 
 /// A run that went back would meet its own later checkpoints.
-fn older_than_none(own: &Checkpoints, found: &Checkpoint) -> Result<(), RuntimeError> {
+fn older_than_none(own: &Checkpoints, found: &Checkpoint) -> Result<(), TrainError> {
     let newer = own.list()?.into_iter().rfind(|named| named.step > found.record.state.step);
     newer.map_or(Ok(()), |named| {
-        let (there, path) = (Place(&named.path), Place(&found.path));
-        Err(RuntimeError::Unusable(format!(
-            "--resume {path}: {there} is newer; go on with --resume auto, remove it, or choose another folder with -o"
-        )))
+        Err(TrainError::OlderCheckpoint { path: found.path.clone(), newer: named.path })
     })
 }
 
 /// The first key that can change a result and differs, in words.
-fn difference(old: &Value, config: &TrainConfig) -> Result<Option<String>, RuntimeError> {
-    let broken =
-        |e: serde_json::Error| RuntimeError::Unusable(format!("the configuration of a checkpoint: {e}"));
+fn difference(old: &Value, config: &TrainConfig) -> Result<Option<String>, TrainError> {
+    let broken = |e: serde_json::Error| TrainError::CheckpointConfig { why: e.to_string() };
     let new = serde_json::to_value(config).map_err(broken)?;
     let keys = leaves(&schema()).into_iter().filter(|leaf| leaf.changes == "results");
     for leaf in keys {

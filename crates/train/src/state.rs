@@ -2,7 +2,7 @@
 //! every bit that follows.
 
 use super::config::{Precision, PrecisionKind};
-use runtime::RuntimeError;
+use crate::TrainError;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -75,7 +75,7 @@ impl LossScale {
     }
 
     /// After a step; an error where no smaller factor is left.
-    pub fn after(&mut self, ok: bool, precision: &Precision, step: u64) -> Result<(), RuntimeError> {
+    pub fn after(&mut self, ok: bool, precision: &Precision, step: u64) -> Result<(), TrainError> {
         let scales = precision.kind == PrecisionKind::Fp16;
         match ok {
             true if !scales => {}
@@ -90,11 +90,7 @@ impl LossScale {
             }
             false if !scales => {}
             false => {
-                return Err(RuntimeError::Refused(format!(
-                    "step {step}: the gradients are no numbers any more, even without a loss scale; use \
-                     precision.kind bf16, or a lower optimizer.lr; the weights did not move, and the last checkpoint \
-                     is from before"
-                )));
+                return Err(TrainError::GradientsNotFinite { step });
             }
         }
         Ok(())
@@ -106,7 +102,7 @@ impl State {
     ///
     /// # Errors
     /// In fp16 where no smaller loss scale is left, in other formats at [`SKIPS_IN_A_ROW`].
-    pub fn after(&mut self, ok: bool, precision: &Precision, step: u64) -> Result<(), RuntimeError> {
+    pub fn after(&mut self, ok: bool, precision: &Precision, step: u64) -> Result<(), TrainError> {
         self.scale.after(ok, precision, step)?;
         if ok {
             self.updates += 1;
@@ -116,10 +112,7 @@ impl State {
         self.skipped += 1;
         self.skipped_in_a_row += 1;
         if precision.kind != PrecisionKind::Fp16 && self.skipped_in_a_row >= SKIPS_IN_A_ROW {
-            return Err(RuntimeError::Refused(format!(
-                "step {step}: a gradient was not finite in {SKIPS_IN_A_ROW} steps in a row, which were skipped; use a \
-                 lower optimizer.lr or a longer schedule.warmup, or look at the data of these steps"
-            )));
+            return Err(TrainError::StepsSkipped { step, steps: SKIPS_IN_A_ROW });
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 //! they are the bytes of the files that the run was given; ESM-2's alphabet, which is compiled in, is written as the
 //! hub has it.
 
+use crate::TrainError;
 use crate::config::{ModelKind, TrainConfig};
 use crate::feed;
 use data::bounded;
@@ -25,14 +26,14 @@ const ROLES: [(&str, &str); 5] = [
 ];
 
 /// The files of a run whose weights come from `folder`. Bytes and ids need none.
-pub fn files(config: &TrainConfig, folder: Option<&Path>) -> Result<Vec<(String, Vec<u8>)>, RuntimeError> {
+pub fn files(config: &TrainConfig, folder: Option<&Path>) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
     if config.model.kind == ModelKind::Head {
         return Ok(vec![]);
     }
     let own = folder.map(|folder| folder.join(TOKENIZER)).filter(|path| path.is_file());
     match feed::tokens(config, &feed::format(config)?, own.as_deref())? {
         Tokens::Bytes { .. } => Ok(vec![]),
-        Tokens::Ids { .. } => folder.map_or(Ok(vec![]), tokenizer_files),
+        Tokens::Ids { .. } => Ok(folder.map_or(Ok(vec![]), tokenizer_files)?),
         Tokens::Esm => {
             let mut files = folder.map_or(Ok(vec![]), tokenizer_files)?;
             for (name, bytes) in alphabet() {
@@ -68,8 +69,8 @@ fn classified(mut files: Vec<(String, Vec<u8>)>, kind: ModelKind) -> Vec<(String
     files
 }
 
-fn read(path: &PathBuf) -> Result<Vec<u8>, RuntimeError> {
-    bounded::read(path, bpe::LARGEST).map_err(RuntimeError::io(path))
+fn read(path: &PathBuf) -> Result<Vec<u8>, TrainError> {
+    Ok(bounded::read(path, bpe::LARGEST).map_err(RuntimeError::io(path))?)
 }
 
 /// ESM-2's.

@@ -2,9 +2,9 @@
 //! losses and tensors by name; so everything that a run goes on from is in a checkpoint.
 
 use super::config::OptimizerKind;
+use crate::TrainError;
 use data::weights::DType;
 use graph::Bytes;
-use runtime::RuntimeError;
 use serde::Serialize;
 use serde_json::Value;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use std::ops::Range;
 /// A model with its data, as it is trained.
 pub trait Trainable {
     /// Takes the next micro-batch; `None` where an epoch ends: the next call begins another.
-    fn take(&mut self) -> Result<Option<Taken>, RuntimeError>;
+    fn take(&mut self) -> Result<Option<Taken>, TrainError>;
 
     /// Says what the optimizer is told in the step that begins: where one micro-step is a whole step, it moves the
     /// weights.
@@ -20,22 +20,22 @@ pub trait Trainable {
 
     /// Forward and backward of the micro-batch that was taken last. Its gradients begin a group, or join it with `keep`.
     /// They are those of `loss_scale` times the cross-entropy summed over targets.
-    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<Found, RuntimeError>;
+    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<Found, TrainError>;
 
     /// Moves the weights by the group's gradients times `unscale`, unless these are not numbers.
-    fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, RuntimeError>;
+    fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, TrainError>;
 
     /// The loss of the next micro-batch to evaluate on; `None` at their end: the next call begins again.
-    fn evaluate(&mut self) -> Result<Option<Evaluated>, RuntimeError>;
+    fn evaluate(&mut self) -> Result<Option<Evaluated>, TrainError>;
 
     /// Begins the evaluation data again.
-    fn rewind(&mut self) -> Result<(), RuntimeError>;
+    fn rewind(&mut self) -> Result<(), TrainError>;
 
     /// The place in the training data behind the batch that was taken last.
-    fn position(&self) -> Result<Value, RuntimeError>;
+    fn position(&self) -> Result<Value, TrainError>;
 
     /// Goes on from such a place.
-    fn seek(&mut self, position: &Value) -> Result<(), RuntimeError>;
+    fn seek(&mut self, position: &Value) -> Result<(), TrainError>;
 
     /// The optimizer that was planned.
     fn optimizer(&self) -> OptimizerKind;
@@ -49,7 +49,7 @@ pub trait Trainable {
     }
 
     /// The plan, for the run record.
-    fn plan(&self) -> Result<Value, RuntimeError>;
+    fn plan(&self) -> Result<Value, TrainError>;
 
     /// The most memory that the process takes: its plans, what is reserved for it, and its data.
     fn peak(&self) -> Bytes;
@@ -70,13 +70,13 @@ pub trait Trainable {
         tensor: usize,
         elements: Range<u64>,
         out: &mut Vec<u8>,
-    ) -> Result<(), RuntimeError>;
+    ) -> Result<(), TrainError>;
 
     /// The opposite: `bytes` hold the elements from `start` on.
-    fn write(&mut self, part: Part, tensor: usize, start: u64, bytes: &[u8]) -> Result<(), RuntimeError>;
+    fn write(&mut self, part: Part, tensor: usize, start: u64, bytes: &[u8]) -> Result<(), TrainError>;
 
     /// Small files that belong beside the model, by name: config.json, a tokenizer.
-    fn beside(&self) -> Result<Vec<(String, Vec<u8>)>, RuntimeError>;
+    fn beside(&self) -> Result<Vec<(String, Vec<u8>)>, TrainError>;
 }
 
 /// A micro-batch that was taken.

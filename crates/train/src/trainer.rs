@@ -9,6 +9,7 @@ use super::resume::{self, Resume};
 use super::schedule::{Rate, hyper};
 use super::state::{Best, SKIPS_IN_A_ROW, State};
 use super::trainable::{Applied, Auxiliary, Found, Taken, Trainable};
+use crate::TrainError;
 use data::atomic::AtomicFile;
 use data::printable::Place;
 use graph::Bytes;
@@ -34,7 +35,7 @@ pub struct Request {
 
 /// Makes the model of a configuration, with its data at their start.
 pub type Open<'a> =
-    &'a mut dyn FnMut(&TrainConfig, &mut dyn Observer) -> Result<Box<dyn Trainable>, RuntimeError>;
+    &'a mut dyn FnMut(&TrainConfig, &mut dyn Observer) -> Result<Box<dyn Trainable>, TrainError>;
 
 /// Why a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +90,7 @@ pub fn train_with(
     request: &Request,
     open: Open<'_>,
     observer: &mut dyn Observer,
-) -> Result<Report, RuntimeError> {
+) -> Result<Report, TrainError> {
     let tracker = Tracker::new();
     let output = &request.output;
     // Held to the end: two runs in one folder would take each other's files.
@@ -104,11 +105,15 @@ pub fn train_with(
     let checkpoints = Checkpoints::open(output)?;
     let found = resume::choose(&request.resume, &checkpoints, &request.config, observer)?;
     // From here on the folder is this run's, whatever becomes of it.
-    let asked = serde_json::to_value(&request.config).map_err(|e| RuntimeError::Refused(e.to_string()))?;
+    let asked = serde_json::to_value(&request.config).map_err(|e| RuntimeError::bug(e.to_string()))?;
     let started = Status { output, asked: &asked };
     started.write("running", None)?;
     train_from(request, checkpoints, found, &asked, open, tracker, observer).inspect_err(|error| {
-        let status = if matches!(error, RuntimeError::Interrupted { .. }) { "interrupted" } else { "failed" };
+        let status = if matches!(error, TrainError::Runtime(RuntimeError::Interrupted { .. })) {
+            "interrupted"
+        } else {
+            "failed"
+        };
         if let Err(why) = started.write(status, Some(error)) {
             observer.say(Level::Warning, &format!("run.json still says that the run is running: {why}"));
         }
@@ -122,7 +127,7 @@ struct Status<'a> {
 }
 
 impl Status<'_> {
-    fn write(&self, status: &str, error: Option<&RuntimeError>) -> Result<(), RuntimeError> {
+    fn write(&self, status: &str, error: Option<&TrainError>) -> Result<(), TrainError> {
         let mut record = json!({
             "plimsoll": env!("CARGO_PKG_VERSION"),
             "status": status,
@@ -144,7 +149,7 @@ fn train_from(
     open: Open<'_>,
     mut tracker: Tracker,
     observer: &mut dyn Observer,
-) -> Result<Report, RuntimeError> {
+) -> Result<Report, TrainError> {
     let output = &request.output;
     let kept = found.as_ref().map(|c| decisive(&c.record.choices)).unwrap_or_default();
     // Of what is free before anything is taken of it.
@@ -195,7 +200,7 @@ fn decisive(choices: &BTreeMap<String, Value>) -> BTreeMap<String, Value> {
     keys.filter_map(|leaf| choices.get_key_value(&leaf.path)).map(|(k, v)| (k.clone(), v.clone())).collect()
 }
 
-fn write_text(path: &Path, text: &str) -> Result<(), RuntimeError> {
+fn write_text(path: &Path, text: &str) -> Result<(), TrainError> {
     let mut file = AtomicFile::create(path)?;
     file.write_all(text.as_bytes()).map_err(|e| file.error(e))?;
     Ok(file.commit()?)
@@ -326,7 +331,7 @@ impl Trainer {
         ]
     }
 
-    fn run(&mut self, observer: &mut dyn Observer) -> Result<Ended, RuntimeError> {
+    fn run(&mut self, observer: &mut dyn Observer) -> Result<Ended, TrainError> {
         loop {
             if let Some(ended) = self.ended() {
                 let due = self.config.run.evaluate_every.is_some() && self.state.evaluated != self.state.step;
@@ -364,17 +369,14 @@ impl Trainer {
     }
 
     /// One update; false where the data ended instead.
-    fn step(&mut self, observer: &mut dyn Observer) -> Result<bool, RuntimeError> {
+    fn step(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
         let group = self.group()?;
         if group.targets == 0 {
             return Ok(false);
         }
         let step = self.state.step + 1;
         if !group.loss.is_finite() && self.config.precision.kind != PrecisionKind::Fp16 {
-            return Err(RuntimeError::Refused(format!(
-                "step {step}: the loss is no number any more; use a lower optimizer.lr or a longer schedule.warmup; \
-                 the last checkpoint is from before"
-            )));
+            return Err(TrainError::LossNotFinite { step });
         }
         let scale = self.state.scale;
         let lr = self.rate.at(self.state.step, group.epoch);
@@ -433,7 +435,7 @@ impl Trainer {
     }
 
     /// The micro-steps of the next update: fewer at the end of an epoch, none where the run ends with it.
-    fn group(&mut self) -> Result<Group, RuntimeError> {
+    fn group(&mut self) -> Result<Group, TrainError> {
         let batch = &self.config.batch;
         let most = batch.tokens / batch.micro_tokens.0.unwrap_or(batch.tokens);
         let (mut group, mut ends) = (Group::default(), 0);
@@ -442,8 +444,7 @@ impl Trainer {
                 self.state.epoch += 1;
                 ends += 1;
                 if ends > 1 {
-                    let text = "data.train: an epoch gave nothing to train on; is every document too short?";
-                    return Err(RuntimeError::Refused(text.to_owned()));
+                    return Err(TrainError::EmptyEpoch);
                 }
                 match group.micro_steps > 0 || self.ended().is_some() {
                     true => break,
@@ -461,7 +462,7 @@ impl Trainer {
         Ok(group)
     }
 
-    fn log(&mut self, group: &Group, applied: Applied, lr: f64, scale: f64) -> Result<(), RuntimeError> {
+    fn log(&mut self, group: &Group, applied: Applied, lr: f64, scale: f64) -> Result<(), TrainError> {
         let scales = self.config.precision.kind == PrecisionKind::Fp16;
         let targets = group.targets as f64;
         let mut auxiliary = Auxiliary::default();
@@ -485,7 +486,7 @@ impl Trainer {
     }
 
     /// The loss on what is not trained on, without auxiliary losses; whether it is the lowest so far.
-    fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<bool, RuntimeError> {
+    fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
         let most = self.config.run.evaluate_tokens.unwrap_or(u64::MAX);
         let (mut loss, mut targets) = (0.0, 0);
         self.model.rewind()?;
@@ -496,8 +497,7 @@ impl Trainer {
             targets += found.targets;
         }
         if targets == 0 {
-            let text = "run.evaluate_every: there is nothing to evaluate on; give more data.validation";
-            return Err(RuntimeError::Refused(text.to_owned()));
+            return Err(TrainError::NothingToEvaluate);
         }
         let (step, loss) = (self.state.step, loss / targets as f64);
         let best = loss.is_finite() && self.state.best.is_none_or(|best| loss < best.loss);
@@ -515,7 +515,7 @@ impl Trainer {
     }
 
     /// A checkpoint of now, if there is none; older ones go.
-    fn save(&mut self) -> Result<&Path, RuntimeError> {
+    fn save(&mut self) -> Result<&Path, TrainError> {
         let step = self.state.step;
         if self.newest.as_ref().is_none_or(|(there, _)| *there != step) {
             self.state.position = self.model.position()?;
@@ -536,15 +536,15 @@ impl Trainer {
     }
 
     /// Ends where a signal asks for it; what was trained is kept.
-    fn heed(&mut self, observer: &mut dyn Observer) -> Result<(), RuntimeError> {
+    fn heed(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let Some(signal) = observer.stop() else { return Ok(()) };
         let step = self.state.step;
         let path = Place(self.save()?).to_string();
         let kept = format!("step {step} is kept in {path}; the same command goes on from there");
-        Err(RuntimeError::Interrupted { signal, kept })
+        Err(RuntimeError::Interrupted { signal, kept }.into())
     }
 
-    fn report(mut self, output: &Path, ended: Ended, tracker: &Tracker) -> Result<Report, RuntimeError> {
+    fn report(mut self, output: &Path, ended: Ended, tracker: &Tracker) -> Result<Report, TrainError> {
         let checkpoint = self.save()?.to_owned();
         let seconds = self.clock.began.elapsed().as_secs_f64();
         let tokens_per_second = self.clock.rate(self.state.tokens);

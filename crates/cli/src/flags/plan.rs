@@ -10,7 +10,7 @@ use crate::error::{CliError, usage};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, Command, Error, ValueEnum};
 use runtime::price::{self, Request};
-use runtime::{Device, RuntimeError, Settings, Silent, Stream, Target, machine};
+use runtime::{Device, Failure, RuntimeError, Settings, Silent, Stream, Target, machine};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -296,7 +296,10 @@ impl Plan {
     }
 
     /// The GPU in place, or what `known` makes of the word.
-    fn target(&self, known: impl FnOnce(&str) -> Result<Target, RuntimeError>) -> Result<Target, CliError> {
+    fn target<E: Failure + 'static>(
+        &self,
+        known: impl FnOnce(&str) -> Result<Target, E>,
+    ) -> Result<Target, CliError> {
         let Some(gpu) = in_place(&self.target) else { return Ok(known(&self.target)?) };
         let refused = |why: String| usage(format!("--target {}: {why}", self.target));
         match gpu.open_one(card::Options::default()).map_err(|error| refused(error.to_string()))? {

@@ -8,6 +8,7 @@ pub use read::Checkpoint;
 
 use super::state::State;
 use super::trainable::Trainable;
+use crate::TrainError;
 use data::atomic::sync_folder;
 use runtime::RuntimeError;
 use serde::{Deserialize, Serialize};
@@ -71,7 +72,7 @@ pub struct Named {
 
 impl Checkpoints {
     /// Of the run in `folder`, which nobody else writes to. Removes what a kill left half written.
-    pub fn open(folder: &Path) -> Result<Self, RuntimeError> {
+    pub fn open(folder: &Path) -> Result<Self, TrainError> {
         let folder = folder.join("checkpoints");
         fs::create_dir_all(&folder).map_err(RuntimeError::io(&folder))?;
         let this = Self { folder };
@@ -84,7 +85,7 @@ impl Checkpoints {
     }
 
     /// All that are there, the oldest first.
-    pub fn list(&self) -> Result<Vec<Named>, RuntimeError> {
+    pub fn list(&self) -> Result<Vec<Named>, TrainError> {
         let mut found: Vec<Named> = vec![];
         for (name, path) in self.entries()? {
             if let Some(step) = name.strip_prefix(PREFIX).and_then(|number| number.parse().ok()) {
@@ -96,7 +97,7 @@ impl Checkpoints {
     }
 
     /// Writes one. Another of the same step, which was damaged, goes.
-    pub fn save(&self, record: &Record, model: &mut dyn Trainable) -> Result<PathBuf, RuntimeError> {
+    pub fn save(&self, record: &Record, model: &mut dyn Trainable) -> Result<PathBuf, TrainError> {
         let name = name(record.state.step);
         let (path, temporary) = (self.folder.join(&name), self.folder.join(format!(".{name}.part")));
         fs::create_dir(&temporary).map_err(RuntimeError::io(&temporary))?;
@@ -105,7 +106,7 @@ impl Checkpoints {
                 self.remove(&path)?;
             }
             fs::rename(&temporary, &path).map_err(RuntimeError::io(&path))?;
-            sync_folder(&path).map_err(RuntimeError::io(&self.folder))
+            Ok(sync_folder(&path).map_err(RuntimeError::io(&self.folder))?)
         });
         if written.is_err() {
             // Best effort: the error that matters is the first one.
@@ -115,25 +116,28 @@ impl Checkpoints {
     }
 
     /// Removes all but the newest `last` and the one of step `best`.
-    pub fn rotate(&self, last: u64, best: Option<u64>) -> Result<(), RuntimeError> {
+    pub fn rotate(&self, last: u64, best: Option<u64>) -> Result<(), TrainError> {
         let mut old = self.list()?;
         old.truncate(old.len().saturating_sub(last as usize));
         old.iter().filter(|named| Some(named.step) != best).try_for_each(|named| self.remove(&named.path))
     }
 
     /// It loses its name in one moment, and its files then.
-    fn remove(&self, path: &Path) -> Result<(), RuntimeError> {
+    fn remove(&self, path: &Path) -> Result<(), TrainError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let condemned = self.folder.join(format!(".{name}.gone"));
         fs::rename(path, &condemned).map_err(RuntimeError::io(path))?;
         sync_folder(&condemned).map_err(RuntimeError::io(&self.folder))?;
-        fs::remove_dir_all(&condemned).map_err(RuntimeError::io(&condemned))
+        Ok(fs::remove_dir_all(&condemned).map_err(RuntimeError::io(&condemned))?)
     }
 
-    fn entries(&self) -> Result<Vec<(String, PathBuf)>, RuntimeError> {
+    fn entries(&self) -> Result<Vec<(String, PathBuf)>, TrainError> {
         let entries = fs::read_dir(&self.folder).map_err(RuntimeError::io(&self.folder))?;
         let name = |entry: fs::DirEntry| (entry.file_name().to_string_lossy().into_owned(), entry.path());
-        entries.map(|entry| entry.map(name).map_err(RuntimeError::io(&self.folder))).collect()
+        Ok(entries
+            .map(|entry| entry.map(name))
+            .collect::<std::io::Result<Vec<_>>>()
+            .map_err(RuntimeError::io(&self.folder))?)
     }
 }
 

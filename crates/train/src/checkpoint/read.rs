@@ -2,11 +2,11 @@
 
 use super::write::{parts, seal};
 use super::{Digest, RECORD, Record, Sealed};
+use crate::TrainError;
 use crate::trainable::{Part, Trainable};
 use data::bounded;
 use data::hex::hex;
 use data::weights::Weights;
-use runtime::RuntimeError;
 use sha2::{Digest as _, Sha256};
 use std::fs::File;
 use std::io::{self, Read};
@@ -42,7 +42,7 @@ impl Checkpoint {
     }
 
     /// Puts its tensors and its place in the data back.
-    pub fn restore(&self, model: &mut dyn Trainable) -> Result<(), RuntimeError> {
+    pub fn restore(&self, model: &mut dyn Trainable) -> Result<(), TrainError> {
         let mut buffer = vec![];
         for part in Part::ALL {
             let file = model.file(part);
@@ -68,9 +68,8 @@ impl Checkpoint {
         model.seek(&self.record.state.position)
     }
 
-    fn foreign(&self, why: &str) -> RuntimeError {
-        let path = data::printable::Place(&self.path);
-        RuntimeError::Unusable(format!("{path} is of another model: {why}"))
+    fn foreign(&self, why: &str) -> TrainError {
+        TrainError::OtherModel { path: self.path.clone(), why: why.to_owned() }
     }
 }
 

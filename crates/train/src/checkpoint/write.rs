@@ -2,6 +2,7 @@
 //! gets its name; tensors pass through one small buffer.
 
 use super::{Digest, RECORD, Record, Sealed};
+use crate::TrainError;
 use crate::trainable::{Part, Stored, Trainable};
 use data::hex::hex;
 use data::weights::safetensors_header;
@@ -16,7 +17,7 @@ use std::path::{Path, PathBuf};
 pub(super) const PART: u64 = 1 << 18;
 
 /// Writes all files of a checkpoint into `folder`, which is empty.
-pub(super) fn fill(folder: &Path, record: &Record, model: &mut dyn Trainable) -> Result<(), RuntimeError> {
+pub(super) fn fill(folder: &Path, record: &Record, model: &mut dyn Trainable) -> Result<(), TrainError> {
     let mut files = BTreeMap::new();
     for part in Part::ALL {
         let file = model.file(part);
@@ -30,21 +31,21 @@ pub(super) fn fill(folder: &Path, record: &Record, model: &mut dyn Trainable) ->
     let sealed = Sealed { record: record.clone(), files, sha256 };
     let text = serde_json::to_vec_pretty(&sealed).map_err(unwritable)?;
     whole(&folder.join(RECORD), &text)?;
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(RuntimeError::io(folder))
+    Ok(File::open(folder).and_then(|folder| folder.sync_all()).map_err(RuntimeError::io(folder))?)
 }
 
 /// The hash of what a record says.
-pub(super) fn seal(record: &Record, files: &BTreeMap<String, Digest>) -> Result<String, RuntimeError> {
+pub(super) fn seal(record: &Record, files: &BTreeMap<String, Digest>) -> Result<String, TrainError> {
     // As values, whose keys are sorted: a record that was read back has the same text.
     let text = serde_json::to_value((record, files)).map_err(unwritable)?.to_string();
     Ok(hex(&Sha256::digest(text)))
 }
 
 fn unwritable(e: serde_json::Error) -> RuntimeError {
-    RuntimeError::Refused(format!("the state of the run cannot be written: {e}"))
+    RuntimeError::bug(format!("the state of the run cannot be written: {e}"))
 }
 
-fn tensors(path: &Path, part: Part, model: &mut dyn Trainable) -> Result<Digest, RuntimeError> {
+fn tensors(path: &Path, part: Part, model: &mut dyn Trainable) -> Result<Digest, TrainError> {
     let all = model.tensors(part);
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let header = safetensors_header(all.iter().map(|t| (t.name.as_str(), t.dtype, &t.shape[..])), &metadata);
@@ -57,9 +58,8 @@ fn tensors(path: &Path, part: Part, model: &mut dyn Trainable) -> Result<Digest,
             model.read(part, number, range, &mut buffer)?;
             if buffer.len() as u64 != bytes {
                 let (name, found) = (&tensor.name, buffer.len());
-                return Err(RuntimeError::Refused(format!(
-                    "{name}: {found} bytes of a checkpoint instead of {bytes}"
-                )));
+                let what = format!("{name}: {found} bytes of a checkpoint instead of {bytes}");
+                return Err(RuntimeError::bug(what).into());
             }
             file.put(&buffer)?;
         }
@@ -73,7 +73,7 @@ pub(super) fn parts(tensor: &Stored) -> impl Iterator<Item = std::ops::Range<u64
     (0..elements).step_by(PART as usize).map(move |start| start..(start + PART).min(elements))
 }
 
-fn whole(path: &Path, bytes: &[u8]) -> Result<Digest, RuntimeError> {
+fn whole(path: &Path, bytes: &[u8]) -> Result<Digest, TrainError> {
     let mut file = Hashed::create(path)?;
     file.put(bytes)?;
     file.finish()
@@ -88,18 +88,18 @@ struct Hashed {
 }
 
 impl Hashed {
-    fn create(path: &Path) -> Result<Self, RuntimeError> {
+    fn create(path: &Path) -> Result<Self, TrainError> {
         let file = File::create_new(path).map_err(RuntimeError::io(path))?;
         Ok(Self { path: path.to_owned(), file: BufWriter::new(file), hash: Sha256::new(), bytes: 0 })
     }
 
-    fn put(&mut self, bytes: &[u8]) -> Result<(), RuntimeError> {
+    fn put(&mut self, bytes: &[u8]) -> Result<(), TrainError> {
         self.hash.update(bytes);
         self.bytes += bytes.len() as u64;
-        self.file.write_all(bytes).map_err(RuntimeError::io(&self.path))
+        Ok(self.file.write_all(bytes).map_err(RuntimeError::io(&self.path))?)
     }
 
-    fn finish(self) -> Result<Digest, RuntimeError> {
+    fn finish(self) -> Result<Digest, TrainError> {
         let synced = self.file.into_inner().map_err(io::Error::from).and_then(|file| file.sync_all());
         synced.map_err(RuntimeError::io(&self.path))?;
         Ok(Digest { bytes: self.bytes, sha256: hex(&self.hash.finalize()) })

@@ -3,6 +3,8 @@
 
 use super::yaml::Node;
 use super::{Activation, Attention, Experts, MaskKind, Model, ModelKind, Norm, Position};
+use crate::ConfigError;
+use crate::TrainError;
 use data::weights::{HubEnv, ModelPath, Weights};
 use graph::ops::Mask;
 use models::{DecoderConfig, Encoder, Mlp, Positions};
@@ -58,11 +60,7 @@ impl Initial {
     ///
     /// # Errors
     /// A model that cannot be found, or that is of no family that can be trained.
-    pub fn open(
-        from: &str,
-        kind: Option<ModelKind>,
-        observer: &mut dyn Observer,
-    ) -> Result<Self, RuntimeError> {
+    pub fn open(from: &str, kind: Option<ModelKind>, observer: &mut dyn Observer) -> Result<Self, TrainError> {
         let mut initial = Self { name: from.to_owned(), model: Model::default(), read: vec![] };
         if kind == Some(ModelKind::Head) {
             initial.head(&Weights::open(Path::new(from))?)?;
@@ -73,10 +71,7 @@ impl Initial {
             && !place.config().exists()
             && !fair_esm::is_checkpoint(file)?
         {
-            return Err(RuntimeError::Refused(format!(
-                "model.from {from}: there is no config.json beside it; name the folder of the model, or, for the file of \
-                 a head, set model.kind head"
-            )));
+            return Err(ConfigError::NoConfig { from: from.to_owned() }.into());
         }
         let (path, text) = config_text(&place)?;
         match Trainable::from_json(&text).map_err(|source| RuntimeError::Config { path, source })? {
@@ -242,7 +237,7 @@ impl Initial {
     }
 
     /// The widths of a head are those of its two linear maps.
-    fn head(&mut self, weights: &Weights) -> Result<(), RuntimeError> {
+    fn head(&mut self, weights: &Weights) -> Result<(), TrainError> {
         let rows =
             |name: &str| Ok::<_, RuntimeError>(weights.tensor(name)?.shape().first().copied().unwrap_or(0));
         let (hidden, classes) = (rows("hidden_layer.weight")?, rows("output_layer.weight")?);

@@ -3,6 +3,7 @@
 
 mod auto;
 mod data;
+mod error;
 pub mod foreign;
 mod initial;
 mod model;
@@ -15,6 +16,7 @@ pub mod yaml;
 
 pub use auto::Auto;
 pub use data::{BinType, Data, Document, Format, Masking};
+pub use error::ConfigError;
 pub use foreign::{Answer, counterpart};
 pub use initial::Initial;
 pub use model::{Activation, Attention, Experts, Lora, MaskKind, Model, ModelKind, Norm, Position, Preset};
@@ -26,6 +28,7 @@ pub(crate) use run::PROCESS;
 pub use run::{Batch, Device, Interval, Memory, Remat, RematPolicy, Run};
 pub use translate::{Source, Translated, translate};
 
+use crate::TrainError;
 use ::data::bounded;
 use ::data::printable::Place;
 use runtime::{Observer, RuntimeError, Silent};
@@ -65,13 +68,13 @@ const LARGEST: u64 = 1 << 20;
 impl TrainConfig {
     /// The configuration in a file, with `a.b=c` of the flags over it. The configuration of a model that `model.from` names
     /// and that is not on this machine is fetched from the hub, which `observer` sees.
-    pub fn read(path: &Path, flags: &[String], observer: &mut dyn Observer) -> Result<Self, RuntimeError> {
+    pub fn read(path: &Path, flags: &[String], observer: &mut dyn Observer) -> Result<Self, TrainError> {
         let text = bounded::read_text(path, LARGEST).map_err(RuntimeError::io(path))?;
         Self::parse_with(&text, &Place(path).to_string(), flags, observer)
     }
 
     /// The configuration in a text that is called `name`, with `a.b=c` of the flags over it.
-    pub fn parse(text: &str, name: &str, flags: &[String]) -> Result<Self, RuntimeError> {
+    pub fn parse(text: &str, name: &str, flags: &[String]) -> Result<Self, TrainError> {
         Self::parse_with(text, name, flags, &mut Silent)
     }
 
@@ -80,46 +83,43 @@ impl TrainConfig {
         name: &str,
         flags: &[String],
         observer: &mut dyn Observer,
-    ) -> Result<Self, RuntimeError> {
-        let mut tree = yaml::parse(text).map_err(|why| RuntimeError::Refused(format!("{name}, {why}")))?;
+    ) -> Result<Self, TrainError> {
+        let mut tree = yaml::parse(text).map_err(|why| ConfigError::Syntax { name: name.to_owned(), why })?;
         for flag in flags {
             let (path, value) = override_of(flag)?;
             tree.set(&path.split('.').collect::<Vec<_>>(), value);
         }
         let faults = schema::faults(&tree, &schema::schema());
         if !faults.is_empty() {
-            return Err(RuntimeError::Refused(foreign::complaint(name, &faults)));
+            return Err(ConfigError::Keys { name: name.to_owned(), faults }.into());
         }
         let config = resolve(&tree, name, observer)?;
-        match rules::broken(&config).as_slice() {
-            [] => Ok(config),
-            [only] => Err(RuntimeError::Refused(format!("{name}: {only}"))),
-            many => Err(RuntimeError::Refused(format!("{name}:\n  {}", many.join("\n  ")))),
+        let broken = rules::broken(&config);
+        match broken.is_empty() {
+            true => Ok(config),
+            false => Err(ConfigError::Rules { name: name.to_owned(), broken }.into()),
         }
     }
 
     /// Why the section `model` is not that of the model which `model.from` names; `None` where it is, or where nothing is
     /// named.
-    pub fn contradiction(&self, observer: &mut dyn Observer) -> Result<Option<String>, RuntimeError> {
+    pub fn contradiction(&self, observer: &mut dyn Observer) -> Result<Option<String>, TrainError> {
         let Some(from) = &self.model.from else { return Ok(None) };
         let initial = Initial::open(from, Some(self.model.kind), observer)?;
         let usual = usual(initial.kind(), None).model;
-        initial
-            .difference(&self.model, &usual)
-            .map_err(|e| RuntimeError::Refused(format!("the configuration: {e}")))
+        initial.difference(&self.model, &usual).map_err(|e| unheld("the configuration", &e).into())
     }
 
     /// With values at keys, which replace what is there.
     pub fn with<'a>(
         &self,
         values: impl IntoIterator<Item = (&'a String, &'a serde_json::Value)>,
-    ) -> Result<Self, RuntimeError> {
+    ) -> Result<Self, TrainError> {
         let mut tree = Node::of(self)?;
         for (path, value) in values {
             tree.set(&path.split('.').collect::<Vec<_>>(), Node::of(value)?);
         }
-        serde_json::from_value(tree.to_json())
-            .map_err(|e| RuntimeError::Refused(format!("the configuration: {e}")))
+        serde_json::from_value(tree.to_json()).map_err(|e| unheld("the configuration", &e).into())
     }
 
     /// Whether its keys go together.
@@ -134,23 +134,28 @@ impl TrainConfig {
     }
 
     /// As YAML with every key, in the order of the schema.
-    pub fn to_yaml(&self) -> Result<String, RuntimeError> {
+    pub fn to_yaml(&self) -> Result<String, TrainError> {
         Ok(Node::of(self)?.to_yaml())
     }
 }
 
 /// `a.b=c` as a path and a value, typed as YAML types it.
-fn override_of(flag: &str) -> Result<(&str, Node), RuntimeError> {
+fn override_of(flag: &str) -> Result<(&str, Node), TrainError> {
     let parts = flag.split_once('=').filter(|(path, _)| path.split('.').all(|key| !key.is_empty()));
     let Some((path, value)) = parts else {
-        let text = format!("--set {flag}: give a key and a value, such as optimizer.lr=1e-4");
-        return Err(RuntimeError::Refused(text));
+        let why = "give a key and a value, such as optimizer.lr=1e-4".to_owned();
+        return Err(ConfigError::Set { flag: flag.to_owned(), why }.into());
     };
-    let value = yaml::parse(&format!("value: {value}"))
-        .ok()
-        .and_then(|tree| tree.get("value").cloned())
-        .ok_or_else(|| RuntimeError::Refused(format!("--set {flag}: `{value}` is no value in YAML")))?;
+    let value =
+        yaml::parse(&format!("value: {value}")).ok().and_then(|tree| tree.get("value").cloned()).ok_or_else(
+            || ConfigError::Set { flag: flag.to_owned(), why: format!("`{value}` is no value in YAML") },
+        )?;
     Ok((path, unplaced(value)))
+}
+
+/// A value that a configuration cannot hold.
+fn unheld(name: &str, error: &serde_json::Error) -> ConfigError {
+    ConfigError::Value { name: name.to_owned(), why: error.to_string() }
 }
 
 /// Without lines, which would be of no file.
@@ -165,8 +170,8 @@ fn unplaced(node: Node) -> Node {
 }
 
 /// The stated keys over the keys of the model that `model.from` names, over the defaults of the kind of model.
-fn resolve(tree: &Node, name: &str, observer: &mut dyn Observer) -> Result<TrainConfig, RuntimeError> {
-    let bad = |e: serde_json::Error| RuntimeError::Refused(format!("{name}: {e}"));
+fn resolve(tree: &Node, name: &str, observer: &mut dyn Observer) -> Result<TrainConfig, TrainError> {
+    let bad = |e: serde_json::Error| TrainError::from(unheld(name, &e));
     let written = |path: &str| tree.at(path).map(Node::to_json).unwrap_or_default();
     let kind: Option<ModelKind> = serde_json::from_value(written("model.kind")).map_err(bad)?;
     let preset: Option<Preset> = serde_json::from_value(written("model.preset")).map_err(bad)?;
@@ -179,8 +184,7 @@ fn resolve(tree: &Node, name: &str, observer: &mut dyn Observer) -> Result<Train
         return serde_json::from_value(resolved).map_err(bad);
     };
     if preset.is_some() {
-        let text = "model.preset gives sizes, and so does the model that model.from names; remove one of them";
-        return Err(RuntimeError::Refused(format!("{name}: {text}")));
+        return Err(ConfigError::PresetAndModel { name: name.to_owned() }.into());
     }
     let initial = Initial::open(&from, kind, observer)?;
     let usual = usual(initial.kind(), None);
@@ -193,7 +197,7 @@ fn resolve(tree: &Node, name: &str, observer: &mut dyn Observer) -> Result<Train
         refused.extend(why.map(|why| format!("{place}: {why}")));
     }
     if !refused.is_empty() {
-        return Err(RuntimeError::Refused(refused.join("\n")));
+        return Err(ConfigError::Contradiction { keys: refused }.into());
     }
     let mut resolved = serde_json::to_value(usual).map_err(bad)?;
     for (key, value) in own {

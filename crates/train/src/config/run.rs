@@ -2,9 +2,10 @@
 //! data; keys that cannot change a result say so in the schema (`changes`), and may differ on resume.
 
 use super::Auto;
+use crate::TrainError;
 use graph::Bytes;
 use plan::{Reserved, Target};
-use runtime::{RuntimeError, Settings, machine};
+use runtime::{Settings, machine};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -229,7 +230,7 @@ impl Run {
     }
 
     /// The same as plans know it, with what the process holds beside its arena and its data.
-    pub fn target(&self) -> Result<Target, RuntimeError> {
+    pub fn target(&self) -> Result<Target, TrainError> {
         let mut target = self.machine().target()?;
         target.reserved.push(Reserved { label: "process".to_owned(), bytes: PROCESS });
         Ok(target)

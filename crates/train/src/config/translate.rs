@@ -5,6 +5,8 @@ use super::foreign::{Answer, Convert, Row, row};
 use super::schema::{faults, schema};
 use super::yaml::{Kind, Node, parse};
 use super::{LARGEST, TrainConfig, Wrong};
+use crate::ConfigError;
+use crate::TrainError;
 use data::bounded;
 use data::printable::Place;
 use runtime::RuntimeError;
@@ -93,7 +95,7 @@ pub struct Translated {
 ///
 /// # Errors
 /// A file that is none of these, or one whose values contradict each other as ours.
-pub fn translate(path: &Path, source: Option<Source>, flags: &[String]) -> Result<Translated, RuntimeError> {
+pub fn translate(path: &Path, source: Option<Source>, flags: &[String]) -> Result<Translated, TrainError> {
     let text = bounded::read_text(path, LARGEST).map_err(RuntimeError::io(path))?;
     translate_text(&text, &Place(path).to_string(), source, flags)
 }
@@ -103,13 +105,11 @@ fn translate_text(
     name: &str,
     source: Option<Source>,
     flags: &[String],
-) -> Result<Translated, RuntimeError> {
-    let tree = tree(text).map_err(|why| RuntimeError::Refused(format!("{name}: {why}")))?;
+) -> Result<Translated, TrainError> {
+    let tree = tree(text).map_err(|why| ConfigError::Foreign { name: name.to_owned(), why })?;
     let Some(source) = source.or_else(|| recognise(&tree)) else {
-        let all = Source::ALL.map(Source::word).join(", ");
-        let text =
-            format!("{name}: its keys are of no trainer that is known; say which with --from-format: {all}");
-        return Err(RuntimeError::Refused(text));
+        let known = Source::ALL.map(Source::word).join(", ");
+        return Err(ConfigError::UnknownTrainer { name: name.to_owned(), known }.into());
     };
     let mut leaves = vec![];
     flatten(&tree, "", &mut leaves);
@@ -191,7 +191,7 @@ enum Outcome {
 
 impl Made {
     /// Takes over one key.
-    fn take(&mut self, path: &str, node: &Node, row: Option<&'static Row>) -> Result<(), RuntimeError> {
+    fn take(&mut self, path: &str, node: &Node, row: Option<&'static Row>) -> Result<(), TrainError> {
         let written = format!("`{path}` {}", node.inline());
         let outcome = match row {
             None => Outcome::No("no counterpart is known here".to_owned()),
@@ -214,7 +214,7 @@ impl Made {
                             self.missing.push(format!("{written}: cannot be honoured: `{key}` is {allowed}"))
                         }
                         Some(Wrong::Unknown) => {
-                            return Err(RuntimeError::Refused(format!("{written}: there is no key `{key}`")));
+                            return Err(ConfigError::NoSuchKey { written, key }.into());
                         }
                     }
                 }
@@ -338,7 +338,7 @@ impl Made {
         self.tree.at(key).is_some_and(|node| node.kind != Kind::Null)
     }
 
-    fn set(&mut self, key: &str, value: &Value) -> Result<(), RuntimeError> {
+    fn set(&mut self, key: &str, value: &Value) -> Result<(), TrainError> {
         self.tree.set(&key.split('.').collect::<Vec<_>>(), Node::of(value)?);
         Ok(())
     }
@@ -354,7 +354,7 @@ impl Made {
     }
 
     /// States what a configuration of ours needs and the file does not say.
-    fn complete(&mut self, source: Source) -> Result<(), RuntimeError> {
+    fn complete(&mut self, source: Source) -> Result<(), TrainError> {
         if self.has("batch.micro_tokens") && !self.has("batch.tokens") {
             let micro = self.whole("batch.micro_tokens");
             self.set("batch.tokens", &json!(micro))?;

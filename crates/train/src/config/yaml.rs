@@ -3,6 +3,7 @@
 //!
 //! Scalars follow the core schema of YAML 1.2.2 (section 10.3.2): `1e-5` is a number, `no` is a word.
 
+use crate::TrainError;
 use runtime::RuntimeError;
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span};
 use serde_json::{Number, Value};
@@ -165,14 +166,14 @@ fn number(x: f64) -> Kind {
 
 impl Node {
     /// The tree of anything that serialises, in the order of its fields.
-    pub fn of<T: serde::Serialize>(value: &T) -> Result<Self, RuntimeError> {
+    pub fn of<T: serde::Serialize>(value: &T) -> Result<Self, TrainError> {
         // JSON is YAML; this keeps the order, which a `Value` does not.
-        let text = serde_json::to_string(value).map_err(|e| RuntimeError::Refused(e.to_string()))?;
+        let text = serde_json::to_string(value).map_err(|e| RuntimeError::bug(e.to_string()))?;
         // As a whole file it would be an empty mapping.
         if text == "null" {
             return Ok(Self { kind: Kind::Null, line: 0 });
         }
-        parse(&text).map_err(RuntimeError::Refused)
+        Ok(parse(&text).map_err(RuntimeError::bug)?)
     }
 
     /// The value under a key.

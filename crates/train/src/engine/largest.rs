@@ -4,9 +4,10 @@
 use super::super::config::{Auto, ModelKind, TrainConfig};
 use super::subject::MOST_LAYERS;
 use super::{program, subject};
+use crate::TrainError;
 use graph::Bytes;
 use plan::Target;
-use runtime::{Observer, RuntimeError};
+use runtime::Observer;
 
 /// What is grown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,20 +54,17 @@ pub fn largest(
     target: &Target,
     budget: Bytes,
     observer: &mut dyn Observer,
-) -> Result<Largest, RuntimeError> {
+) -> Result<Largest, TrainError> {
     let decoder = matches!(config.model.kind, ModelKind::MoeLm | ModelKind::DenseLm);
     if size != Size::Tokens && !decoder {
         let kind = config.model.kind.name();
-        let why =
-            format!("--largest {}: the shape of a {kind} is not chosen by its configuration", size.name());
-        return Err(RuntimeError::Refused(why));
+        return Err(TrainError::LargestOfKind { size: size.name(), kind });
     }
     if size != Size::Tokens && config.model.from.is_some() {
-        let why = format!("--largest {}: model.from fixes the shape of the model; remove it", size.name());
-        return Err(RuntimeError::Refused(why));
+        return Err(TrainError::LargestOfModel { size: size.name() });
     }
     let step = size.step(config);
-    let mut fits = |n: u64| -> Result<bool, RuntimeError> {
+    let mut fits = |n: u64| -> Result<bool, TrainError> {
         let config = size.of(config, n * step);
         let subject = subject(&config, observer)?;
         program::fits(&config, &subject, target, budget, observer)
@@ -123,8 +121,8 @@ impl Size {
     fn least(
         self,
         config: &TrainConfig,
-        fits: &mut dyn FnMut(u64) -> Result<bool, RuntimeError>,
-    ) -> Result<u64, RuntimeError> {
+        fits: &mut dyn FnMut(u64) -> Result<bool, TrainError>,
+    ) -> Result<u64, TrainError> {
         let step = self.step(config);
         match self {
             Self::Layers | Self::Hidden => Ok(1),

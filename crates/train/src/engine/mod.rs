@@ -13,6 +13,7 @@ use super::config::{Device, ModelKind, OptimizerKind, TrainConfig};
 use super::feed::{self, Feed};
 use super::priced;
 use super::trainable::{Applied, Auxiliary, Evaluated, Found, Part, Stored, Taken, Trainable};
+use crate::TrainError;
 use crate::config::PROCESS;
 use data::train::Held;
 use data::weights::HubEnv;
@@ -35,12 +36,12 @@ pub fn plan_of(
     target: &Target,
     budget: Bytes,
     observer: &mut dyn Observer,
-) -> Result<plan::Found, RuntimeError> {
+) -> Result<plan::Found, TrainError> {
     program::search(config, &subject(config, observer)?, target, budget, observer)
 }
 
 /// The model of a configuration with its data, ready for its first step.
-pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn Trainable>, RuntimeError> {
+pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn Trainable>, TrainError> {
     let target = config.run.target()?;
     let budget = parse_budget(&config.memory.budget, available().free)?;
     let subject = subject(config, observer)?;
@@ -53,7 +54,9 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
     let data: Bytes = held.iter().map(|h| Bytes(h.bytes)).sum();
     let line = whole.for_plans().saturating_sub(data);
     let found = program::search(config, &subject, &target, line, observer).map_err(|error| match error {
-        RuntimeError::Plan(error) => with_data(whole.with_process(error).into(), budget, &held),
+        TrainError::Runtime(RuntimeError::Plan(error)) => {
+            with_data(whole.with_process(error).into(), budget, &held).into()
+        }
         other => other,
     })?;
     let bounds = program::bounds(config, found.candidate.tokens);
@@ -118,7 +121,7 @@ fn with_data(error: RuntimeError, budget: Bytes, held: &[Held]) -> RuntimeError 
 }
 
 /// What a configuration trains. Of a head's data the widths are read.
-fn subject(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Subject, RuntimeError> {
+fn subject(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Subject, TrainError> {
     if config.model.kind != ModelKind::Head {
         return Subject::open(
             config,
@@ -133,7 +136,7 @@ fn subject(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Subject,
 }
 
 /// The tokenizer that came with the weights to start from, if one did.
-fn tokenizer(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Option<PathBuf>, RuntimeError> {
+fn tokenizer(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Option<PathBuf>, TrainError> {
     let Some(from) = &config.model.from else { return Ok(None) };
     if config.model.kind == ModelKind::Head {
         return Ok(None);
@@ -143,13 +146,9 @@ fn tokenizer(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Option
 }
 
 /// The micro-steps of a position in a checkpoint: dropout goes on from there.
-fn micro_steps(position: &Value) -> Result<u64, RuntimeError> {
+fn micro_steps(position: &Value) -> Result<u64, TrainError> {
     let found = &position["micro_steps"];
-    found.as_u64().ok_or_else(|| {
-        let text =
-            format!("the checkpoint's `position.micro_steps` is {found}, not a whole number: it is damaged");
-        RuntimeError::Refused(text)
-    })
+    found.as_u64().ok_or_else(|| TrainError::MicroSteps { found: found.clone() })
 }
 
 struct Engine {
@@ -184,7 +183,7 @@ fn batch(feed: &Feed) -> Batch<'_> {
 }
 
 impl Trainable for Engine {
-    fn take(&mut self) -> Result<Option<Taken>, RuntimeError> {
+    fn take(&mut self) -> Result<Option<Taken>, TrainError> {
         self.taken = self.feed.take()?;
         Ok(self.taken)
     }
@@ -193,7 +192,7 @@ impl Trainable for Engine {
         hyper.clone_into(&mut self.hyper);
     }
 
-    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<Found, RuntimeError> {
+    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<Found, TrainError> {
         let targets = self.taken.map_or(0, |taken| taken.targets);
         let word = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) as i32;
         let (hyper, seed) = (&self.hyper[..], [word, self.micro_steps as i32]);
@@ -207,28 +206,28 @@ impl Trainable for Engine {
         Ok(Found { loss: cross_entropy, auxiliary, dropped })
     }
 
-    fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, RuntimeError> {
+    fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, TrainError> {
         match self.session.apply(hyper, unscale)? {
             Some(update) => Ok(Applied { norm: update.norm.unwrap_or(f64::NAN), ok: update.moved }),
-            None => self.at_once.take().ok_or_else(|| RuntimeError::bug("a step without a micro-step")),
+            None => Ok(self.at_once.take().ok_or_else(|| RuntimeError::bug("a step without a micro-step"))?),
         }
     }
 
-    fn evaluate(&mut self) -> Result<Option<Evaluated>, RuntimeError> {
+    fn evaluate(&mut self) -> Result<Option<Evaluated>, TrainError> {
         let Some(Taken { targets, .. }) = self.feed.take_validation()? else { return Ok(None) };
         let loss = self.session.evaluate(batch(&self.feed))?;
         Ok(Some(Evaluated { loss, targets }))
     }
 
-    fn rewind(&mut self) -> Result<(), RuntimeError> {
+    fn rewind(&mut self) -> Result<(), TrainError> {
         self.feed.rewind()
     }
 
-    fn position(&self) -> Result<Value, RuntimeError> {
+    fn position(&self) -> Result<Value, TrainError> {
         Ok(json!({"data": self.feed.position()?, "micro_steps": self.micro_steps}))
     }
 
-    fn seek(&mut self, position: &Value) -> Result<(), RuntimeError> {
+    fn seek(&mut self, position: &Value) -> Result<(), TrainError> {
         self.micro_steps = micro_steps(position)?;
         self.feed.seek(&position["data"])
     }
@@ -245,7 +244,7 @@ impl Trainable for Engine {
         Some(priced::parameters(&self.session.micro_plan().graph))
     }
 
-    fn plan(&self) -> Result<Value, RuntimeError> {
+    fn plan(&self) -> Result<Value, TrainError> {
         let mut plan = price::to_json(self.program())?;
         let held = self.held.iter();
         plan["host"] =
@@ -272,15 +271,15 @@ impl Trainable for Engine {
         tensor: usize,
         elements: std::ops::Range<u64>,
         out: &mut Vec<u8>,
-    ) -> Result<(), RuntimeError> {
+    ) -> Result<(), TrainError> {
         self.store.read(&mut self.session, &self.subject, part, tensor, elements, out)
     }
 
-    fn write(&mut self, part: Part, tensor: usize, start: u64, bytes: &[u8]) -> Result<(), RuntimeError> {
+    fn write(&mut self, part: Part, tensor: usize, start: u64, bytes: &[u8]) -> Result<(), TrainError> {
         self.store.write(&mut self.session, part, tensor, start, bytes)
     }
 
-    fn beside(&self) -> Result<Vec<(String, Vec<u8>)>, RuntimeError> {
+    fn beside(&self) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
         Ok(self.subject.beside(&self.store.tensors(Part::Model)))
     }
 }

@@ -3,6 +3,7 @@
 
 use super::remedies::with_remedies;
 use super::subject::Subject;
+use crate::TrainError;
 use crate::config::{OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig};
 use graph::ops::{Adafactor, AdamW, Sgd};
 use graph::{Bounds, Bytes, Graph, Param};
@@ -29,7 +30,7 @@ pub(super) fn search(
     target: &Target,
     budget: Bytes,
     observer: &dyn Observer,
-) -> Result<Found, RuntimeError> {
+) -> Result<Found, TrainError> {
     let stopped = || observer.stop().is_some();
     let other = |config: &TrainConfig| {
         let subject = subject.like(&config.model);
@@ -44,11 +45,11 @@ pub(super) fn search(
     };
     match plan() {
         Ok(found) => Ok(found),
-        Err(PlanError::Stopped) => Err(interrupted(observer)),
+        Err(PlanError::Stopped) => Err(interrupted(observer).into()),
         Err(PlanError::OverBudget(bill)) => {
             let bill = with_remedies(*bill, config, &other);
             if stopped() {
-                Err(interrupted(observer))
+                Err(interrupted(observer).into())
             } else {
                 Err(PlanError::OverBudget(Box::new(bill)).into())
             }
@@ -64,11 +65,11 @@ pub(super) fn fits(
     target: &Target,
     budget: Bytes,
     observer: &dyn Observer,
-) -> Result<bool, RuntimeError> {
+) -> Result<bool, TrainError> {
     let stopped = &|| observer.stop().is_some();
     let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
     match with_search(config, subject, budget, stopped, |search| search.fits(target, &build)) {
-        Err(PlanError::Stopped) => Err(interrupted(observer)),
+        Err(PlanError::Stopped) => Err(interrupted(observer).into()),
         found => Ok(found?),
     }
 }

@@ -2,11 +2,11 @@
 //! Invariant: elements are read and written where they lie; a parameter of stacked tensors is as many tensors in a file.
 
 use super::subject::Subject;
+use crate::TrainError;
 use crate::{Part, Stored};
 use data::weights::{DType, f32_to_bf16, f32_to_f16};
 use exec::{Resident, Survivor};
 use graph::{Piece, StateKind};
-use runtime::RuntimeError;
 use runtime::session::TrainSession;
 use std::ops::Range;
 
@@ -82,7 +82,7 @@ impl Store {
         tensor: usize,
         elements: Range<u64>,
         out: &mut Vec<u8>,
-    ) -> Result<(), RuntimeError> {
+    ) -> Result<(), TrainError> {
         let t = &self.part(part)[tensor];
         let size = t.stored.dtype.size();
         out.clear();
@@ -117,7 +117,7 @@ impl Store {
         tensor: usize,
         start: u64,
         bytes: &[u8],
-    ) -> Result<(), RuntimeError> {
+    ) -> Result<(), TrainError> {
         let t = &self.part(part)[tensor];
         let size = t.stored.dtype.size();
         let end = start + bytes.len() as u64 / size;

@@ -1,6 +1,8 @@
 //! What is trained: its graphs, the groups of its parameters, and where they start. Invariant: the configuration and
 //! the vocabulary decide it; no data is read here.
 
+use crate::ConfigError;
+use crate::TrainError;
 use crate::config::{self, Activation, Decay, MaskKind, Model, ModelKind, Norm, Position, TrainConfig};
 use crate::tokenizer;
 use crate::{Part, Stored};
@@ -60,11 +62,11 @@ impl Subject {
         vocabulary: u64,
         widths: &[u64],
         observer: &mut dyn Observer,
-    ) -> Result<Self, RuntimeError> {
+    ) -> Result<Self, TrainError> {
         let model = &config.model;
         // `TrainConfig::parse` settles this; a configuration that was changed since would be trained as another.
         if let Some(why) = config.contradiction(observer)? {
-            return Err(RuntimeError::Refused(why));
+            return Err(ConfigError::Contradiction { keys: vec![why] }.into());
         }
         let loss = Training { chunk: 1, z_loss: config.loss.z as f32, dropout: model.dropout as f32 };
         let (kind, from) = match model.kind {
@@ -75,10 +77,7 @@ impl Subject {
         if let Kind::Decoder(c) = &kind
             && c.layers > MOST_LAYERS
         {
-            return Err(RuntimeError::Refused(format!(
-                "model.layers is {}; at most {MOST_LAYERS} are planned, which bounds the time and memory that a plan takes",
-                c.layers
-            )));
+            return Err(TrainError::TooManyLayers { layers: c.layers, most: MOST_LAYERS });
         }
         let folder = match (&from, &model.from) {
             (Some(From::Encoder(model)), _) => model.folder.clone(),
@@ -207,7 +206,7 @@ impl Subject {
     }
 
     /// Elements of a whole tensor, of which a parameter may hold some rows only.
-    pub fn tensor(&self, seed: u64, piece: &Piece, first: u64, out: &mut [f32]) -> Result<(), RuntimeError> {
+    pub fn tensor(&self, seed: u64, piece: &Piece, first: u64, out: &mut [f32]) -> Result<(), TrainError> {
         match self.from.as_deref().and_then(|from| Some((from, self.kind.found(from, piece)?))) {
             Some((from, name)) => Ok(from.weights().read_f32(&name, first..first + out.len() as u64, out)?),
             None => {
@@ -321,7 +320,7 @@ fn decoder(
     config: &TrainConfig,
     vocabulary: u64,
     observer: &mut dyn Observer,
-) -> Result<(Kind, Option<From>), RuntimeError> {
+) -> Result<(Kind, Option<From>), TrainError> {
     let m = &config.model;
     let experts = (m.kind == ModelKind::MoeLm).then(|| Experts {
         experts: m.experts.count,
@@ -338,11 +337,7 @@ fn decoder(
         let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
         let text = read_config(&path)?;
         let c = DecoderConfig::from_json(&text).map_err(|source| RuntimeError::Config { path, source })?;
-        let weights = place.weights().ok_or_else(|| {
-            RuntimeError::Refused(format!(
-                "model.from {from} is a configuration without weights; name its folder"
-            ))
-        })?;
+        let weights = place.weights().ok_or_else(|| TrainError::WithoutWeights { from: from.clone() })?;
         let weights = Weights::open(weights)?;
         has_all(&c, &weights)?;
         // What is minimised is the run's to say, not the file's.
@@ -387,14 +382,13 @@ fn decoder(
         experts,
     };
     if decoder.vocab_size < vocabulary {
-        let text = format!("model.vocabulary {}: the tokenizer has {vocabulary} tokens", decoder.vocab_size);
-        return Err(RuntimeError::Refused(text));
+        return Err(TrainError::Vocabulary { entries: decoder.vocab_size, tokens: vocabulary });
     }
     Ok((Kind::Decoder(decoder), None))
 }
 
 /// Every tensor of a decoder is in its file, in its shape: one that is not there would start from random values.
-fn has_all(decoder: &DecoderConfig, weights: &Weights) -> Result<(), RuntimeError> {
+fn has_all(decoder: &DecoderConfig, weights: &Weights) -> Result<(), TrainError> {
     let bounds = Bounds { tokens: 4, sequences: 1, longest: 4 };
     let graph = decoder.train_graph(bounds, &Training::default())?;
     for piece in graph.params.iter().flat_map(|param| &param.pieces) {
@@ -405,11 +399,10 @@ fn has_all(decoder: &DecoderConfig, weights: &Weights) -> Result<(), RuntimeErro
     Ok(())
 }
 
-fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(Kind, Option<From>), RuntimeError> {
+fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(Kind, Option<From>), TrainError> {
     let task = m.classes.map_or(Task::MaskedLm, Task::Classes);
     let Some(from) = &m.from else {
-        let text = format!("model.from: name the {} whose sizes or weights the run starts from", m.kind.name());
-        return Err(RuntimeError::Refused(text));
+        return Err(TrainError::NoModel { kind: m.kind.name() });
     };
     let model = EncoderModel::open(from, &HubEnv::from_process(), observer)?;
     let (encoder, from) = (model.encoder.clone(), From::Encoder(model));
@@ -418,12 +411,7 @@ fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(Kind, Option<From>
         Encoder::DnabertS(_) => m.kind == ModelKind::DnabertS,
     };
     if !right {
-        let text = format!(
-            "model.kind {}: model.from holds a model of the family {}",
-            m.kind.name(),
-            encoder.family()
-        );
-        return Err(RuntimeError::Refused(text));
+        return Err(TrainError::OtherFamily { kind: m.kind.name(), family: encoder.family() });
     }
     let lora = m.lora.as_ref().map(|l| adapters(l, &encoder));
     if let (From::Encoder(model), Some(_), Task::MaskedLm) = (&from, &lora, task) {
@@ -434,20 +422,19 @@ fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(Kind, Option<From>
 
 /// Adapters leave all else as it is: a head that the model has not would stay as it was drawn, and nobody who has the
 /// model could draw it again.
-fn adapts_whole(model: &EncoderModel) -> Result<(), RuntimeError> {
+fn adapts_whole(model: &EncoderModel) -> Result<(), TrainError> {
     let bounds = Bounds { tokens: 4, sequences: 1, longest: 4 };
     let graph = model.encoder.train_graph(bounds, Task::MaskedLm, &Training::default(), None);
-    let graph = graph.map_err(|e| RuntimeError::Refused(e.to_string()))?;
+    let graph = graph.map_err(|e| RuntimeError::bug(e.to_string()))?;
     let lacks = |piece: &&Piece| {
         model.find(&piece.tensor).is_none() && models::derived(&model.encoder, &piece.tensor).is_none()
     };
     match graph.params.iter().flat_map(|param| &param.pieces).find(lacks) {
         None => Ok(()),
-        Some(piece) => Err(RuntimeError::Refused(format!(
-            "model.lora: {} has no `{}`, and adapters would leave it untrained; give a model with its language-model \
-             head, or model.classes",
-            model.name, piece.tensor
-        ))),
+        Some(piece) => {
+            let (model, tensor) = (model.name.clone(), piece.tensor.clone());
+            Err(TrainError::LoraWithoutHead { model, tensor })
+        }
     }
 }
 
@@ -466,18 +453,14 @@ fn adapters(asked: &config::Lora, encoder: &Encoder) -> Lora {
     Lora { rank: asked.rank, alpha: asked.alpha as f32, targets }
 }
 
-fn head(m: &Model, widths: &[u64]) -> Result<HeadConfig, RuntimeError> {
+fn head(m: &Model, widths: &[u64]) -> Result<HeadConfig, TrainError> {
     let [dna, protein] = *widths else {
-        let text = format!(
-            "a head reads two embeddings, of the nucleotides and of the protein; {} are given",
-            widths.len()
-        );
-        return Err(RuntimeError::Refused(text));
+        return Err(TrainError::HeadParts { given: widths.len() });
     };
     Ok(HeadConfig { dna, protein, hidden: m.hidden, classes: m.classes.unwrap_or(2) })
 }
 
-fn file(m: &Model) -> Result<Option<From>, RuntimeError> {
+fn file(m: &Model) -> Result<Option<From>, TrainError> {
     let Some(from) = &m.from else { return Ok(None) };
     Ok(Some(From::Head(Weights::open(Path::new(from))?)))
 }

@@ -7,10 +7,10 @@ use graph::Bytes;
 use plimsoll_train::checkpoint::Checkpoints;
 use plimsoll_train::config::{OptimizerKind, TrainConfig};
 use plimsoll_train::{
-    Applied, Auxiliary, Ended, Evaluated, Found, Part, Report, Request, Resume, Stored, Taken, Trainable,
-    train_with,
+    Applied, Auxiliary, Ended, Evaluated, Found, Part, Report, Request, Resume, Stored, Taken, TrainError,
+    Trainable, train_with,
 };
-use runtime::{Failure, Level, Observer, Progress, RuntimeError, Trained};
+use runtime::{Failure, Level, Observer, Progress, Trained};
 use serde_json::{Value, json};
 use std::fs;
 use std::ops::Range;
@@ -71,7 +71,7 @@ impl Toy {
 impl Trainable for Toy {
     fn prepare(&mut self, _: &[f32]) {}
 
-    fn take(&mut self) -> Result<Option<Taken>, RuntimeError> {
+    fn take(&mut self) -> Result<Option<Taken>, TrainError> {
         std::thread::sleep(self.slow);
         self.place += 1;
         let taken = match self.place % (self.epoch + 1) {
@@ -82,7 +82,7 @@ impl Trainable for Toy {
         Ok(taken)
     }
 
-    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<Found, RuntimeError> {
+    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<Found, TrainError> {
         self.log.push((keep, loss_scale));
         let mut loss = 0.0;
         for i in 0..5 {
@@ -96,7 +96,7 @@ impl Trainable for Toy {
         Ok(Found { loss, auxiliary: Auxiliary { balance: Some(0.25), ..Auxiliary::default() }, dropped: 1 })
     }
 
-    fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, RuntimeError> {
+    fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, TrainError> {
         let norm = self.gradient.iter().map(|g| f64::from(g * unscale).powi(2)).sum::<f64>().sqrt();
         if norm.is_finite() {
             for i in 0..5 {
@@ -107,22 +107,22 @@ impl Trainable for Toy {
         Ok(Applied { norm, ok: norm.is_finite() })
     }
 
-    fn evaluate(&mut self) -> Result<Option<Evaluated>, RuntimeError> {
+    fn evaluate(&mut self) -> Result<Option<Evaluated>, TrainError> {
         self.evaluated += 1;
         let loss = self.weights.iter().map(|w| f64::from(*w).powi(2)).sum();
         Ok((self.evaluated <= 3).then_some(Evaluated { loss, targets: 10 }))
     }
 
-    fn rewind(&mut self) -> Result<(), RuntimeError> {
+    fn rewind(&mut self) -> Result<(), TrainError> {
         self.evaluated = 0;
         Ok(())
     }
 
-    fn position(&self) -> Result<Value, RuntimeError> {
+    fn position(&self) -> Result<Value, TrainError> {
         Ok(json!(self.place))
     }
 
-    fn seek(&mut self, position: &Value) -> Result<(), RuntimeError> {
+    fn seek(&mut self, position: &Value) -> Result<(), TrainError> {
         self.place = position.as_u64().expect("a place");
         Ok(())
     }
@@ -135,7 +135,7 @@ impl Trainable for Toy {
         vec![("memory.loss_chunk".to_owned(), json!(64))]
     }
 
-    fn plan(&self) -> Result<Value, RuntimeError> {
+    fn plan(&self) -> Result<Value, TrainError> {
         Ok(json!({}))
     }
 
@@ -157,14 +157,14 @@ impl Trainable for Toy {
         tensor: usize,
         range: Range<u64>,
         out: &mut Vec<u8>,
-    ) -> Result<(), RuntimeError> {
+    ) -> Result<(), TrainError> {
         out.clear();
         let values = &self.values(part, tensor)[range.start as usize..range.end as usize];
         out.extend(values.iter().flat_map(|x| x.to_le_bytes()));
         Ok(())
     }
 
-    fn write(&mut self, part: Part, tensor: usize, start: u64, bytes: &[u8]) -> Result<(), RuntimeError> {
+    fn write(&mut self, part: Part, tensor: usize, start: u64, bytes: &[u8]) -> Result<(), TrainError> {
         let values = &mut self.values(part, tensor)[start as usize..];
         for (value, bytes) in values.iter_mut().zip(bytes.chunks(4)) {
             *value = f32::from_le_bytes(bytes.try_into().expect("four"));
@@ -172,7 +172,7 @@ impl Trainable for Toy {
         Ok(())
     }
 
-    fn beside(&self) -> Result<Vec<(String, Vec<u8>)>, RuntimeError> {
+    fn beside(&self) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
         Ok(vec![("config.json".to_owned(), b"{}".to_vec())])
     }
 }
@@ -218,7 +218,7 @@ fn config(flags: &str) -> TrainConfig {
     TrainConfig::parse(BASE, "test", &flags).unwrap_or_else(|e| panic!("{flags:?}: {e}"))
 }
 
-fn go(folder: &Path, flags: &str, ear: &mut Ear, change: impl Fn(&mut Toy)) -> Result<Report, RuntimeError> {
+fn go(folder: &Path, flags: &str, ear: &mut Ear, change: impl Fn(&mut Toy)) -> Result<Report, TrainError> {
     let request = Request { config: config(flags), output: folder.to_owned(), resume: Resume::Auto };
     let mut open = |config: &TrainConfig, _: &mut dyn Observer| {
         let mut toy = Toy::new(config);
@@ -228,7 +228,7 @@ fn go(folder: &Path, flags: &str, ear: &mut Ear, change: impl Fn(&mut Toy)) -> R
     train_with(&request, &mut open, ear)
 }
 
-fn train(folder: &Path, flags: &str) -> Result<Report, RuntimeError> {
+fn train(folder: &Path, flags: &str) -> Result<Report, TrainError> {
     go(folder, flags, &mut Ear::default(), |_| {})
 }
 

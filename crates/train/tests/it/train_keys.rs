@@ -7,8 +7,8 @@ use crate::train::{lines, names, seen};
 use plimsoll_train::config::schema::{leaves, schema};
 use plimsoll_train::config::{ModelKind, TrainConfig};
 use plimsoll_train::schedule::{Rate, hyper};
-use plimsoll_train::{Request, Resume, feed, open, priced, train_with};
-use runtime::{Failure, RuntimeError, Silent};
+use plimsoll_train::{Request, Resume, TrainError, feed, open, priced, train_with};
+use runtime::{Failure, Silent};
 use std::path::Path;
 
 /// What a key changes, and how that is looked at.
@@ -174,7 +174,7 @@ fn config(flags: &[String]) -> TrainConfig {
 }
 
 /// What of a configuration is looked at.
-fn look(changes: Changes, key: &str, c: &TrainConfig) -> Result<String, RuntimeError> {
+fn look(changes: Changes, key: &str, c: &TrainConfig) -> Result<String, TrainError> {
     let bounds = data::train::Bounds { tokens: 8, sequences: 1, longest: 2 };
     Ok(match changes {
         Data if c.model.kind == ModelKind::Head => format!("{:?}", feed::row_settings(c, 8)?),
@@ -206,7 +206,7 @@ fn recomputation_by_op_and_layer() {
         let flags: Vec<String> = flags.split_whitespace().map(str::to_owned).collect();
         let c = config(&flags);
         let found = priced::found(&c, &priced::target(&c, "cpu").expect("a target"), &mut Silent)?;
-        Ok::<_, RuntimeError>(priced::to_json(&c, &found)?["recomputed"].clone())
+        Ok::<_, TrainError>(priced::to_json(&c, &found)?["recomputed"].clone())
     };
     let recomputed = |flags: &str| plan(flags).unwrap_or_else(|e| panic!("{flags}: {e}")).to_string();
     assert_eq!(recomputed("memory.remat=none"), "[]");

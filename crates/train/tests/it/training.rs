@@ -5,8 +5,8 @@ use crate::rig::{Folder, fixture};
 use crate::train::{Ear, bits, lines};
 use data::weights::{StoredAs, TensorData, Weights, write_safetensors};
 use plimsoll_train::config::TrainConfig;
-use plimsoll_train::{Ended, Report, Request, Resume, open, priced, train_with};
-use runtime::{Failure, Level, Observer, Progress, RuntimeError, Silent};
+use plimsoll_train::{Ended, Report, Request, Resume, TrainError, open, priced, train_with};
+use runtime::{Failure, Level, Observer, Progress, Silent};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ pub fn root(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name)
 }
 
-pub fn try_train(output: &Path, text: &str, flags: &str, ear: &mut Ear) -> Result<Report, RuntimeError> {
+pub fn try_train(output: &Path, text: &str, flags: &str, ear: &mut Ear) -> Result<Report, TrainError> {
     let flags: Vec<String> = flags.split_whitespace().map(str::to_owned).collect();
     let config = TrainConfig::parse(text, "test", &flags).unwrap_or_else(|e| panic!("{flags:?}: {e}"));
     let request = Request { config, output: output.to_owned(), resume: Resume::Auto };

@@ -1,0 +1,270 @@
+//! Why a training run fails. Invariant: every message names the key, the file or the step that it is about, and the next
+//! step.
+
+use crate::config::ConfigError;
+use data::printable::Place;
+use runtime::{Failure, Limit, RuntimeError};
+use serde_json::Value;
+use std::path::PathBuf;
+
+/// Why a training run fails.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    /// Opening models, planning, reading, computing or writing failed.
+    #[error(transparent)]
+    Runtime(RuntimeError),
+    /// The configuration cannot be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// More layers than a plan is made for.
+    #[error(
+        "model.layers is {layers}; at most {most} are planned, which bounds the time and memory that a plan takes"
+    )]
+    TooManyLayers {
+        /// The layers that were asked for.
+        layers: u64,
+        /// The most that are planned.
+        most: u64,
+    },
+    /// A dimension to maximize that the configuration does not choose.
+    #[error("--largest {size}: the shape of a {kind} is not chosen by its configuration")]
+    LargestOfKind {
+        /// The dimension.
+        size: &'static str,
+        /// The kind of model.
+        kind: &'static str,
+    },
+    /// A dimension to maximize that `model.from` fixes.
+    #[error("--largest {size}: model.from fixes the shape of the model; remove it")]
+    LargestOfModel {
+        /// The dimension.
+        size: &'static str,
+    },
+    /// A model to start from without weights.
+    #[error("model.from {from} is a configuration without weights; name its folder")]
+    WithoutWeights {
+        /// The model.
+        from: String,
+    },
+    /// An encoder without a model to start from.
+    #[error("model.from: name the {kind} whose sizes or weights the run starts from")]
+    NoModel {
+        /// The kind of model.
+        kind: &'static str,
+    },
+    /// A model to start from of another family.
+    #[error("model.kind {kind}: model.from holds a model of the family {family}")]
+    OtherFamily {
+        /// The kind of model.
+        kind: &'static str,
+        /// The family of the model to start from.
+        family: &'static str,
+    },
+    /// Adapters over a model that lacks the head that they would leave untrained.
+    #[error(
+        "model.lora: {model} has no `{tensor}`, and adapters would leave it untrained; give a model with its \
+         language-model head, or model.classes"
+    )]
+    LoraWithoutHead {
+        /// The model.
+        model: String,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A head over other than two embeddings.
+    #[error("a head reads two embeddings, of the nucleotides and of the protein; {given} are given")]
+    HeadParts {
+        /// How many are given.
+        given: usize,
+    },
+    /// A tokenizer with more tokens than the model's vocabulary.
+    #[error("model.vocabulary {entries}: the tokenizer has {tokens} tokens; give at least as many")]
+    Vocabulary {
+        /// Entries of the model's vocabulary.
+        entries: u64,
+        /// Tokens of the tokenizer.
+        tokens: u64,
+    },
+    /// Embeddings as data of a model that is no head.
+    #[error("data.format embeddings: only a head is trained on them")]
+    EmbeddingsWithoutHead,
+    /// A file name that does not say a format.
+    #[error(
+        "data.train: the name `{name}` does not say what it holds; give data.format txt, jsonl, bin or fasta"
+    )]
+    UnknownFormat {
+        /// The name.
+        name: String,
+    },
+    /// Token ids without the size of their vocabulary.
+    #[error("data.format bin: the ids have no tokenizer; give model.vocabulary")]
+    IdsWithoutVocabulary,
+    /// A DNA model without a tokenizer.
+    #[error("data.tokenizer: the model has no tokenizer.json beside its weights; name one")]
+    NoTokenizer,
+    /// Files to validate a head on.
+    #[error("data.validation: of embeddings a share is validated on; give data.validation_fraction")]
+    ValidationOfEmbeddings,
+    /// An epoch without a target.
+    #[error("data.train: an epoch gave nothing to train on; is every document too short?")]
+    EmptyEpoch,
+    /// Validation data without a target.
+    #[error("run.evaluate_every: there is nothing to evaluate on; give more data.validation")]
+    NothingToEvaluate,
+    /// A loss that is not finite.
+    #[error(
+        "step {step}: the loss is no number any more; use a lower optimizer.lr or a longer schedule.warmup; the last \
+         checkpoint is from before"
+    )]
+    LossNotFinite {
+        /// The step.
+        step: u64,
+    },
+    /// Gradients that are not finite without a loss scale.
+    #[error(
+        "step {step}: the gradients are no numbers any more, even without a loss scale; use precision.kind bf16, or a \
+         lower optimizer.lr; the weights did not move, and the last checkpoint is from before"
+    )]
+    GradientsNotFinite {
+        /// The step.
+        step: u64,
+    },
+    /// Gradients that were not finite in several steps in a row.
+    #[error(
+        "step {step}: a gradient was not finite in {steps} steps in a row, which were skipped; use a lower optimizer.lr or \
+         a longer schedule.warmup, or look at the data of these steps"
+    )]
+    StepsSkipped {
+        /// The last of these steps.
+        step: u64,
+        /// How many there were.
+        steps: u64,
+    },
+    /// A position in a checkpoint without its micro-steps.
+    #[error("the checkpoint's `position.micro_steps` is {found}, not a whole number: it is damaged")]
+    MicroSteps {
+        /// What stands there.
+        found: Value,
+    },
+    /// A position in the data that cannot be read.
+    #[error("the place in the data: {why}")]
+    DataPosition {
+        /// What the parser says.
+        why: String,
+    },
+    /// A checkpoint that is there, of a run that should begin anew.
+    #[error(
+        "--resume never: {} is there already; go on with --resume auto, or choose another folder with -o",
+        Place(path)
+    )]
+    CheckpointExists {
+        /// The checkpoint.
+        path: PathBuf,
+    },
+    /// A checkpoint of another configuration.
+    #[error("{} is of another configuration: {what}; choose another folder with -o", Place(path))]
+    OtherConfiguration {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The key that differs.
+        what: String,
+    },
+    /// A run without a usable checkpoint.
+    #[error("no checkpoint can be used ({why}); remove the folder to begin anew, or choose another with -o")]
+    NoUsableCheckpoint {
+        /// Why the last one cannot be used.
+        why: String,
+    },
+    /// A folder of a run without a checkpoint.
+    #[error("--resume {}: there is no checkpoint in it", Place(folder))]
+    NoCheckpoint {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A checkpoint that cannot be used.
+    #[error("--resume {}: {why}", Place(path))]
+    BadCheckpoint {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A checkpoint that is older than another of the run.
+    #[error(
+        "--resume {}: {} is newer; go on with --resume auto, remove it, or choose another folder with -o",
+        Place(path),
+        Place(newer)
+    )]
+    OlderCheckpoint {
+        /// The checkpoint that was named.
+        path: PathBuf,
+        /// A newer one.
+        newer: PathBuf,
+    },
+    /// A configuration in a checkpoint that cannot be read.
+    #[error("the configuration of a checkpoint: {why}")]
+    CheckpointConfig {
+        /// What the parser says.
+        why: String,
+    },
+    /// A checkpoint of another model.
+    #[error("{} is of another model: {why}", Place(path))]
+    OtherModel {
+        /// The file of the checkpoint.
+        path: PathBuf,
+        /// The tensor that differs.
+        why: String,
+    },
+}
+
+impl<E: Into<RuntimeError>> From<E> for TrainError {
+    fn from(error: E) -> Self {
+        Self::Runtime(error.into())
+    }
+}
+
+impl Failure for TrainError {
+    fn exit_code(&self) -> u8 {
+        match self {
+            Self::Runtime(error) => error.exit_code(),
+            Self::Config(_)
+            | Self::TooManyLayers { .. }
+            | Self::LargestOfKind { .. }
+            | Self::LargestOfModel { .. }
+            | Self::WithoutWeights { .. }
+            | Self::NoModel { .. }
+            | Self::OtherFamily { .. }
+            | Self::LoraWithoutHead { .. }
+            | Self::HeadParts { .. }
+            | Self::Vocabulary { .. }
+            | Self::EmbeddingsWithoutHead
+            | Self::UnknownFormat { .. }
+            | Self::IdsWithoutVocabulary
+            | Self::NoTokenizer
+            | Self::ValidationOfEmbeddings
+            | Self::EmptyEpoch
+            | Self::NothingToEvaluate
+            | Self::LossNotFinite { .. }
+            | Self::GradientsNotFinite { .. }
+            | Self::StepsSkipped { .. }
+            | Self::MicroSteps { .. } => 1,
+            Self::DataPosition { .. }
+            | Self::CheckpointExists { .. }
+            | Self::OtherConfiguration { .. }
+            | Self::NoUsableCheckpoint { .. }
+            | Self::NoCheckpoint { .. }
+            | Self::BadCheckpoint { .. }
+            | Self::OlderCheckpoint { .. }
+            | Self::CheckpointConfig { .. }
+            | Self::OtherModel { .. } => 3,
+        }
+    }
+
+    fn limit(&self) -> Option<Limit> {
+        match self {
+            Self::Runtime(error) => error.limit(),
+            _ => None,
+        }
+    }
+}
