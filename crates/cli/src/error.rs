@@ -13,21 +13,25 @@ impl CliError {
     pub fn exit_code(&self) -> u8 {
         self.0.exit_code()
     }
+
+    /// The error with its causes, a line each, and the limit of the system that is behind it.
+    pub fn chain(&self) -> String {
+        let mut text = format!("error: {self}");
+        let mut cause = self.0.source();
+        while let Some(error) = cause {
+            text += &format!("\ncaused by: {error}");
+            cause = error.source();
+        }
+        if let Some(limit) = self.0.limit() {
+            text += &format!("\nlimit: {}", limit.text);
+        }
+        text
+    }
 }
 
 impl fmt::Display for CliError {
-    /// The error with its causes, a line each, and the limit of the system that is behind it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "error: {}", self.0)?;
-        let mut cause = self.0.source();
-        while let Some(error) = cause {
-            write!(f, "\ncaused by: {error}")?;
-            cause = error.source();
-        }
-        match self.0.limit() {
-            Some(limit) => write!(f, "\nlimit: {}", limit.text),
-            None => Ok(()),
-        }
+        self.0.fmt(f)
     }
 }
 

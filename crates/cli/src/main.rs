@@ -78,7 +78,7 @@ fn main() -> ExitCode {
         Command::Man(command) => command.run(),
     };
     done.unwrap_or_else(|error| {
-        terminal::complain(&error.to_string());
+        terminal::complain(&error.chain());
         ExitCode::from(error.exit_code())
     })
 }

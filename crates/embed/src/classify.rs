@@ -55,6 +55,7 @@ pub fn classify(options: &Options, observer: &mut dyn Observer) -> Result<Report
     let names = classes(&model)?;
     let reading = Reading {
         pool: Pool::Mean,
+        outputs: vec!["scores".to_owned()],
         width: names.len(),
         order: if options.sort_by_length { Order::ByLength } else { Order::Input },
     };

@@ -17,6 +17,8 @@ pub(super) const ENCODER: &str = "encoder";
 pub(super) struct Engine {
     session: Session,
     encoder: ModelId,
+    /// The positions of the outputs that make the values of a sequence, one after the other, and their columns.
+    outputs: Vec<(usize, usize)>,
     /// Special tokens at the start and the end of a sequence that are no rows of its result.
     ends: [usize; 2],
     waiting: InOrder<Sequence>,
@@ -27,6 +29,8 @@ pub(super) struct Engine {
 /// What a step gives.
 pub(super) struct Reading {
     pub(super) pool: Pool,
+    /// The outputs of the encoder that make the values of a sequence, in the order of the results.
+    pub(super) outputs: Vec<String>,
     /// Columns of each.
     pub(super) width: usize,
     pub(super) order: Order,
@@ -56,7 +60,14 @@ impl Engine {
             (Pool::Tokens, Encoder::DnabertS(_)) | (Pool::Mean | Pool::Cls, _) => [0, 0],
         };
         let encoder = session.model(ENCODER).ok_or_else(|| RuntimeError::bug("the program has no encoder"))?;
-        Ok(Self { session, encoder, ends, waiting: InOrder::default(), tokens: 0, results })
+        let known = session.outputs(encoder);
+        let position = |name: &String| {
+            let at = known.iter().position(|output| output.name == *name);
+            let missing = || RuntimeError::bug(format!("the encoder has no output `{name}`"));
+            at.map(|at| (at, known[at].width)).ok_or_else(missing)
+        };
+        let outputs = reading.outputs.iter().map(position).collect::<Result<_, _>>()?;
+        Ok(Self { session, encoder, outputs, ends, waiting: InOrder::default(), tokens: 0, results })
     }
 
     /// Adds a sequence, sends the packs that are full by now, and writes what is done.
@@ -156,8 +167,8 @@ impl Engine {
     /// Keeps the values of every output for sequence `i` of a step.
     fn keep(&mut self, key: u64, step: &Completed, i: usize) -> Result<(), EmbedError> {
         let (sequence, kept) = self.waiting.values_of(key)?;
-        for (output, of) in self.session.outputs(self.encoder).iter().enumerate() {
-            let (values, [start, end]) = (step.values(output, i), self.ends.map(|rows| rows * of.width));
+        for &(output, width) in &self.outputs {
+            let (values, [start, end]) = (step.values(output, i), self.ends.map(|rows| rows * width));
             kept.extend_from_slice(&values[start..values.len() - end]);
         }
         if !kept.iter().all(|x| x.is_finite()) {

@@ -189,6 +189,7 @@ pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<Report, E
     let results = Results::create(targets, kind)?;
     let reading = Reading {
         pool: options.pool,
+        outputs: outputs.iter().map(|output| output.name()).collect(),
         width: model.encoder.hidden_size() as usize,
         order: if options.sort_by_length { Order::ByLength } else { Order::Input },
     };

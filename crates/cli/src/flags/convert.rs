@@ -38,7 +38,7 @@ impl Convert {
         let options = Options { input: self.input, output: self.output, force: self.force };
         let done = convert(&options, &mut terminal);
         terminal.finish();
-        let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.to_string()))?;
+        let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
         if self.voice.json() {
             print(&format!("{:#}", report.to_json()))?;
         } else if !self.voice.quiet() {

@@ -120,7 +120,7 @@ impl Embed {
         let options = self.options()?;
         let done = embed(&options, &mut terminal);
         terminal.finish();
-        let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.to_string()))?;
+        let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
         if self.voice.json() {
             print(&format!("{:#}", report.to_json()))?;
         } else if !self.voice.quiet() {

@@ -37,7 +37,7 @@ impl Merge {
         let options = Options { adapter: self.adapter, base: self.base, output: self.output };
         let done = merge(&options, &mut terminal);
         terminal.finish();
-        let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.to_string()))?;
+        let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
         if self.voice.json() {
             print(&format!("{:#}", report.to_json()))?;
         } else if !self.voice.quiet() {

@@ -213,7 +213,7 @@ impl Predict {
             false => predict(&options, &mut terminal).map(|report| vec![report]),
         };
         terminal.finish();
-        let reports = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.to_string()))?;
+        let reports = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
         for report in &reports {
             self.tell(report, &mut terminal)?;
         }

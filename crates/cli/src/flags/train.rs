@@ -87,7 +87,7 @@ impl Train {
         let done =
             train::train_with(&request, &mut |config, observer| train::open(config, observer), &mut terminal);
         terminal.finish();
-        let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.to_string()))?;
+        let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
         match (self.voice.json(), self.voice.quiet()) {
             (true, _) => print(&format!("{:#}", report.run_record))?,
             (false, true) => {}

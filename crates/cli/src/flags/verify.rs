@@ -57,7 +57,7 @@ impl Verify {
         };
         let done = verify(&options, &mut terminal);
         terminal.finish();
-        let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.to_string()))?;
+        let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
         if self.voice.json() {
             print(&format!("{:#}", report.to_json()))?;
         } else if !self.voice.quiet() {
