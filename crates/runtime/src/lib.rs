@@ -4,7 +4,58 @@
 //! Invariant: numbers and addresses are decided by the planner, flags by the command line; every figure that this crate
 //! reports was measured or read from a plan.
 //!
-//! A library user asks the plan what the command line asks:
+//! A session computes sequences inside a memory budget. Its plan says what it will take before anything is allocated:
+//! ```
+//! use data::pack::Order;
+//! use graph::Bytes;
+//! use models::Output;
+//! use plimsoll_runtime::session::bounds::{bounds, copies, output_bytes, with_outputs};
+//! use plimsoll_runtime::session::{Next, Part, Push, Request, Stage, Start};
+//! use plimsoll_runtime::{EncoderModel, RuntimeError, Settings, Silent};
+//!
+//! # fn main() -> Result<(), RuntimeError> {
+//! let model = EncoderModel::builtin_protein()?;
+//! let settings = Settings { budget: Some(Bytes(256 << 20)), ..Settings::default() };
+//! let encoder = Part {
+//!     name: "encoder",
+//!     graph: Box::new(|tokens| model.encoder.graph(bounds(tokens, 128), &[Output::Mean])),
+//!     policy: settings.policy()?,
+//!     streams: true,
+//! };
+//! let stage = Stage {
+//!     parts: vec![encoder],
+//!     longest: 128,
+//!     finish: Box::new(|program, replicas| with_outputs(program, copies(replicas), 0, None)),
+//!     kept: Box::new(|program, steps| Bytes(output_bytes(program).0 * steps as u64)),
+//! };
+//! let planned = settings.plan(Request {
+//!     alternatives: vec![vec![stage]],
+//!     replicas: 1,
+//!     tokens: None,
+//!     budgets: vec![settings.read_budget()?],
+//! })?; // Err: the bill, with what would fit
+//! println!("{}", planned.programs()[0].ledger());
+//!
+//! let start = Start { order: Order::ByLength, weights: vec![&model], running: vec![], kept: "means" };
+//! let mut session = planned.start(0, start, &mut Silent)?;
+//! let encoder = session.model("encoder").expect("planned");
+//! for (key, sequence) in ["MKVLAW", "TRESNDQCEGHIL"].into_iter().enumerate() {
+//!     let mut tokens = vec![];
+//!     model.tokenizer.encode(sequence.as_bytes(), &mut tokens)?;
+//!     assert_eq!(session.push([(encoder, key as u64, &tokens[..])])?, Push::Taken);
+//! }
+//! session.end();
+//! while let Next::Ready(step) = session.next(&|| Ok(()))? {
+//!     for (i, key) in step.keys.iter().enumerate() {
+//!         println!("sequence {key}: {:?}", step.values(0, i));
+//!     }
+//!     session.recycle(step);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A plan alone, as `plimsoll plan` makes it:
 //! ```
 //! use plan::Stream;
 //! use plimsoll_runtime::{machine, price};

@@ -17,7 +17,6 @@ use super::{Opened, Options, Report, Warm};
 use crate::VirusError;
 use data::pack::{Fill, Order};
 use data::sequence::{Extent, Input};
-use exec::Executor;
 use graph::Bytes;
 use plan::Staging;
 use runtime::machine::{Tracker, resident};
@@ -210,11 +209,12 @@ impl Run<'_> {
         warm: &mut Warm,
         observer: &mut dyn Observer,
     ) -> Result<Compute, RuntimeError> {
-        let (stage, program) = (planned::stages(planned)[number], &planned.programs()[number]);
+        let stage = planned::stages(planned)[number];
         let order = if self.options.sort_by_length { Order::ByLength } else { Order::Input };
-        let fits = |executors: &[Executor]| executors.iter().all(|e| e.program() == program);
-        if let Some((_, executors)) = warm.take_if(|(s, executors)| *s == stage && fits(executors)) {
-            return Compute::new(planned.resume(executors, order)?, stage, self.shape, self.options);
+        if let Some((_, executors)) =
+            warm.take_if(|(s, executors)| *s == stage && planned.is_on(number, executors))
+        {
+            return Compute::new(planned.resume(number, executors, order)?, stage, self.shape, self.options);
         }
         let Opened { dna, protein, head, .. } = self.opened;
         let mut weights: Vec<&dyn WeightSource> = vec![];

@@ -1,6 +1,9 @@
 //! The kernel tables: for each kernel the op it computes, what it accepts, how it wants its weights, what it fuses and its
 //! workspace. Invariant: each of these facts stands here and nowhere else; a plan carries the [`KernelId`] of every node, and
 //! devices `match` on it, so that a kernel that is planned but missing does not compile.
+//!
+//! A kernel id names the arithmetic together with the instruction set or the compute capability of its table, which the
+//! target of every plan carries: f32 products on AMX have the id of those in lanes, and bits of their own.
 
 mod cpu;
 mod cuda;

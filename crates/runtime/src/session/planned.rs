@@ -145,11 +145,24 @@ impl Planned<'_> {
         Session::new(executors, start.order)
     }
 
-    /// A session on executors that follow the program of a stage and hold its weights already.
+    /// Whether executors follow the program of a stage, so that a session on them needs no start.
+    pub fn is_on(&self, stage: usize, executors: &[Executor]) -> bool {
+        executors.iter().all(|executor| executor.program() == &self.choice.programs[stage])
+    }
+
+    /// A session of a stage on executors that hold its weights already, see [`Planned::is_on`].
     ///
     /// # Errors
-    /// The system has no room for the threads of the devices.
-    pub fn resume(&self, executors: Vec<Executor>, order: Order) -> Result<Session, RuntimeError> {
-        Session::new(executors, order)
+    /// Executors of another program; no room for the threads of the devices.
+    pub fn resume(
+        &self,
+        stage: usize,
+        executors: Vec<Executor>,
+        order: Order,
+    ) -> Result<Session, RuntimeError> {
+        match self.is_on(stage, &executors) {
+            true => Session::new(executors, order),
+            false => Err(RuntimeError::bug("a session was to go on with executors of another program")),
+        }
     }
 }
