@@ -82,7 +82,7 @@ impl Executor {
             let size = Bytes(bytes.len() as u64);
             self.device_mut().feed(from, bytes)?;
             self.device_mut().copy(from, at, size)?;
-            place = Some(from + self.padded(size));
+            place = Some(from + self.program().padded(size).0);
         }
         Ok(())
     }
@@ -95,16 +95,12 @@ impl Executor {
             if let Some(to) = place {
                 self.device_mut().copy(at, to, size)?;
                 at = to;
-                place = Some(to + self.padded(size));
+                place = Some(to + self.program().padded(size).0);
             }
             let ticket = self.device_mut().fetch(at, size)?;
             self.open.tickets.push_back((ticket, n));
         }
         Ok(())
-    }
-
-    fn padded(&self, bytes: Bytes) -> u64 {
-        bytes.align_up(self.program().target().alignment).0
     }
 
     /// An error unless there is room, and inputs and outputs are those of the plan.

@@ -45,8 +45,8 @@ impl Program {
             return self;
         }
         let depth = depth.clamp(1, MOST);
-        let inputs = |g: &Graph| self.padded(g, &g.inputs);
-        let outputs = |g: &Graph| self.padded(g, &g.outputs);
+        let inputs = |g: &Graph| self.all_padded(g, &g.inputs);
+        let outputs = |g: &Graph| self.all_padded(g, &g.outputs);
         let widest = |of: &dyn Fn(&Graph) -> Bytes| self.plans().iter().map(|(_, p)| of(&p.graph)).max();
         let step = [widest(&inputs).unwrap_or_default(), widest(&outputs).unwrap_or_default()];
         let first = self.ring.map_or(self.staging.len(), |ring| ring.first);
@@ -86,11 +86,15 @@ impl Program {
         [of(inputs) + weights, of(outputs)]
     }
 
-    fn padded(&self, graph: &Graph, values: &[(String, ValueId)]) -> Bytes {
-        let bytes = |v: ValueId| graph.spec(v).bytes(&graph.bounds).align_up(self.target().alignment);
-        values.iter().map(|&(_, v)| bytes(v)).sum()
+    /// The bytes of the ring that a value of `bytes` takes: the next one begins behind them.
+    pub fn padded(&self, bytes: Bytes) -> Bytes {
+        bytes.align_up(self.target().alignment)
+    }
+
+    fn all_padded(&self, graph: &Graph, values: &[(String, ValueId)]) -> Bytes {
+        values.iter().map(|&(_, v)| self.padded(graph.spec(v).bytes(&graph.bounds))).sum()
     }
 }
 
 /// The memory space of machines whose arena is the host's memory.
-const HOST: &str = "host";
+pub const HOST: &str = "host";

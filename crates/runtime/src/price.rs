@@ -2,7 +2,7 @@
 
 use crate::hub::{self, Need};
 use crate::session::bounds::{bounds, copies, with_outputs};
-use crate::session::{HOST, Part, Space, Stage, search, threads};
+use crate::session::{Part, Space, Stage, search, threads};
 use crate::settings::{LETTERS_OF_REPLICA, most_replicas, on_cpu, threads_of_each};
 use crate::{Budget, RequestError, RuntimeError, Settings, Silent, machine, process};
 use cpu::{CpuDevice, Isa};
@@ -12,7 +12,7 @@ use data::printable::Place;
 use data::weights::HubEnv;
 use graph::Bytes;
 use models::{Encoder, Output, known};
-use plan::{Dump, OPEN_STEPS, Policy, Precision, Program, Staging, Stream, Target};
+use plan::{Dump, HOST, OPEN_STEPS, Policy, Precision, Program, Staging, Stream, Target};
 use serde_json::{Value, json};
 use std::path::Path;
 

@@ -5,9 +5,9 @@ use super::stage::Stage;
 use graph::{Bounds, Bytes};
 use graph::{Graph, VerifyError};
 use models::{Encoder, HeadConfig, Output, mlp_head};
-use plan::{Policy, Precision, Program, Staging};
+use plan::{HOST, Policy, Precision, Program, Staging};
 use runtime::session::bounds::{bounds, copies, in_flight_target, tokens};
-use runtime::session::{self, HOST, Part};
+use runtime::session::{self, Part};
 
 /// The parts of the work: both encoders and the head, in this order where there is one of each.
 pub(crate) const DNA: usize = 0;

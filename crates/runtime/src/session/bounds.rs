@@ -1,8 +1,8 @@
 //! The bounds of steps, and what a run holds beside its arena for each step in flight. Invariant: runs and `plan` ask here
 //! alone, so what is planned is what is held.
 
-use super::HOST;
 use graph::{Bounds, Bytes, Graph};
+use plan::HOST;
 use plan::{Program, Staging};
 
 /// Tokens that bounds are a multiple of.

@@ -36,9 +36,6 @@ use replicas::{Done, Replicas, Values, Work};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// The memory space of machines whose arena is the host's memory.
-pub const HOST: &str = "host";
-
 /// Into how many packs for each device the sequences that are left at the end are cut: with several, the devices end closer
 /// together.
 const LAST_PACKS: usize = 2;

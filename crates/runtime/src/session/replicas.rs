@@ -6,13 +6,13 @@
 #[path = "tests.rs"]
 mod tests;
 
-use super::HOST;
 use super::bounds::in_flight_target;
 use super::replica::{Replica, Shared};
 use crate::{Level, Observer, RuntimeError};
 use data::limits::spawn;
 use exec::{Data, DeviceError, Executor};
 use graph::{Bytes, Counts, Dim, ValueId};
+use plan::HOST;
 use plan::{InputId, OutputId, Program};
 use serde_json::{Value, json};
 use std::any::Any;

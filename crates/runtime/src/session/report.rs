@@ -1,10 +1,10 @@
 //! What a run says of its devices, kernels and memory when it begins. Invariant: every figure is read from the plan.
 
-use super::HOST;
 use super::bounds::tokens;
 use crate::budget::Budget;
 use exec::Executor;
 use graph::{Bytes, Op};
+use plan::HOST;
 use plan::{Precision, Program};
 
 /// How each device computes, for a line each; replicas of the CPU are alike.

@@ -1,10 +1,10 @@
 //! Weights on their way from files to arenas. Invariant: each parameter is read once, however many arenas it goes to.
 
-use super::HOST;
 use crate::{EncoderModel, HeadModel, RuntimeError, machine};
 use data::limits;
 use exec::{Executor, Param, ParamSource};
 use graph::Graph;
+use plan::HOST;
 use std::error::Error;
 use std::ops::Range;
 
