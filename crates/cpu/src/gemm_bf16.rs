@@ -6,7 +6,7 @@
 //! and with FMA not on the instructions (but where a sum is below 2^-126, see `dot::Pairs`). Where the tiles of AMX
 //! are used, `gemm_bf16_amx` takes over: with other bits, under the same rule.
 //!
-//! Weights lie as `graph::Layout::Tiles` says: panels of 32 columns of y, and in them steps of 32 k, two tiles each.
+//! Weights lie as `plan::TILE_STEP` says: panels of 32 columns of y, and in them steps of 32 k, two tiles each.
 //!
 //! Order of work: as in `gemm`, but rows and panels are widened into the workspace, slice by slice; dot products take
 //! panels as they lie.

@@ -4,7 +4,7 @@
 //! rounding at the end. So the bits of a row depend on that row and the weights: not on M, the row's position, the threads
 //! or, with FMA, the instructions, tiles included.
 //!
-//! Weights lie as `graph::Layout::ScaledTiles` says: panels of 32 columns of y, in them steps of 64 k of two tiles each, in
+//! Weights lie as `plan::CODES_STEP` says: panels of 32 columns of y, in them steps of 64 k of two tiles each, in
 //! those lines of four k.
 //!
 //! Order of work without tiles: that of `gemm_dots`.

@@ -219,15 +219,22 @@ impl Shape {
         let full = plan.graph.bounds.full();
         match spec.layout {
             Layout::RowMajor => Self::Rows { elements: spec.elements_at(full), dtype: spec.dtype },
-            Layout::Panels { width } => {
-                Self::Panels { width: u64::from(width), n: spec.rows(full), k: spec.row_elements() }
+            Layout::Packed { rows, .. } => {
+                let (n, k) = (spec.rows(full), spec.row_elements());
+                match spec.dtype {
+                    DType::F32 => Self::Panels { width: u64::from(rows), n, k },
+                    DType::Bf16 => Self::Tiles { n, k },
+                    DType::I8 => Self::ScaledTiles { n, k },
+                    // No kernel has packed weights of these types, which graphs are held to.
+                    DType::F16 | DType::F8 | DType::I32 | DType::U8 => {
+                        Self::Rows { elements: spec.elements_at(full), dtype: spec.dtype }
+                    }
+                }
             }
-            Layout::Tiles => Self::Tiles { n: spec.rows(full), k: spec.row_elements() },
             Layout::Scaled => {
                 let of = if spec.dtype == DType::I8 { Codes::Int8 } else { Codes::E4m3 };
                 Self::Scaled { of, n: spec.rows(full), k: spec.row_elements() }
             }
-            Layout::ScaledTiles => Self::ScaledTiles { n: spec.rows(full), k: spec.row_elements() },
         }
     }
 }

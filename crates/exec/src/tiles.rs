@@ -1,9 +1,9 @@
-//! Weights as [`graph::Layout::Tiles`] has them, bf16 in the order in which products on tiles read them, and codes as
-//! [`graph::Layout::ScaledTiles`] has them. Invariant: every number is rounded once, to nearest even; what is past the last
+//! Weights in the blocks of [`plan::TILE_STEP`], bf16 in the order in which products on tiles read them, and codes in those
+//! of [`plan::CODES_STEP`]. Invariant: every number is rounded once, to nearest even; what is past the last
 //! row or column is zero.
 
 use crate::half::f32_to_bf16;
-use graph::{CODES_STEP, TILE_STEP};
+use plan::{CODES_STEP, TILE_STEP};
 
 /// Rows of a panel, and columns of a step.
 pub const STEP: usize = TILE_STEP as usize;

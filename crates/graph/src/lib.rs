@@ -19,8 +19,6 @@ pub use graph::{Def, Graph, Node, Param, Phase, Piece, State, StateKind, Value};
 pub use id::{NodeId, ParamId, StateId, ValueId};
 pub use op::{Op, OpKind};
 pub use ops::{Cost, NotDifferentiable, OpRules, PrecisionClass, RuleError, ShardError, Vjp};
-pub use spec::{
-    Bounds, Bytes, CODES_STEP, Counts, DType, Dim, GRANULE, Layout, Placement, Role, TILE_STEP, TensorSpec,
-};
+pub use spec::{Bounds, Bytes, Counts, DType, Dim, GRANULE, Layout, Placement, Role, TensorSpec};
 pub use text::node_label;
 pub use verify::VerifyError;

@@ -83,7 +83,7 @@ pub enum DType {
     I32,
     /// e4m3 (Micikevicius et al. 2022, arXiv:2209.05433): no infinities, at most 448. Always with [`Layout::Scaled`].
     F8,
-    /// Codes from -127 to 127. Always with [`Layout::Scaled`] or [`Layout::ScaledTiles`].
+    /// Codes from -127 to 127. Always with [`Layout::Scaled`] or [`Layout::Packed`].
     I8,
     /// Codes of quantised optimizer states.
     U8,
@@ -215,32 +215,22 @@ pub enum Layout {
     /// C order.
     #[default]
     RowMajor,
-    /// A weight (N, K) in panels of `width` rows, each panel K x width, the last one padded with zeros:
-    /// what a GEMM kernel streams. Packed once, when the weight is loaded.
-    Panels {
-        /// Rows of W (columns of the product) in one panel.
-        width: u32,
+    /// A weight (N, K), padded with zeros to whole blocks of `rows` by `columns`, in the order in which a kernel reads it; the
+    /// kernel's table gives the block. Packed once, when the weight is loaded. Of codes, one f32 for each padded row, by which
+    /// the row's codes are multiplied, stands behind all blocks.
+    Packed {
+        /// Rows of a block (columns of the product).
+        rows: u32,
+        /// Columns of a block.
+        columns: u32,
     },
-    /// A weight (N, K) of bf16 in panels of [`TILE_STEP`] rows, padded with zeros to whole tiles: what products on tiles of
-    /// matrix units stream. A panel holds, for each step of [`TILE_STEP`] columns, two tiles of 16 rows; line j of a
-    /// tile holds columns 2j and 2j + 1 of its rows, row after row. Packed once, when the weight is loaded.
-    Tiles,
     /// A matrix of codes in C order, each row padded with zeros to a multiple of [`GRANULE`], and behind them all one f32
     /// for each row, by which the row's codes are multiplied.
     Scaled,
-    /// A weight (N, K) of codes of 8 bits as [`Layout::Tiles`] has those of 16: a step is [`CODES_STEP`] columns, and line j
-    /// of a tile holds columns 4j to 4j + 3 of its rows. Behind all panels stands one f32 for each row, zeros past N.
-    ScaledTiles,
 }
 
 /// Codes of a row that products of 8 bits take at once: their rows start at multiples of 16 bytes.
 pub const GRANULE: u64 = 16;
-
-/// Rows of a panel of [`Layout::Tiles`], and columns of a step.
-pub const TILE_STEP: u64 = 32;
-
-/// Columns of a step of [`Layout::ScaledTiles`].
-pub const CODES_STEP: u64 = 64;
 
 impl Layout {
     /// How elements of a type lie where nobody asks for anything else.
@@ -319,30 +309,24 @@ impl TensorSpec {
     pub fn elements_at(&self, counts: Counts) -> u64 {
         match self.layout {
             Layout::RowMajor => self.shape.iter().map(|d| d.at(counts)).product(),
-            Layout::Panels { width } => {
-                let rows = self.shape[0].at(counts).next_multiple_of(u64::from(width));
-                rows * self.shape[1..].iter().map(|d| d.at(counts)).product::<u64>()
-            }
-            Layout::Tiles => {
-                let whole = |n: u64| n.next_multiple_of(TILE_STEP);
-                whole(self.rows(counts)) * whole(self.row_elements())
+            Layout::Packed { rows, columns } => {
+                let (n, k) = (self.rows(counts), self.row_elements());
+                n.next_multiple_of(u64::from(rows)) * k.next_multiple_of(u64::from(columns))
             }
             Layout::Scaled => self.rows(counts) * self.row_elements().next_multiple_of(GRANULE),
-            Layout::ScaledTiles => {
-                self.rows(counts).next_multiple_of(TILE_STEP) * self.row_elements().next_multiple_of(CODES_STEP)
-            }
         }
     }
 
     /// Bytes in a step of `counts`.
     pub fn bytes_at(&self, counts: Counts) -> Bytes {
         let elements = Bytes(self.elements_at(counts) * self.dtype.size());
+        let scales = |rows: u64| Bytes(rows * DType::F32.size());
         match self.layout {
-            Layout::RowMajor | Layout::Panels { .. } | Layout::Tiles => elements,
-            Layout::Scaled => elements + Bytes(self.rows(counts) * DType::F32.size()),
-            Layout::ScaledTiles => {
-                elements + Bytes(self.rows(counts).next_multiple_of(TILE_STEP) * DType::F32.size())
+            Layout::Packed { rows, .. } if self.dtype.is_scaled() => {
+                elements + scales(self.rows(counts).next_multiple_of(u64::from(rows)))
             }
+            Layout::RowMajor | Layout::Packed { .. } => elements,
+            Layout::Scaled => elements + scales(self.rows(counts)),
         }
     }
 
@@ -374,10 +358,8 @@ impl fmt::Display for TensorSpec {
         write!(f, "]")?;
         match self.layout {
             Layout::RowMajor => Ok(()),
-            Layout::Panels { width } => write!(f, " panels{width}"),
-            Layout::Tiles => f.write_str(" tiles"),
+            Layout::Packed { rows, columns } => write!(f, " packed {rows}x{columns}"),
             Layout::Scaled => f.write_str(" scaled"),
-            Layout::ScaledTiles => f.write_str(" scaled tiles"),
         }
     }
 }
@@ -394,11 +376,11 @@ mod tests {
     }
 
     #[test]
-    fn panels_pad_rows() {
+    fn blocks_pad_rows() {
         let bounds = Bounds { tokens: 7, sequences: 2, longest: 4 };
         let mut w = TensorSpec::activation([Dim::Fixed(33), Dim::Fixed(10)], DType::F32);
         assert_eq!(w.bytes(&bounds), Bytes(33 * 10 * 4));
-        w.layout = Layout::Panels { width: 32 };
+        w.layout = Layout::Packed { rows: 32, columns: 1 };
         assert_eq!(w.bytes(&bounds), Bytes(64 * 10 * 4));
         let x = TensorSpec::activation([Dim::Tokens(2), Dim::Fixed(3)], DType::F32);
         assert_eq!(x.bytes(&bounds), Bytes(14 * 3 * 4));
@@ -406,12 +388,12 @@ mod tests {
     }
 
     #[test]
-    fn tiles_pad_rows_and_columns() {
+    fn blocks_pad_rows_and_columns() {
         let counts = Counts { tokens: 1, sequences: 1 };
         let mut w = TensorSpec::activation([Dim::Fixed(33), Dim::Fixed(10)], DType::Bf16);
-        w.layout = Layout::Tiles;
+        w.layout = Layout::Packed { rows: 32, columns: 32 };
         assert_eq!((w.elements_at(counts), w.bytes_at(counts)), (64 * 32, Bytes(2 * 2048)));
-        assert_eq!(w.to_string(), "bf16[33, 10] tiles");
+        assert_eq!(w.to_string(), "bf16[33, 10] packed 32x32");
     }
 
     #[test]
@@ -422,8 +404,8 @@ mod tests {
         assert_eq!(x.to_string(), "f8[T, 40] scaled");
         let mut w = TensorSpec::activation([Dim::Fixed(33), Dim::Fixed(70)], DType::I8);
         assert_eq!(w.bytes_at(counts), Bytes(33 * 80 + 33 * 4));
-        w.layout = Layout::ScaledTiles;
+        w.layout = Layout::Packed { rows: 32, columns: 64 };
         assert_eq!(w.bytes_at(counts), Bytes(64 * 128 + 64 * 4));
-        assert_eq!(w.to_string(), "i8[33, 70] scaled tiles");
+        assert_eq!(w.to_string(), "i8[33, 70] packed 32x64");
     }
 }

@@ -146,7 +146,12 @@ fn malformed(spec: &TensorSpec) -> Option<&'static str> {
     if survives && spec.shape.iter().any(|d| d.fixed().is_none()) {
         return Some("what survives the step may not depend on its bounds");
     }
-    if spec.dtype.is_scaled() != matches!(spec.layout, Layout::Scaled | Layout::ScaledTiles) {
+    let may_be_scaled = match spec.layout {
+        Layout::RowMajor => !spec.dtype.is_scaled(),
+        Layout::Scaled => spec.dtype.is_scaled(),
+        Layout::Packed { .. } => true,
+    };
+    if !may_be_scaled {
         return Some("codes and scaled rows go together");
     }
     match spec.layout {
@@ -156,24 +161,13 @@ fn malformed(spec: &TensorSpec) -> Option<&'static str> {
             let given = matches!(spec.role, Role::Param(_) | Role::Activation);
             (!(matrix && given)).then_some("scaled rows hold parameters and activations that are matrices")
         }
-        Layout::Panels { width } => {
+        Layout::Packed { rows, columns } => {
             let packed = matches!(spec.shape[..], [Dim::Fixed(_), Dim::Fixed(_)])
                 && matches!(spec.role, Role::Param(_))
-                && spec.dtype == DType::F32
-                && width > 0;
-            (!packed).then_some("panels hold parameters that are matrices of f32")
-        }
-        Layout::Tiles => {
-            let packed = matches!(spec.shape[..], [Dim::Fixed(_), Dim::Fixed(_)])
-                && matches!(spec.role, Role::Param(_))
-                && spec.dtype == DType::Bf16;
-            (!packed).then_some("tiles hold parameters that are matrices of bf16")
-        }
-        Layout::ScaledTiles => {
-            let packed = matches!(spec.shape[..], [Dim::Fixed(_), Dim::Fixed(_)])
-                && matches!(spec.role, Role::Param(_))
-                && spec.dtype == DType::I8;
-            (!packed).then_some("scaled tiles hold parameters that are matrices of i8")
+                && matches!(spec.dtype, DType::F32 | DType::Bf16 | DType::I8)
+                && rows > 0
+                && columns > 0;
+            (!packed).then_some("blocks hold parameters that are matrices of f32, bf16 or i8")
         }
     }
 }

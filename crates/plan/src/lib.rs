@@ -31,8 +31,8 @@ pub use compile::{Dump, Plan, compile, compile_shared, compile_with};
 pub use cost::{node_seconds, step_seconds};
 pub use error::PlanError;
 pub use kernels::{
-    Capability, CpuKernel, CudaKernel, Fusions, InstructionSet, KernelId, Kernels, MOST_HEADS, ReferenceKernel,
-    WIDEST_HEAD, chunk_words, copy_bytes, flash_bytes, flash_grad_bytes,
+    CODES_STEP, Capability, CpuKernel, CudaKernel, Fusions, InstructionSet, KernelId, Kernels, MOST_HEADS,
+    ReferenceKernel, TILE_STEP, WIDEST_HEAD, chunk_words, copy_bytes, flash_bytes, flash_grad_bytes,
 };
 pub use ledger::{Entry, Ledger};
 pub use memory::{MemoryPlan, Persistent, Region, Slice};

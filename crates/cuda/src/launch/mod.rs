@@ -51,7 +51,7 @@ impl Tensor {
     pub(crate) fn stride(&self) -> u64 {
         match Layout::of(self.dtype) {
             Layout::Scaled => self.columns.next_multiple_of(GRANULE),
-            Layout::RowMajor | Layout::Panels { .. } | Layout::Tiles | Layout::ScaledTiles => self.columns,
+            Layout::RowMajor | Layout::Packed { .. } => self.columns,
         }
     }
 

@@ -144,8 +144,18 @@ enum Scratch {
     Rows,
 }
 
-/// Rows of the panels that products of f32 stream.
+/// Rows of the panels that products of f32 stream: each panel is K x 32.
 const PANEL: u32 = 32;
+
+/// Rows of a panel of tiles, and columns of a step: what products of bf16 on tiles of matrix units stream. A panel holds, for
+/// each step, two tiles of 16 rows; line j of a tile holds columns 2j and 2j + 1 of its rows, row after row.
+pub const TILE_STEP: u32 = 32;
+
+/// Columns of a step of products of 8 bits: line j of a tile holds columns 4j to 4j + 3 of its rows.
+pub const CODES_STEP: u32 = 64;
+
+/// Weights of bf16 in tiles.
+const TILES: Layout = Layout::Packed { rows: TILE_STEP, columns: TILE_STEP };
 
 /// Most heads of attention.
 pub const MOST_HEADS: u32 = 128;
@@ -230,9 +240,9 @@ impl CpuKernel {
 
     pub(super) fn weights(self) -> Layout {
         match self.row().0 {
-            Takes::Panels => Layout::Panels { width: PANEL },
-            Takes::Tiles | Takes::Mlp => Layout::Tiles,
-            Takes::Codes => Layout::ScaledTiles,
+            Takes::Panels => Layout::Packed { rows: PANEL, columns: 1 },
+            Takes::Tiles | Takes::Mlp => TILES,
+            Takes::Codes => Layout::Packed { rows: TILE_STEP, columns: CODES_STEP },
             Takes::Widened | Takes::WidenedF16 | Takes::Native | Takes::Bf16 => Layout::RowMajor,
         }
     }
@@ -240,7 +250,7 @@ impl CpuKernel {
     /// Whether it accepts a node, as far as op, attributes and weights tell; the element types of inputs are checked apart.
     pub(super) fn accepts(self, graph: &Graph, node: &Node) -> bool {
         let weights = || node.op.weights().iter().map(|&i| graph.spec(node.inputs[i]).dtype);
-        let in_tiles = self.weights() != Layout::Tiles || weights().all(|dtype| dtype == DType::Bf16);
+        let in_tiles = self.weights() != TILES || weights().all(|dtype| dtype == DType::Bf16);
         self.op() == node.op.kind() && in_tiles && has(&node.op)
     }
 

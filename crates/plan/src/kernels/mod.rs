@@ -9,7 +9,7 @@ mod cpu;
 mod cuda;
 mod reference;
 
-pub use cpu::{CpuKernel, InstructionSet, MOST_HEADS, flash_bytes, flash_grad_bytes};
+pub use cpu::{CODES_STEP, CpuKernel, InstructionSet, MOST_HEADS, TILE_STEP, flash_bytes, flash_grad_bytes};
 pub use cuda::{Capability, CudaKernel};
 pub use reference::ReferenceKernel;
 

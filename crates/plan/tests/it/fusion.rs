@@ -88,7 +88,11 @@ fn mlps_are_fused_where_a_kernel_has_them() {
         assert_eq!((parts(&plan.graph), parts(&without.graph)), (fused, apart), "{id}");
         for (_, node) in plan.graph.nodes().filter(|(_, node)| matches!(node.op, Op::Mlp(_))) {
             let layouts = node.op.weights().iter().map(|&i| plan.graph.spec(node.inputs[i]).layout);
-            assert!(layouts.into_iter().all(|layout| layout == Layout::Tiles), "{}", plan.graph);
+            assert!(
+                layouts.into_iter().all(|layout| layout == Layout::Packed { rows: 32, columns: 32 }),
+                "{}",
+                plan.graph
+            );
         }
     }
     let streamed = Policy { weights: Weights::Streamed, ..bf16.clone() };

@@ -83,7 +83,7 @@ fn sixteen_bits_take_half_of_the_bytes() {
 /// (precision, a target that has it, the type of its codes, how products of codes want their weights)
 const CODES: [(Precision, &str, DType, Layout); 2] = [
     (Precision::Fp8, "h200", DType::F8, Layout::Scaled),
-    (Precision::Int8, "cpu", DType::I8, Layout::ScaledTiles),
+    (Precision::Int8, "cpu", DType::I8, Layout::Packed { rows: 32, columns: 64 }),
 ];
 
 fn codes(precision: Precision, on: &str, id: &str, outputs: &[Output], fuse: bool) -> Graph {

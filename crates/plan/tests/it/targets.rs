@@ -106,7 +106,7 @@ fn bf16_linears_have_tiles_where_their_kernel_wants_them() {
                 let (n, k) = (spec.rows(plan.graph.bounds.full()), spec.row_elements());
                 let tiles = Bytes(n.div_ceil(32) * k.div_ceil(32) * 2048);
                 assert_eq!(spec.dtype, dtype);
-                assert_eq!(spec.layout == Layout::Tiles, dtype == DType::Bf16);
+                assert_eq!(spec.layout == Layout::Packed { rows: 32, columns: 32 }, dtype == DType::Bf16);
                 assert!(dtype == DType::F32 || spec.bytes(&plan.graph.bounds) == tiles, "{spec}");
             }
         }
