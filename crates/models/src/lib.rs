@@ -32,4 +32,4 @@ pub use mlm::Task;
 pub use mlp_head::{HeadConfig, mlp_head};
 pub use names::{candidates, derived, from_fair_esm, twins};
 pub use training::Training;
-pub use tuning::{Group, Tuning, group, trains};
+pub use tuning::{Group, TunedPart, Tuning, group, trains};

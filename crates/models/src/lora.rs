@@ -4,6 +4,7 @@
 use crate::Training;
 use crate::init::Init;
 use crate::training::Dropping;
+use crate::tuning::TunedPart;
 use graph::ops::{Epilogue, Prologue, Scale};
 use graph::{Builder, Def, Graph, Op, Piece, Role, ValueId, VerifyError};
 use std::fmt;
@@ -100,10 +101,11 @@ impl Lora {
     /// A starts as torch's Linear does, B at 0 (as the authors' code). `None`: the tensor is no adapter's.
     pub fn init(piece: &Piece) -> Option<Init> {
         let fan_in = piece.shape.get(1).copied().unwrap_or(1) as f32;
-        if piece.tensor.ends_with(".lora_A.weight") {
-            return Some(Init::Uniform(fan_in.powf(-0.5)));
+        match TunedPart::of(&piece.tensor) {
+            TunedPart::AdapterA { .. } => Some(Init::Uniform(fan_in.powf(-0.5))),
+            TunedPart::AdapterB { .. } => Some(Init::Zeros),
+            TunedPart::Base | TunedPart::Classifier => None,
         }
-        piece.tensor.ends_with(".lora_B.weight").then_some(Init::Zeros)
     }
 
     /// y + scale (x A^T) B^T. x: (T, K), y: (T, N).

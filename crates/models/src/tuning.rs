@@ -31,6 +31,40 @@ pub fn group(param: &Param) -> Group {
     }
 }
 
+/// The part of a fine-tuned model that a tensor belongs to. Names of tensors are read here alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TunedPart<'a> {
+    /// The model that is tuned.
+    Base,
+    /// The classifier over it.
+    Classifier,
+    /// The matrix A of the adapter of a module, which reads the module's input.
+    AdapterA {
+        /// The module.
+        module: &'a str,
+    },
+    /// The matrix B of the adapter of a module, which is added to the module's output.
+    AdapterB {
+        /// The module.
+        module: &'a str,
+    },
+}
+
+impl<'a> TunedPart<'a> {
+    /// The part of the tensor of this name.
+    pub fn of(name: &'a str) -> Self {
+        if let Some(module) = name.strip_suffix(".lora_A.weight") {
+            Self::AdapterA { module }
+        } else if let Some(module) = name.strip_suffix(".lora_B.weight") {
+            Self::AdapterB { module }
+        } else if name.starts_with("classifier.") {
+            Self::Classifier
+        } else {
+            Self::Base
+        }
+    }
+}
+
 /// How much of a model is trained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tuning {
@@ -44,11 +78,11 @@ pub enum Tuning {
 
 /// Whether a parameter is trained.
 pub fn trains(tuning: Tuning, param: &Param) -> bool {
-    let head = param.name.starts_with("classifier.");
+    let part = TunedPart::of(&param.name);
     let chosen = match tuning {
         Tuning::Full => true,
-        Tuning::Head => head,
-        Tuning::Adapters => head || param.name.contains(".lora_"),
+        Tuning::Head => part == TunedPart::Classifier,
+        Tuning::Adapters => part != TunedPart::Base,
     };
     chosen && group(param) != Group::Buffer
 }

@@ -4,7 +4,7 @@
 use crate::ToolError;
 use data::atomic::{AtomicFile, sync_folder};
 use data::weights::{DType, HubEnv, Tensor, Weights, f32_to_bf16, f32_to_f16, safetensors_header};
-use models::{Encoder, Task};
+use models::{Encoder, Task, TunedPart};
 use runtime::adapter::{self, Adapter};
 use runtime::hub::CONFIG;
 use runtime::hub::tokenizer_files;
@@ -104,11 +104,14 @@ impl<'a> Merging<'a> {
         let (mut modules, mut classifier) = (BTreeSet::new(), vec![]);
         for tensor in tensors.tensors() {
             let name = tensor.name().strip_prefix(adapter::PREFIX).ok_or_else(|| foreign(tensor.name()))?;
-            let halves = [".lora_A.weight", ".lora_B.weight"].map(|half| name.strip_suffix(half));
-            match halves.into_iter().flatten().next() {
-                Some(module) => drop(modules.insert(module)),
-                None if name == "classifier.weight" || name == "classifier.bias" => classifier.push(tensor),
-                None => return Err(foreign(tensor.name())),
+            match TunedPart::of(name) {
+                TunedPart::AdapterA { module } | TunedPart::AdapterB { module } => {
+                    modules.insert(module);
+                }
+                TunedPart::Classifier if ["classifier.weight", "classifier.bias"].contains(&name) => {
+                    classifier.push(tensor);
+                }
+                TunedPart::Classifier | TunedPart::Base => return Err(foreign(tensor.name())),
             }
         }
         let mut pairs = BTreeMap::new();

@@ -11,8 +11,8 @@ use exec::ParamSource;
 use graph::ops::Mask;
 use graph::{Bounds, Graph, Param, Piece};
 use models::{
-    DecoderConfig, Encoder, Experts, HeadConfig, Init, Kept, Lora, Mlp, Positions, Task, Training, Tuning,
-    group, init, init_param, trains,
+    DecoderConfig, Encoder, Experts, HeadConfig, Init, Kept, Lora, Mlp, Positions, Task, Training, TunedPart,
+    Tuning, group, init, init_param, trains,
 };
 use plan::{Group, PlanError};
 use runtime::adapter::{self, Adapter};
@@ -224,8 +224,8 @@ impl Subject {
             Kind::Encoder { encoder, lora, .. } => match lora {
                 None => Some(encoder.hub_name(tensor)),
                 Some(_) => {
-                    let own = tensor.contains(".lora_") || tensor.starts_with("classifier.");
-                    own.then(|| format!("{}{}", adapter::PREFIX, encoder.hub_name(tensor)))
+                    let is_own = TunedPart::of(tensor) != TunedPart::Base;
+                    is_own.then(|| format!("{}{}", adapter::PREFIX, encoder.hub_name(tensor)))
                 }
             },
             Kind::Head(_) => Some(tensor.to_owned()),
@@ -262,9 +262,9 @@ impl Subject {
     }
 
     fn adapter(&self, task: Task, lora: &Lora, tensors: &[Stored]) -> String {
-        let module = |t: &Stored| {
-            let name = t.name.strip_prefix(adapter::PREFIX)?.strip_suffix(".lora_A.weight")?;
-            Some(name.to_owned())
+        let module = |t: &Stored| match TunedPart::of(t.name.strip_prefix(adapter::PREFIX)?) {
+            TunedPart::AdapterA { module } => Some(module.to_owned()),
+            TunedPart::AdapterB { .. } | TunedPart::Classifier | TunedPart::Base => None,
         };
         let adapter = Adapter {
             base: self.name.clone(),
