@@ -1,7 +1,7 @@
 //! What ends a command early. Invariant: the exit code and the limit of the system are those of the error of the crate that
 //! knows.
 
-use runtime::{Failure, Limit};
+use runtime::{Failure, RuntimeError};
 use std::fmt;
 
 /// The error of an application or of the runtime, or words that do not go together.
@@ -54,11 +54,7 @@ impl fmt::Display for UsageError {
 impl std::error::Error for UsageError {}
 
 impl Failure for UsageError {
-    fn exit_code(&self) -> u8 {
-        1
-    }
-
-    fn limit(&self) -> Option<Limit> {
+    fn of_runtime(&self) -> Option<&RuntimeError> {
         None
     }
 }

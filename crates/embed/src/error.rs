@@ -2,7 +2,7 @@
 //! about, and the next step.
 
 use data::printable::Place;
-use runtime::{Failure, Limit, RuntimeError};
+use runtime::{Failure, RuntimeError};
 use std::path::PathBuf;
 
 /// Why an embedding or a classification fails.
@@ -99,25 +99,9 @@ impl<E: Into<RuntimeError>> From<E> for EmbedError {
 }
 
 impl Failure for EmbedError {
-    fn exit_code(&self) -> u8 {
+    fn of_runtime(&self) -> Option<&RuntimeError> {
         match self {
-            Self::Runtime(error) => error.exit_code(),
-            Self::UnknownFormat { .. }
-            | Self::TokensNeedSafetensors
-            | Self::Exists { .. }
-            | Self::SameResult { .. }
-            | Self::NoLimit { .. }
-            | Self::NoSuchLayer { .. }
-            | Self::LayerTwice { .. }
-            | Self::LongerThanStep { .. }
-            | Self::NotFinite { .. }
-            | Self::NoClassifier { .. } => 1,
-        }
-    }
-
-    fn limit(&self) -> Option<Limit> {
-        match self {
-            Self::Runtime(error) => error.limit(),
+            Self::Runtime(error) => Some(error),
             _ => None,
         }
     }

@@ -1,7 +1,7 @@
 //! Why a picture cannot be drawn. Invariant: every message names the file or the record that it is about, and the next step.
 
 use data::printable::{Name, Place};
-use runtime::{Failure, Limit, RuntimeError};
+use runtime::{Failure, RuntimeError};
 use std::path::PathBuf;
 
 /// Why a picture cannot be drawn.
@@ -167,16 +167,9 @@ impl<E: Into<RuntimeError>> From<E> for PlotError {
 }
 
 impl Failure for PlotError {
-    fn exit_code(&self) -> u8 {
+    fn of_runtime(&self) -> Option<&RuntimeError> {
         match self {
-            Self::Runtime(error) => error.exit_code(),
-            _ => 1,
-        }
-    }
-
-    fn limit(&self) -> Option<Limit> {
-        match self {
-            Self::Runtime(error) => error.limit(),
+            Self::Runtime(error) => Some(error),
             _ => None,
         }
     }

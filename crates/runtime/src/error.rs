@@ -17,12 +17,24 @@ use std::path::{Path, PathBuf};
 ///
 /// Every application has an error enum of its own, with its refusals as variants and [`RuntimeError`] as one of them.
 pub trait Failure: std::error::Error {
-    /// The exit code: 1 failure or bad input, 3 the output folder is unusable, 4 it does not fit in memory, 128 plus the
-    /// signal's number after a signal.
-    fn exit_code(&self) -> u8;
+    /// The error of the runtime that this error wraps: exit code and limit are its.
+    fn of_runtime(&self) -> Option<&RuntimeError>;
+
+    /// The exit code where no error of the runtime is wrapped: 1 failure or bad input, 3 the output folder is unusable.
+    fn own_exit_code(&self) -> u8 {
+        1
+    }
+
+    /// The exit code: that of the runtime's error (4 it does not fit in memory, 128 plus the signal's number after a
+    /// signal), or [`Failure::own_exit_code`].
+    fn exit_code(&self) -> u8 {
+        self.of_runtime().map_or_else(|| self.own_exit_code(), Failure::exit_code)
+    }
 
     /// The system limit behind the error, such as a limit on address space.
-    fn limit(&self) -> Option<Limit>;
+    fn limit(&self) -> Option<Limit> {
+        self.of_runtime().and_then(Failure::limit)
+    }
 }
 
 /// Why a model cannot be opened, or is not the model that is wanted.
@@ -283,6 +295,10 @@ pub enum RuntimeError {
 }
 
 impl Failure for DataError {
+    fn of_runtime(&self) -> Option<&RuntimeError> {
+        None
+    }
+
     fn exit_code(&self) -> u8 {
         match self.kind {
             DataErrorKind::NoRoom(_) => 4,
@@ -297,6 +313,10 @@ impl Failure for DataError {
 }
 
 impl Failure for RuntimeError {
+    fn of_runtime(&self) -> Option<&RuntimeError> {
+        Some(self)
+    }
+
     fn exit_code(&self) -> u8 {
         match self {
             Self::Plan(PlanError::OverBudget(_)) | Self::Device(DeviceError::OutOfMemory { .. }) => 4,

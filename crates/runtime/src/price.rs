@@ -153,10 +153,8 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
         streams: true,
     };
     let stage = Stage {
-        parts: vec![part],
-        longest,
         finish: Box::new(|program, replicas| with_outputs(program, copies(replicas), MOST_PACKS as u64, None)),
-        kept: Box::new(|_, _| Bytes::ZERO),
+        ..Stage::new(vec![part], longest)
     };
     let mut found = search(&space, &[vec![stage]], dump)?;
     found.programs.pop().ok_or_else(|| RuntimeError::bug("a search chose no program"))

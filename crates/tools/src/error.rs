@@ -1,7 +1,7 @@
 //! Why a tool fails. Invariant: every message names the file, the tensor or the flag that it is about, and the next step.
 
 use data::printable::{Name, Place};
-use runtime::{Failure, HEAD_NAMES, Limit, RuntimeError};
+use runtime::{Failure, HEAD_NAMES, RuntimeError};
 use std::path::PathBuf;
 
 /// Why a tool fails.
@@ -144,16 +144,9 @@ impl<E: Into<RuntimeError>> From<E> for ToolError {
 }
 
 impl Failure for ToolError {
-    fn exit_code(&self) -> u8 {
+    fn of_runtime(&self) -> Option<&RuntimeError> {
         match self {
-            Self::Runtime(error) => error.exit_code(),
-            _ => 1,
-        }
-    }
-
-    fn limit(&self) -> Option<Limit> {
-        match self {
-            Self::Runtime(error) => error.limit(),
+            Self::Runtime(error) => Some(error),
             _ => None,
         }
     }

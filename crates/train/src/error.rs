@@ -3,7 +3,7 @@
 
 use crate::config::ConfigError;
 use data::printable::Place;
-use runtime::{Failure, Limit, RuntimeError};
+use runtime::{Failure, RuntimeError};
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -225,10 +225,17 @@ impl<E: Into<RuntimeError>> From<E> for TrainError {
 }
 
 impl Failure for TrainError {
-    fn exit_code(&self) -> u8 {
+    fn of_runtime(&self) -> Option<&RuntimeError> {
         match self {
-            Self::Runtime(error) => error.exit_code(),
-            Self::Config(_)
+            Self::Runtime(error) => Some(error),
+            _ => None,
+        }
+    }
+
+    fn own_exit_code(&self) -> u8 {
+        match self {
+            Self::Runtime(_)
+            | Self::Config(_)
             | Self::TooManyLayers { .. }
             | Self::LargestOfKind { .. }
             | Self::LargestOfModel { .. }
@@ -258,13 +265,6 @@ impl Failure for TrainError {
             | Self::OlderCheckpoint { .. }
             | Self::CheckpointConfig { .. }
             | Self::OtherModel { .. } => 3,
-        }
-    }
-
-    fn limit(&self) -> Option<Limit> {
-        match self {
-            Self::Runtime(error) => error.limit(),
-            _ => None,
         }
     }
 }

@@ -2,7 +2,7 @@
 //! step.
 
 use data::DataError;
-use runtime::{Failure, Limit, RuntimeError};
+use runtime::{Failure, RuntimeError};
 use std::path::PathBuf;
 
 /// Why a prediction fails.
@@ -240,10 +240,17 @@ impl<E: Into<RuntimeError>> From<E> for VirusError {
 }
 
 impl Failure for VirusError {
-    fn exit_code(&self) -> u8 {
+    fn of_runtime(&self) -> Option<&RuntimeError> {
         match self {
-            Self::Runtime(error) => error.exit_code(),
-            Self::WrongModel { .. }
+            Self::Runtime(error) => Some(error),
+            _ => None,
+        }
+    }
+
+    fn own_exit_code(&self) -> u8 {
+        match self {
+            Self::Runtime(_)
+            | Self::WrongModel { .. }
             | Self::HeadLength { .. }
             | Self::TargetOfOtherCpu { .. }
             | Self::SameFolder { .. }
@@ -268,13 +275,6 @@ impl Failure for VirusError {
             | Self::ShardIncomplete { .. }
             | Self::ShardsDiffer { .. }
             | Self::ShardsMissing { .. } => 3,
-        }
-    }
-
-    fn limit(&self) -> Option<Limit> {
-        match self {
-            Self::Runtime(error) => error.limit(),
-            _ => None,
         }
     }
 }

@@ -22,7 +22,7 @@ pub use admission::Site;
 pub use in_order::InOrder;
 pub use planned::{Planned, Request, Start};
 pub use replicas::{Output, Per, Stop, Usage, say_given_back};
-pub use report::{computing_line, computing_lines, name, threads};
+pub use report::{name, threads};
 pub use search::{Choice, Finish, Kept, Part, Rejected, Space, Stage, search};
 pub use training::{Batch, Losses, MicroStep, TrainSession, Update};
 pub use weights::{WeightSource, load};
@@ -136,11 +136,6 @@ impl Completed {
             (Per::Token | Per::Sequence, _) => i..i + 1,
         };
         &self.values[output][rows.start * width..rows.end * width]
-    }
-
-    /// How many outputs the model has.
-    pub fn outputs(&self) -> usize {
-        self.outputs.len()
     }
 }
 

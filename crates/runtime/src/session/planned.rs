@@ -11,7 +11,7 @@ use crate::{Level, Observer, RequestError, RuntimeError, Settings};
 use data::pack::Order;
 use exec::Executor;
 use graph::Bytes;
-use plan::{Dump, Program, Stream};
+use plan::{Program, Stream};
 
 /// What is to be planned.
 pub struct Request<'a> {
@@ -51,11 +51,6 @@ impl Settings {
     /// # Errors
     /// [`plan::PlanError::OverBudget`] with the bill where nothing fits; a request that contradicts itself.
     pub fn plan<'a>(&self, request: Request<'a>) -> Result<Planned<'a>, RuntimeError> {
-        self.plan_with(request, &mut |_, _| {})
-    }
-
-    /// As [`Settings::plan`]; `dump` is called with the graph after each pass.
-    pub fn plan_with<'a>(&self, request: Request<'a>, dump: Dump<'_>) -> Result<Planned<'a>, RuntimeError> {
         let Request { mut alternatives, replicas, tokens, budgets } = request;
         let stages = || alternatives.iter().flatten();
         if self.stream == Stream::Always && !stages().flat_map(|stage| &stage.parts).any(|part| part.streams) {
@@ -74,7 +69,7 @@ impl Settings {
             stream: self.stream,
             budgets: &budgets,
         };
-        let choice = search(&space, &alternatives, dump)?;
+        let choice = search(&space, &alternatives, &mut |_, _| {})?;
         let site = Site::new(self, choice.replicas, tokens, budgets[choice.budget].clone());
         let stages = alternatives.swap_remove(choice.alternative);
         Ok(Planned { settings: self.clone(), stages, choice, site })

@@ -8,7 +8,7 @@ use plan::HOST;
 use plan::{Precision, Program};
 
 /// How each device computes, for a line each; replicas of the CPU are alike.
-pub fn computing_lines(executors: &[Executor], precision: Precision) -> Vec<String> {
+pub(super) fn computing_lines(executors: &[Executor], precision: Precision) -> Vec<String> {
     let alike = executors.first().map_or(1, |executor| executor.program().lanes());
     executors.iter().step_by(alike).map(|executor| computing_line(executor, precision)).collect()
 }
@@ -28,7 +28,7 @@ pub fn threads(count: u64) -> String {
 }
 
 /// How a program is computed, as a run prints it when it begins: attention, products, precision, and what bits depend on.
-pub fn computing_line(executor: &Executor, precision: Precision) -> String {
+fn computing_line(executor: &Executor, precision: Precision) -> String {
     let program = executor.program();
     let nodes = || program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().zip(&p.kernels));
     let kernel = |is: fn(&Op) -> bool| Some(nodes().find(|(node, _)| is(&node.op))?.1.name());

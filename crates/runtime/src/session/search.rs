@@ -57,6 +57,15 @@ pub struct Stage<'a> {
     pub kept: Kept<'a>,
 }
 
+impl<'a> Stage<'a> {
+    /// Models that hold nothing beside their arena.
+    pub fn new(parts: Vec<Part<'a>>, longest: u64) -> Self {
+        let (finish, kept): (Finish<'a>, Kept<'a>) =
+            (Box::new(|program, _| program), Box::new(|_, _| Bytes::ZERO));
+        Self { parts, longest, finish, kept }
+    }
+}
+
 /// A candidate of the search.
 pub(crate) struct Point<'a> {
     pub(crate) target: &'a Target,
@@ -239,12 +248,7 @@ mod tests {
             policy: Policy::default(),
             streams: true,
         };
-        Stage {
-            parts: widths.iter().map(part).collect(),
-            longest: 1,
-            finish: Box::new(|program, _| program),
-            kept: Box::new(|_, _| Bytes::ZERO),
-        }
+        Stage::new(widths.iter().map(part).collect(), 1)
     }
 
     fn found(

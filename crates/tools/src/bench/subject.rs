@@ -133,10 +133,8 @@ impl Subject {
             streams: false,
         };
         let stage = Stage {
-            parts: vec![part],
-            longest,
             finish: Box::new(|program, replicas| with_outputs(program, OUTPUTS * replicas as u64, 0, None)),
-            kept: Box::new(|_, _| Bytes::ZERO),
+            ..Stage::new(vec![part], longest)
         };
         settings.plan(Request {
             alternatives: vec![vec![stage]],

@@ -3,7 +3,7 @@
 
 use data::pack::Order;
 use exec::Param;
-use graph::{Bytes, Graph};
+use graph::Graph;
 use models::Output;
 use runtime::session::bounds::bounds;
 use runtime::session::{ModelId, Next, Part, Push, Request, Session, Stage, Start, WeightSource};
@@ -96,12 +96,7 @@ impl Runner {
             policy: settings.policy()?,
             streams: false,
         };
-        let stage = Stage {
-            parts: vec![part],
-            longest,
-            finish: Box::new(|program, _| program),
-            kept: Box::new(|_, _| Bytes::ZERO),
-        };
+        let stage = Stage::new(vec![part], longest);
         let planned = settings.plan(Request {
             alternatives: vec![vec![stage]],
             replicas: 1,

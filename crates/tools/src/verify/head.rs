@@ -8,7 +8,7 @@ use super::{Options, Verdict, chain, distance, worst};
 use crate::ToolError;
 use data::pack::Order;
 use data::weights::Weights;
-use graph::{Bounds, Bytes};
+use graph::Bounds;
 use models::{HeadConfig, mlp_head};
 use plan::Policy;
 use runtime::session::{ModelId, Next, Part, Request, Session, Stage, Start};
@@ -226,12 +226,7 @@ impl Runner {
             policy: Policy::default(),
             streams: false,
         };
-        let stage = Stage {
-            parts: vec![part],
-            longest: 1,
-            finish: Box::new(|program, _| program),
-            kept: Box::new(|_, _| Bytes::ZERO),
-        };
+        let stage = Stage::new(vec![part], 1);
         let planned = settings.plan(Request {
             alternatives: vec![vec![stage]],
             replicas: 1,
