@@ -73,7 +73,7 @@ impl Site {
     ///
     /// # Errors
     /// As [`Site::start`], and [`RequestError::SeveralDevices`].
-    pub fn start_one(&self, program: Program) -> Result<Executor, RuntimeError> {
+    pub(crate) fn start_one(&self, program: Program) -> Result<Executor, RuntimeError> {
         self.start_alone(program)?.pop().ok_or_else(several)
     }
 
@@ -81,7 +81,7 @@ impl Site {
     ///
     /// # Errors
     /// As [`Site::start_one`].
-    pub fn start_alone(&self, program: Program) -> Result<Vec<Executor>, RuntimeError> {
+    pub(crate) fn start_alone(&self, program: Program) -> Result<Vec<Executor>, RuntimeError> {
         if self.machines.len() > 1 { Err(several()) } else { self.start(program) }
     }
 

@@ -15,6 +15,7 @@ mod replica;
 mod replicas;
 mod report;
 mod search;
+mod timed;
 mod training;
 mod weights;
 
@@ -22,10 +23,11 @@ pub use admission::Site;
 pub use in_order::InOrder;
 pub use planned::{Planned, Request, Start};
 pub use replicas::{Output, Per, Stop, Usage, say_given_back};
-pub use report::{name, threads};
+pub use report::threads;
 pub use search::{Choice, Finish, Kept, Part, Rejected, Space, Stage, search};
+pub use timed::{ReplicaSpans, TimedSession, TimedStep};
 pub use training::{Batch, Losses, MicroStep, TrainSession, Update};
-pub use weights::{WeightSource, load};
+pub use weights::WeightSource;
 
 use crate::RuntimeError;
 use data::pack::{Fill, Order, Pack, Packer};
