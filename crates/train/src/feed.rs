@@ -131,7 +131,7 @@ impl Feed {
 
     /// Goes on from a place.
     pub fn seek(&mut self, position: &Value) -> Result<(), TrainError> {
-        let damaged = |e: serde_json::Error| TrainError::DataPosition { why: e.to_string() };
+        let damaged = |e: serde_json::Error| TrainError::DataPosition { source: e };
         match self {
             Self::Tokens(feed) => {
                 let position: Position = serde_json::from_value(position.clone()).map_err(damaged)?;

@@ -18,7 +18,7 @@ mod trainer;
 
 pub use config::ConfigError;
 pub use engine::{Largest, Size, largest, open, plan_of};
-pub use error::TrainError;
+pub use error::{CheckpointError, ConfigDifference, ModelDifference, TrainError};
 pub use resume::Resume;
 pub use state::{Best, LossScale, State};
 pub use trainable::{Applied, Auxiliary, Evaluated, Found, Part, Stored, Taken, Trainable};

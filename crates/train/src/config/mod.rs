@@ -84,7 +84,8 @@ impl TrainConfig {
         flags: &[String],
         observer: &mut dyn Observer,
     ) -> Result<Self, TrainError> {
-        let mut tree = yaml::parse(text).map_err(|why| ConfigError::Syntax { name: name.to_owned(), why })?;
+        let mut tree =
+            yaml::parse(text).map_err(|error| ConfigError::Syntax { name: name.to_owned(), error })?;
         for flag in flags {
             let (path, value) = override_of(flag)?;
             tree.set(&path.split('.').collect::<Vec<_>>(), value);
