@@ -20,5 +20,5 @@ pub use id::{NodeId, ParamId, StateId, ValueId};
 pub use op::{Op, OpKind};
 pub use ops::{Cost, NotDifferentiable, OpRules, PrecisionClass, RuleError, ShardError, Vjp};
 pub use spec::{Bounds, Bytes, Counts, DType, Dim, GRANULE, Layout, Placement, Role, TensorSpec};
-pub use text::node_label;
+pub use text::{TextError, node_label};
 pub use verify::VerifyError;
