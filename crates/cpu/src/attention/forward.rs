@@ -22,7 +22,7 @@ const AHEAD: usize = 16;
 /// Keys per tile, and the row stride of a strip of scores (padded).
 const KEYS: usize = 192;
 const SCORES: usize = KEYS + 16;
-/// Queries per block. A multiple of all register tile heights; large, because each block packs the keys again.
+/// Queries per block. A multiple of the tallest register tile; large, because each block packs the keys again.
 const QUERIES: usize = 224;
 /// Rows that the softmax processes together; a divisor of every strip height.
 const PAIR: usize = 2;
