@@ -28,11 +28,10 @@ pub struct Executor {
     given_back: Bytes,
 }
 
-/// One instruction of a plan, with its addresses in the arena.
+/// One instruction of a plan, with its addresses in the arena: the load of a streamed parameter, a kernel launch, or a
+/// copy within the arena.
 enum Step {
-    /// Loads a streamed parameter.
     Load(Weight),
-    /// Launches a kernel.
     Launch {
         op: Op,
         kernel: KernelId,
@@ -40,7 +39,6 @@ enum Step {
         outs: Vec<Option<Operand>>,
         workspace: Option<(u64, Bytes)>,
     },
-    /// Copies a tensor within the arena.
     Copy {
         from: u64,
         to: u64,

@@ -114,10 +114,9 @@ pub(crate) struct Weight {
     shape: Shape,
 }
 
-/// The layout of a parameter in the arena.
+/// The layout of a parameter in the arena. `Rows` is row-major, converted to `dtype`.
 #[derive(Clone, Copy)]
 enum Shape {
-    /// Row-major, converted to `dtype`.
     Rows {
         elements: u64,
         dtype: DType,
