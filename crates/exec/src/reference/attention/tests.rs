@@ -1,5 +1,5 @@
-//! Attention against hand-computed sequences, and against the relative form of rotary embedding in complex
-//! numbers, which knows no tables and no absolute positions.
+//! Tests of attention against hand-computed sequences, and against the relative form of rotary embedding in complex
+//! numbers, which uses neither tables nor absolute positions.
 
 use super::super::testing::{check, floats, random, run};
 use super::super::{eval, tensor::Tensor};
