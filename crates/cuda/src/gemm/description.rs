@@ -1,10 +1,9 @@
 //! cuBLASLt descriptors of a matmul. Invariant: descriptors are created once; a launch only sets the number of rows
 //! and the addresses of bias and scales in them, which allocates nothing.
 //!
-//! The library is column-major, so it sees a row-major matrix as the transpose: `y = x W^T` becomes
-//! `y^T (N, R) = W (N, K) x^T (K, R)`, where W is stored as (K, N) and hence passed as transposed. Quantized operands have a
-//! scale for each row of W and each column of x^T: "outer vectors" (cublasLt.h), by which its Hopper kernels multiply
-//! the sums.
+//! The library is column-major, so it sees a row-major matrix as the transpose: `y = x W^T` becomes `y^T (N, R) = W
+//! (N, K) x^T (K, R)`, where W is stored as (K, N) and hence passed as transposed. Quantized operands have a scale for
+//! each row of W and each column of x^T: "outer vectors" (cublasLt.h), by which its Hopper kernels multiply the sums.
 
 use super::{Form, Operands};
 use crate::CudaError;

@@ -103,10 +103,10 @@ impl Form {
         }
     }
 
-    /// `attention.cu`; shared memory holds queries and the stages of keys and values. With small tiles, shared memory allows
-    /// as many blocks as registers do (H200, d = 64, rotary, 2 warps, 51 tokens: 202 us, against 260 with three stages
-    /// of 64 keys). Four stages of 32 keys gain 1 to 4 % with more warps, and spill. Heads wider than 64 were measured
-    /// with two stages of 64 only.
+    /// `attention.cu`; shared memory holds queries and the stages of keys and values. With small tiles, shared memory
+    /// allows as many blocks as registers do (H200, d = 64, rotary, 2 warps, 51 tokens: 202 us, against 260 with three
+    /// stages of 64 keys). Four stages of 32 keys gain 1 to 4 % with more warps, and spill. Heads wider than 64 were
+    /// measured with two stages of 64 only.
     fn of_warps(op: &Attention, warps: u32) -> Self {
         let columns = op.head_dim.next_multiple_of(16);
         let (m_tiles, tile, stages) = match (columns > 64, warps) {
@@ -121,8 +121,8 @@ impl Form {
         Self { file: File::Attention, constants, rows, heads: 1, threads, shared, resident: None }
     }
 
-    /// `attention_hopper.cu`; shared memory holds queries and the stages of keys and values, 64 rows each. With ALiBi there are
-    /// no registers for a fourth block.
+    /// `attention_hopper.cu`; shared memory holds queries and the stages of keys and values, 64 rows each. With ALiBi
+    /// there are no registers for a fourth block.
     fn hopper(op: &Attention, [groups, m_tiles, stages, blocks, heads]: [u32; 5]) -> Self {
         let blocks = if op.bias == Bias::Alibi { blocks.min(3) } else { blocks };
         let constants =
@@ -141,8 +141,8 @@ impl Form {
         Self { file: File::AttentionStay, constants, rows, heads: 1, threads, shared, resident: Some(1) }
     }
 
-    /// `attention_narrow.cu`; shared memory holds the queries of two items, each with the item and a barrier, and the stages of
-    /// keys and values, each with two barriers.
+    /// `attention_narrow.cu`; shared memory holds the queries of two items, each with the item and a barrier, and the
+    /// stages of keys and values, each with two barriers.
     fn narrow(op: &Attention, [warps, servers, m_tiles, tile, stages, blocks]: [u32; 6]) -> Self {
         let names = ["WARPS", "SERVERS", "MT", "TILE", "STAGES", "BLOCKS"];
         let values = [warps, servers, m_tiles, tile, stages, blocks];
