@@ -21,7 +21,8 @@ pub use decode::Compression;
 use source::Source;
 pub use stored::{Input, digests, files, stem};
 
-/// Maximum bytes of a record's name. Results repeat the name for every window, so a name of megabytes would fill a disk.
+/// Maximum bytes of a record's name. Results repeat the name for every window, so a name of megabytes would fill a
+/// disk.
 const LONGEST_NAME: usize = 4096;
 
 /// One sequence record: name, letters and, for FASTQ, qualities.
@@ -101,7 +102,7 @@ pub struct Extent {
     pub longest_title: u64,
 }
 
-/// Reads files to their ends and measures their records. A malformed file ends the measurement of that file without an
+/// Reads files to their ends and measures their records. A malformed file ends its own measurement without an
 /// error, since the reader of the records reports it later. `between` is called before every record; its error aborts
 /// the measurement.
 pub fn extent<E>(paths: &[PathBuf], between: &dyn Fn() -> Result<(), E>) -> Result<Extent, E> {
@@ -126,7 +127,8 @@ pub fn extent<E>(paths: &[PathBuf], between: &dyn Fn() -> Result<(), E>) -> Resu
 }
 
 impl Reader {
-    /// Creates a reader over `paths`, in this order. All files must exist now; each is opened when the reader reaches it.
+    /// Creates a reader over `paths`, in this order. All files must exist now; each is opened when the reader reaches
+    /// it.
     pub fn open<P: Into<PathBuf>>(paths: impl IntoIterator<Item = P>) -> Result<Self, DataError> {
         let waiting: VecDeque<PathBuf> = paths.into_iter().map(Into::into).collect();
         let mut total_bytes = Some(0);
@@ -178,8 +180,8 @@ impl Reader {
         self.current.as_ref().map(|open| open.format)
     }
 
-    /// Reads the next record into `record`, whose buffers are reused; returns false after the last record. After an error
-    /// the reader has no more records.
+    /// Reads the next record into `record`, whose buffers are reused; returns false after the last record. After an
+    /// error the reader has no more records.
     pub fn read_into(&mut self, record: &mut Record) -> Result<bool, DataError> {
         let result = self.advance(record);
         if result.is_err() {
@@ -203,8 +205,8 @@ impl Reader {
         self.current.as_ref().map(|open| (open.source.path(), open.line))
     }
 
-    /// Returns the files that were read to their end so far, in order, with the SHA-256 of their stored bytes. These are
-    /// all files once [`Reader::read_into`] has returned false.
+    /// Returns the files that were read to their end so far, in order, with the SHA-256 of their stored bytes. These
+    /// are all files once [`Reader::read_into`] has returned false.
     pub fn inputs(&self) -> &[Input] {
         &self.finished
     }
@@ -377,8 +379,8 @@ impl Open {
         Ok(())
     }
 
-    /// Reads the sequence lines up to `+`, then quality lines until there is a quality for each letter. Stops early once
-    /// `seq` has more than `most` letters, which the caller reports.
+    /// Reads the sequence lines up to `+`, then quality lines until there is a quality for each letter. Stops early
+    /// once `seq` has more than `most` letters, which the caller reports.
     fn fastq_sequence(
         &mut self,
         seq: &mut Vec<u8>,
@@ -397,8 +399,8 @@ impl Open {
         self.source.skip_byte();
         let length = title.trim_ascii_end().len();
         title.truncate(length);
-        // The second title needs at most one byte more than the first: if it is longer than `most`, it differs, unless the
-        // rest of it is blank.
+        // The second title needs at most one byte more than the first: if it is longer than `most`, it differs, unless
+        // the rest of it is blank.
         let (most, mut longer) = (2 * length + 1, false);
         self.source.line_pieces(|piece| {
             longer |= title.len() > most && !piece.iter().all(|&b| is_blank(b));

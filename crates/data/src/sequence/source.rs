@@ -93,7 +93,8 @@ impl Source {
         }
     }
 
-    /// Consumes the UTF-8 byte order mark that some editors put at the start of a file. Call it before anything is read.
+    /// Consumes the UTF-8 byte order mark that some editors put at the start of a file. Call it before anything is
+    /// read.
     pub(crate) fn skip_byte_order_mark(&mut self) -> Result<(), DataError> {
         const MARK: &[u8] = b"\xef\xbb\xbf";
         self.peek()?;
@@ -105,8 +106,8 @@ impl Source {
         Ok(())
     }
 
-    /// Passes the rest of the line to `f`, in as many pieces as the buffer divides it into, and consumes it together with
-    /// its line end.
+    /// Passes the rest of the line to `f`, in as many pieces as the buffer divides it into, and consumes it together
+    /// with its line end.
     #[inline]
     pub(crate) fn line_pieces(&mut self, mut f: impl FnMut(&[u8])) -> Result<(), DataError> {
         while self.peek()?.is_some() {
