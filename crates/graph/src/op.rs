@@ -1,12 +1,13 @@
-//! The closed set of ops. Invariant: whoever matches on [`Op`] names every variant, so that a new one is a
-//! list of compile errors and nothing else.
+//! The closed set of ops. Invariant: every `match` on [`Op`] names every variant, so that adding an op produces
+//! a compile error at each place that must handle it.
 
 use crate::ops::*;
 use serde::{Deserialize, Serialize};
 
 macro_rules! ops {
     ($($variant:ident $name:literal)*) => {
-        /// A coarse transformer op; attributes and rules stand in its own file under `ops/`.
+        /// A coarse transformer op with its attributes; the attributes and the rules of each op are in its own
+        /// file under `ops/`.
         #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         #[allow(missing_docs, reason = "each is documented at the struct that it holds")]
@@ -14,7 +15,7 @@ macro_rules! ops {
             $($variant($variant),)*
         }
 
-        /// An op without its attributes.
+        /// An [`Op`] without its attributes.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[allow(missing_docs, reason = "each is documented at the struct of its op")]
         pub enum OpKind {
@@ -22,7 +23,7 @@ macro_rules! ops {
         }
 
         impl OpKind {
-            /// The name in text forms, kernel tables and ledgers.
+            /// Name of the op in text forms, kernel tables and ledgers.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)*
@@ -39,22 +40,22 @@ macro_rules! ops {
         })*
 
         impl Op {
-            /// Which op it is.
+            /// Returns the op without its attributes.
             pub fn kind(&self) -> OpKind {
                 match self {
                     $(Self::$variant(_) => OpKind::$variant,)*
                 }
             }
 
-            /// The names of all ops, in the order of their declaration.
+            /// Names of all ops, in the order of their declaration.
             pub const NAMES: &[&str] = &[$($name,)*];
 
-            /// The name in text forms, kernel tables and ledgers.
+            /// Name of the op in text forms, kernel tables and ledgers.
             pub fn name(&self) -> &'static str {
                 self.kind().name()
             }
 
-            /// The rules of the op.
+            /// Returns the rules of the op.
             pub fn rules(&self) -> &dyn OpRules {
                 match self {
                     $(Self::$variant(op) => op,)*

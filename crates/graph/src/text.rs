@@ -1,13 +1,14 @@
-//! The text form: a graph as a person reads it, for `--dump-after` and for goldens.
-//! Invariant: the same graph gives the same text.
+//! Text form of a graph, for `--dump-after` and golden tests. Invariant: equal graphs have equal text forms.
 
 use crate::{Graph, NodeId, Role, ValueId};
 use std::fmt;
 
-/// What a ledger calls a node: the op, and the parameter that tells it from its neighbours.
+/// Label of a node in ledgers and error messages: the name of the op, with the parameter or the layer that
+/// distinguishes it from other nodes of the same op.
 pub fn node_label(graph: &Graph, id: NodeId) -> String {
     let node = graph.node(id);
-    // Of a product its weight, whatever stands before it.
+    // A matmul is labelled by its weight even if another parameter (a fused norm's gamma) precedes the weight
+    // in its inputs.
     let weights = node.op.weights().iter().map(|&i| &node.inputs[i]);
     let param = weights.chain(&node.inputs).find_map(|&v| match graph.spec(v).role {
         Role::Param(p) => Some(graph.params[p.index()].name.as_str()),
@@ -59,7 +60,8 @@ fn node_line(graph: &Graph, id: NodeId) -> Result<String, fmt::Error> {
         .map(|o| o.map_or_else(|| "_".to_owned(), |v| format!("{v}: {}", graph.spec(v))))
         .collect();
     let ins: Vec<String> = node.inputs.iter().map(ValueId::to_string).collect();
-    // {"gelu":{}} -> {}: the attributes as JSON; the name stands before them.
+    // The op serializes as {"gelu":{}}; only the attributes after the name are printed, and only if there are
+    // any.
     let json = serde_json::to_string(&node.op).map_err(|_| fmt::Error)?;
     let attributes = json.split_once(':').and_then(|(_, a)| a.strip_suffix('}')).filter(|a| *a != "{}");
     let mut line = format!("{} = {}", outs.join(", "), node.op.name());
