@@ -1,4 +1,5 @@
-//! What a run says of its devices, kernels and memory when it begins. Invariant: every figure is read from the plan.
+//! Text lines about devices, kernels and memory printed at the start of a run. Invariant: every figure is read from
+//! the plan.
 
 use super::bounds::tokens;
 use crate::budget::Budget;
@@ -7,13 +8,13 @@ use graph::{Bytes, Op};
 use plan::HOST;
 use plan::{Precision, Program};
 
-/// How each device computes, for a line each; replicas of the CPU are alike.
+/// One line per device about its arithmetic and kernels; the identical replicas of a CPU get one line.
 pub(super) fn computing_lines(executors: &[Executor], precision: Precision) -> Vec<String> {
     let alike = executors.first().map_or(1, |executor| executor.program().lanes());
     executors.iter().step_by(alike).map(|executor| computing_line(executor, precision)).collect()
 }
 
-/// The device of an executor, or the CPU of which it is one of several lanes.
+/// Name of an executor's device, or of the whole CPU if the executor is one of several replicas.
 pub fn name(executor: &Executor) -> String {
     let device = executor.device();
     match executor.program().lanes() {
@@ -22,12 +23,13 @@ pub fn name(executor: &Executor) -> String {
     }
 }
 
-/// So many threads, in words.
+/// Formats a number of threads.
 pub fn threads(count: u64) -> String {
     if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") }
 }
 
-/// How a program is computed, as a run prints it when it begins: attention, products, precision, and what bits depend on.
+/// Describes how an executor computes: precision, attention kernel, matmul kernel, and the arithmetic that result
+/// bits depend on.
 fn computing_line(executor: &Executor, precision: Precision) -> String {
     let program = executor.program();
     let nodes = || program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().zip(&p.kernels));
@@ -39,8 +41,9 @@ fn computing_line(executor: &Executor, precision: Precision) -> String {
     format!("{device}: precision {}, attention: {attention}, products: {linear}{by} ({with})", precision.name())
 }
 
-/// The plan beside the budget, in one line, with what the process takes of a CPU's budget, or what a GPU's run keeps of
-/// values (`kept`) in the host's memory.
+/// Compares the plan with the budget in one line. For a CPU the line adds the process's share of the budget, for a
+/// GPU the
+/// `kept` bytes of host memory held for values that `what` names.
 pub(crate) fn memory_lines(budget: &Budget, program: &Program, kept: Bytes, what: &str) -> String {
     let line = memory_line(program, budget.bytes);
     if program.target().space == HOST {
@@ -52,7 +55,7 @@ pub(crate) fn memory_lines(budget: &Budget, program: &Program, kept: Bytes, what
     format!("{line}; up to {kept} of the host's memory for {what} on their way")
 }
 
-/// The plan beside the budget.
+/// Compares the plan with the budget.
 fn memory_line(program: &Program, budget: Bytes) -> String {
     let (tokens, peak, ledger) = (tokens(program), program.peak(), program.ledger().line());
     let lanes = match program.lanes() {

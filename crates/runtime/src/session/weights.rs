@@ -1,4 +1,4 @@
-//! Weights on their way from files to arenas. Invariant: each parameter is read once, however many arenas it goes to.
+//! Loads weights from files into arenas. Invariant: each parameter is read once, however many arenas it is written to.
 
 use crate::{EncoderModel, HeadModel, RuntimeError, machine};
 use data::limits;
@@ -13,7 +13,9 @@ pub trait WeightSource: Sync {
     /// Reads elements `range` of a parameter into `out`, as f32.
     fn read(&self, param: &Param, range: Range<u64>, out: &mut [f32]) -> Result<(), RuntimeError>;
 
-    /// A source for the parameters of `graph` that every step reads; `None` where weights are always resident.
+    /// Returns a source of the parameters of `graph` for plans that read weights in every step; `None` where weights
+    /// are
+    /// always resident.
     fn stream(&self, graph: &Graph) -> Option<ParamSource>;
 }
 
@@ -37,7 +39,7 @@ impl WeightSource for HeadModel {
     }
 }
 
-/// Loads plan `plan` of one executor from a function that reads its parameters, one after the other.
+/// Loads plan `plan` of one executor, reading its parameters one after the other through `read`.
 pub fn load(
     executor: &mut Executor,
     plan: usize,
@@ -49,10 +51,10 @@ pub fn load(
     Ok(executor.load(plan, &mut read)?)
 }
 
-/// Most threads that read weights: beyond, the disk or the bus is what is waited for.
+/// Maximum number of threads that read weights; with more, the disk or the bus is the bottleneck.
 const READERS: usize = 8;
 
-/// Loads the resident weights of plan `plan` into every arena, and attaches the source of those that every step reads.
+/// Loads the resident weights of plan `plan` into every arena, and attaches the source of streamed weights.
 pub(crate) fn load_all(
     executors: &mut [Executor],
     plan: usize,
@@ -61,7 +63,7 @@ pub(crate) fn load_all(
     let read = |param: &Param, range: Range<u64>, out: &mut [f32]| {
         source.read(param, range, out).map_err(|e| Box::new(e) as Box<dyn Error + Send + Sync>)
     };
-    // On the CPU as many as compute; what feeds a GPU has nothing else to do yet.
+    // On the CPU one per compute thread; for GPUs all cores, which are idle during loading.
     let of_host = executors.first().filter(|executor| executor.program().target().space == HOST);
     let of_all = |executor: &Executor| executors.len() * executor.device().units() as usize;
     let readers = of_host.map_or_else(machine::cores, of_all).min(READERS);
