@@ -180,7 +180,6 @@ pub(super) struct Replicas<T> {
 
 /// Event reported by a device thread.
 pub(super) enum Event<T> {
-    /// A step was completed.
     Done {
         lane: usize,
         done: Done<T>,
