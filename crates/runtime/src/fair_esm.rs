@@ -53,11 +53,11 @@ pub fn in_torch_cache(model: &str, env: &HubEnv) -> Option<PathBuf> {
 /// A released model's checkpoint in torch.hub's cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// The hub id of the model.
+    /// Hub id of the model.
     pub model: &'static str,
-    /// The file.
+    /// Path of the checkpoint.
     pub file: PathBuf,
-    /// Its size.
+    /// Size of the file in bytes.
     pub bytes: u64,
 }
 

@@ -195,7 +195,6 @@ pub(super) enum Event<T> {
     },
     /// Error of a step that no device can compute.
     Refused(DeviceError),
-    /// Payload of a panic on the device thread.
     Panicked(Box<dyn Any + Send>),
 }
 
