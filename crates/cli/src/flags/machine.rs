@@ -108,7 +108,7 @@ pub enum Precision {
     /// 5 exponent bits, 11 bits of precision; sums, norms and means in f32
     Fp16,
     F32,
-    /// As f32, but linear layers round their operands to 11 bits of precision; sums in f32. GPU only
+    /// As f32, but linear layers reduce their operands to 11 bits of precision; sums in f32. GPU only
     Tf32,
     /// Encoder matmuls in 8 bits, 4 bits of precision, with scales; the rest as bf16. Compute capability 8.9 and later
     Fp8,
