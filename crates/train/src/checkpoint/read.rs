@@ -1,4 +1,5 @@
-//! Opens a checkpoint and puts it back. Invariant: nothing of it is used before every byte of it is what was written.
+//! Opens and restores checkpoints. Invariant: nothing of a checkpoint is used before all of its files have matched
+//! their recorded sizes and hashes.
 
 use super::write::{parts, seal};
 use super::{Digest, RECORD, Record, Sealed};
@@ -12,20 +13,20 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// Larger than any record.
+/// Upper limit in bytes for the size of the manifest [`RECORD`]; no valid manifest is that large.
 const LARGEST: u64 = 16 << 20;
 
-/// A checkpoint whose every byte is what was written.
+/// A verified checkpoint: every file matched its recorded hash when the checkpoint was opened.
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// Its folder.
+    /// Path of the checkpoint folder.
     pub path: PathBuf,
-    /// What it holds beside tensors.
+    /// Contents of the checkpoint apart from the tensors.
     pub record: Record,
 }
 
 impl Checkpoint {
-    /// Opens it and hashes all of it; the error says why it cannot be used.
+    /// Opens a checkpoint and verifies the hashes of all its files. The error says why the checkpoint cannot be used.
     pub fn open(path: &Path) -> Result<Self, String> {
         let text = bounded::read_text(&path.join(RECORD), LARGEST).map_err(|e| format!("{RECORD}: {e}"))?;
         let sealed: Sealed = serde_json::from_str(&text).map_err(|e| format!("{RECORD} is damaged: {e}"))?;
@@ -41,7 +42,10 @@ impl Checkpoint {
         Ok(Self { path: path.to_owned(), record: sealed.record })
     }
 
-    /// Puts its tensors and its place in the data back.
+    /// Loads the tensors into `model` and moves its data reader to the position of the checkpoint.
+    /// +45 ///
+    /// # Errors
+    /// `TrainError::OtherModel` if the number, shapes or element types of the tensors differ from those of the model.
     pub fn restore(&self, model: &mut dyn Trainable) -> Result<(), TrainError> {
         let mut buffer = vec![];
         for part in Part::ALL {

@@ -1,67 +1,67 @@
-//! Why a configuration cannot be used. Invariant: every message names the file and line, or the flag, and the key.
+//! Errors of the configuration. Invariant: every message names the file and line, or the flag, and the key.
 
 use super::foreign::complaint;
 use super::schema::Fault;
 
-/// Why a configuration cannot be used.
+/// Why a configuration was rejected.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// A text that is no YAML.
+    /// The text is not valid YAML.
     #[error("{name}, {why}")]
     Syntax {
-        /// The configuration.
+        /// Name of the configuration file.
         name: String,
-        /// The line and what is wrong there.
+        /// The line number and the syntax error.
         why: String,
     },
-    /// Keys that do not exist, or whose values cannot be.
+    /// Unknown keys, or values of the wrong type or out of range.
     #[error("{}", complaint(name, faults))]
     Keys {
-        /// The configuration.
+        /// Name of the configuration file.
         name: String,
-        /// The faults.
+        /// All faults that were found.
         faults: Vec<Fault>,
     },
-    /// Keys that do not go together.
+    /// Keys whose combination is not allowed.
     #[error("{name}:{}", listed(broken))]
     Rules {
-        /// The configuration.
+        /// Name of the configuration file.
         name: String,
-        /// The rules that are broken.
+        /// One message for each rule that is violated.
         broken: Vec<String>,
     },
-    /// A value that the schema admits and the configuration cannot hold.
+    /// A value that the schema accepts and the configuration types cannot represent.
     #[error("{name}: {why}")]
     Value {
-        /// The configuration.
+        /// Name of the configuration file.
         name: String,
-        /// What the parser says.
+        /// The deserialiser's message.
         why: String,
     },
-    /// A flag `--set` that is no key and value.
+    /// A `--set` flag that is not of the form `key=value`.
     #[error("--set {flag}: {why}")]
     Set {
-        /// The flag's value.
+        /// Value of the flag.
         flag: String,
-        /// What is wrong with it.
+        /// What is wrong with the value.
         why: String,
     },
-    /// Sizes that are given twice.
+    /// Both `model.preset` and `model.from` are set; each of them determines the sizes of the model.
     #[error(
         "{name}: model.preset gives sizes, and so does the model that model.from names; remove one of them"
     )]
     PresetAndModel {
-        /// The configuration.
+        /// Name of the configuration file.
         name: String,
     },
-    /// Keys that contradict the model that `model.from` names.
+    /// Keys that contradict the model named by `model.from`.
     #[error("{}", keys.join("\n"))]
     Contradiction {
-        /// Each key with its place and what it contradicts.
+        /// One message for each key, with its location and the contradicting value.
         keys: Vec<String>,
     },
-    /// A weight file to start from without its configuration.
+    /// `model.from` names a weight file that has no `config.json` next to it.
     #[error(
         "model.from {from}: there is no config.json beside it; name the folder of the model, or, for the file of a head, \
          set model.kind head"
@@ -96,7 +96,7 @@ pub enum ConfigError {
     },
 }
 
-/// One rule behind a blank, or several on a line each.
+/// A single message follows on the same line; several messages get a line each.
 fn listed(broken: &[String]) -> String {
     match broken {
         [only] => format!(" {only}"),

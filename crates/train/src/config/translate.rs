@@ -1,5 +1,6 @@
-//! A whole configuration of another trainer as one of ours. Invariant: of every key of the file it is said what it
-//! became, that it is not needed, or that it cannot be honoured; what is printed is a configuration that is read.
+//! Translates a complete configuration of another trainer. Invariant: for every key of the file the result says how it
+//! was translated, that it is not needed, or that it cannot be honoured; the translated configuration is one that this
+//! program accepts.
 
 use super::foreign::{Answer, Convert, Row, row};
 use super::schema::{faults, schema};
@@ -13,24 +14,24 @@ use runtime::RuntimeError;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// A trainer whose files are translated.
+/// Trainers whose configuration files can be translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The YAML of the Ava guide.
+    /// YAML of the Ava guide.
     Ava,
-    /// DeepSpeed's JSON.
+    /// JSON of DeepSpeed.
     DeepSpeed,
-    /// Hugging Face's TrainingArguments, as JSON or YAML.
+    /// TrainingArguments of Hugging Face, as JSON or YAML.
     HuggingFace,
-    /// torchtitan's TOML.
+    /// TOML of torchtitan.
     Torchtitan,
 }
 
 impl Source {
-    /// All of them.
+    /// All supported trainers.
     pub const ALL: [Self; 4] = [Self::Ava, Self::DeepSpeed, Self::HuggingFace, Self::Torchtitan];
 
-    /// Its word on the command line.
+    /// The trainer's name as a value of `--from-format`.
     pub fn word(self) -> &'static str {
         match self {
             Self::Ava => "ava",
@@ -40,7 +41,7 @@ impl Source {
         }
     }
 
-    /// Its name in the table of foreign keys.
+    /// The trainer's name in the table `foreign.toml`.
     fn trainer(self) -> &'static str {
         match self {
             Self::Ava => "Ava guide",
@@ -50,7 +51,8 @@ impl Source {
         }
     }
 
-    /// Keys at the top of a file, one of which is in every file of it and in no file of another.
+    /// Top-level keys that identify the trainer: every file of the trainer has at least one of them, and no file of the
+    /// trainers checked before does.
     fn signs(self) -> &'static [&'static str] {
         match self {
             Self::DeepSpeed => &[
@@ -77,24 +79,24 @@ impl Source {
     }
 }
 
-/// A configuration that was translated.
+/// A translated configuration.
 #[derive(Debug)]
 pub struct Translated {
-    /// The trainer that it was of.
+    /// Trainer that the source file belongs to.
     pub source: Source,
-    /// As ours.
+    /// The translated configuration.
     pub config: TrainConfig,
-    /// What became of each key that is honoured or not needed, a sentence each.
+    /// One message for each key that was translated or is not needed.
     pub became: Vec<String>,
-    /// What cannot be honoured, and what is left to state, a sentence each.
+    /// One message for each key that cannot be honoured, and for each required setting that the file lacks.
     pub missing: Vec<String>,
 }
 
-/// Translates the file at `path`, with `a.b=c` of the flags, keys of ours, over it. `source` is recognised by the keys of
-/// the file where it is not given.
+/// Translates the file at `path` and applies the overrides `a.b=c` of `flags`, whose keys are of this schema. If
+/// `source` is `None`, the trainer is recognised from the keys of the file.
 ///
 /// # Errors
-/// A file that is none of these, or one whose values contradict each other as ours.
+/// A file of no supported trainer, or a file whose translation violates the rules of this schema.
 pub fn translate(path: &Path, source: Option<Source>, flags: &[String]) -> Result<Translated, TrainError> {
     let text = bounded::read_text(path, LARGEST).map_err(RuntimeError::io(path))?;
     translate_text(&text, &Place(path).to_string(), source, flags)
@@ -117,7 +119,8 @@ fn translate_text(
         .into_iter()
         .map(|(path, node)| (path.clone(), node, row(&path, Some(source.trainer()))))
         .collect();
-    // What counts sequences needs their length, and what counts micro-steps needs those.
+    // Dependencies between keys: sequence counts are converted with `data.longest`, and accumulation steps with the
+    // converted micro-batch size, so both must come after the keys that they depend on.
     leaves.sort_by_key(|(_, _, row)| match row.and_then(|row| row.convert) {
         Some(Convert::Sequences | Convert::OfLr | Convert::RematOption) => 1,
         Some(Convert::Accumulation) => 2,
@@ -129,7 +132,7 @@ fn translate_text(
     }
     made.complete(source)?;
     let config = TrainConfig::parse(&made.tree.to_yaml(), &format!("{name}, translated"), flags)?;
-    // What a flag states is not left to state.
+    // A setting that a flag provides is no longer missing.
     let stated = |line: &String| {
         !flags
             .iter()
@@ -139,13 +142,13 @@ fn translate_text(
     Ok(Translated { source, config, became: made.became, missing: made.missing })
 }
 
-/// A text as JSON, TOML or YAML.
+/// Parses a text as JSON, TOML or YAML.
 fn tree(text: &str) -> Result<Node, String> {
     if text.trim_start().starts_with('{') {
         let value: Value = serde_json::from_str(text).map_err(|e| format!("not JSON: {e}"))?;
         return Node::of(&value).map_err(|e| e.to_string());
     }
-    // No file of keys and values in YAML is one in TOML.
+    // TOML is tried first: no YAML file of keys and values is also valid TOML.
     match toml::from_str::<Value>(text) {
         Ok(value) => Node::of(&value).map_err(|e| e.to_string()),
         Err(_) => parse(text),
@@ -155,11 +158,11 @@ fn tree(text: &str) -> Result<Node, String> {
 fn recognise(tree: &Node) -> Option<Source> {
     use Source::{Ava, DeepSpeed, HuggingFace, Torchtitan};
     let has = |source: &Source| source.signs().iter().any(|key| tree.get(key).is_some());
-    // The guide's sections have names that others have too, so it comes last.
+    // The sections of the Ava guide have names that other trainers use too, so it is checked last.
     [Torchtitan, DeepSpeed, HuggingFace, Ava].into_iter().find(has)
 }
 
-/// All values with their paths.
+/// Collects all values with their dotted paths.
 fn flatten<'a>(node: &'a Node, path: &str, found: &mut Vec<(String, &'a Node)>) {
     match &node.kind {
         Kind::Map(entries) => {
@@ -172,25 +175,25 @@ fn flatten<'a>(node: &'a Node, path: &str, found: &mut Vec<(String, &'a Node)>) 
     }
 }
 
-/// A configuration in the making.
+/// A configuration under construction, with the messages about its keys.
 struct Made {
     tree: Node,
     became: Vec<String>,
     missing: Vec<String>,
 }
 
-/// What a value becomes.
+/// Result of translating one key.
 enum Outcome {
-    /// These values of keys of ours.
+    /// The key translates to these values of keys of this schema.
     Values(Vec<(String, Value)>),
-    /// Nothing, since it asks for nothing: why.
+    /// The key requests nothing; the reason.
     Idle(String),
-    /// Nothing: why it cannot be honoured.
+    /// The key cannot be honoured; the reason.
     No(String),
 }
 
 impl Made {
-    /// Takes over one key.
+    /// Translates one key and records the message about it.
     fn take(&mut self, path: &str, node: &Node, row: Option<&'static Row>) -> Result<(), TrainError> {
         let written = format!("`{path}` {}", node.inline());
         let outcome = match row {
@@ -287,7 +290,8 @@ impl Made {
             }
             Convert::PowerOfTwo => one(json!(2f64.powf(number()?))),
             Convert::Beta1 | Convert::Beta2 => {
-                // Where a file states one of them, the other is that of Kingma and Ba 2015, as in these trainers.
+                // If a file states only one of the betas, the other takes the default of Kingma and Ba 2015, as in
+                // these trainers.
                 let mut betas = match self.tree.at(ours).map(Node::to_json) {
                     Some(Value::Array(betas)) if betas.len() == 2 => betas,
                     _ => vec![json!(0.9), json!(0.999)],
@@ -343,7 +347,7 @@ impl Made {
         Ok(())
     }
 
-    /// Removes a key.
+    /// Removes a key from a section.
     fn remove(&mut self, section: &str, key: &str) {
         let Kind::Map(sections) = &mut self.tree.kind else { return };
         for (name, node) in sections {
@@ -353,7 +357,7 @@ impl Made {
         }
     }
 
-    /// States what a configuration of ours needs and the file does not say.
+    /// Adds required settings that the file does not state, with a message for each.
     fn complete(&mut self, source: Source) -> Result<(), TrainError> {
         if self.has("batch.micro_tokens") && !self.has("batch.tokens") {
             let micro = self.whole("batch.micro_tokens");
@@ -466,7 +470,7 @@ mod tests {
         said(&t.missing, "`unheard_of` 1: cannot be honoured: no counterpart is known here");
         assert!(t.missing.iter().any(|line| line.starts_with("`tf32` true: cannot be honoured: f32 products")));
         assert!(t.missing.iter().any(|line| line.starts_with("`data.train`: ")));
-        // A flag states it.
+        // The flag provides the setting that was missing above.
         let t = translated(r#"{"output_dir": "out", "max_steps": 9}"#, &["data.train=[a.txt]"]);
         assert!(!t.missing.iter().any(|line| line.starts_with("`data.train`: ")), "{:?}", t.missing);
         assert_eq!(t.config.data.train, ["a.txt"]);

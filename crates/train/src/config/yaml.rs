@@ -1,7 +1,7 @@
-//! YAML as an ordered tree that knows its lines, and back to text. Invariant: what is printed reads back as the same
-//! tree; nothing is expanded (no anchors, no tags), so a small file stays small, and a key stands once.
+//! YAML as an ordered tree with line numbers, and its printer. Invariant: printed text parses to the same tree; anchors
+//! and tags are rejected, so that a small file cannot expand, and duplicate keys are errors.
 //!
-//! Scalars follow the core schema of YAML 1.2.2 (section 10.3.2): `1e-5` is a number, `no` is a word.
+//! Scalars follow the core schema of YAML 1.2.2 (section 10.3.2): `1e-5` is a number, `no` is a string.
 
 use crate::TrainError;
 use runtime::RuntimeError;
@@ -9,38 +9,38 @@ use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span};
 use serde_json::{Number, Value};
 use std::fmt::Write as _;
 
-/// A value and where it was written.
+/// A value and its line number.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// What it is.
+    /// Type and contents of the value.
     pub kind: Kind,
-    /// Its line, from 1; 0 for what a flag says.
+    /// Line of the value, from 1; 0 if the value was set by a flag.
     pub line: usize,
 }
 
-/// What a value is.
+/// Types of values.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kind {
-    /// Nothing.
+    /// A null.
     Null,
     /// `true` or `false`.
     Bool(bool),
-    /// A whole number; `1e4` is one too.
+    /// An integer; `1e4` counts as an integer.
     Integer(i64),
-    /// Another number.
+    /// A floating-point number.
     Float(f64),
-    /// Anything else that is no collection.
+    /// A string.
     Text(String),
-    /// Values in order.
+    /// A sequence.
     List(Vec<Node>),
-    /// Keys in order, each once.
+    /// A mapping in the order of the file; every key is unique.
     Map(Vec<(String, Node)>),
 }
 
-/// Deeper than any configuration.
+/// Limit on the nesting depth; no configuration is that deep.
 const DEEPEST: usize = 16;
 
-/// The tree of a text; nothing is an empty mapping. The error is a sentence with the line, without the file.
+/// Parses a YAML text; an empty text gives an empty mapping. The error message includes the line but not the file name.
 pub fn parse(text: &str) -> Result<Node, String> {
     let mut events = Parser::new_from_str(text);
     let mut next = || -> Result<(Event<'_>, usize), String> {
@@ -71,7 +71,7 @@ fn broken(error: &ScanError) -> String {
     format!("line {}: not YAML: {}", error.marker().line(), error.info())
 }
 
-/// The value that begins with `event`.
+/// Parses the value that begins with `event`.
 fn node<'a>(
     event: Event<'a>,
     line: usize,
@@ -124,13 +124,13 @@ fn mapping<'a>(
             return Err(format!("line {line}: `{key}` is given twice"));
         }
         let (event, _) = next()?;
-        // The key's line: that is what an editor should jump to.
+        // The value gets the line of its key, which is where an editor should jump to.
         let value = node(event, line, depth - 1, next)?;
         entries.push((key, value));
     }
 }
 
-/// A plain scalar.
+/// Resolves the type of a plain scalar.
 fn scalar(text: &str) -> Kind {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Kind::Null,
@@ -139,7 +139,7 @@ fn scalar(text: &str) -> Kind {
         _ => {}
     }
     let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
-    // Rust also reads words such as `inf` as numbers; YAML's begin with a digit or a point.
+    // Rust also parses words such as `inf` as numbers; a YAML number begins with a digit or a point.
     let is_number = digits.starts_with(|c: char| c.is_ascii_digit() || c == '.');
     let integer = || text.parse::<i64>().ok().filter(|_| is_number);
     let float =
@@ -156,7 +156,8 @@ fn scalar(text: &str) -> Kind {
     }
 }
 
-/// Whole numbers of any spelling are integers, as in JSON schema, as long as a float holds them exactly.
+/// Classifies integral values as integers whatever their spelling, as JSON Schema does, provided that an `f64`
+/// represents them exactly.
 fn number(x: f64) -> Kind {
     match x.fract() == 0.0 && x.abs() < (1u64 << 53) as f64 {
         true => Kind::Integer(x as i64),
@@ -165,29 +166,29 @@ fn number(x: f64) -> Kind {
 }
 
 impl Node {
-    /// The tree of anything that serialises, in the order of its fields.
+    /// Converts a serialisable value into a tree, keeping the order of its fields.
     pub fn of<T: serde::Serialize>(value: &T) -> Result<Self, TrainError> {
-        // JSON is YAML; this keeps the order, which a `Value` does not.
+        // Goes through text because JSON is valid YAML and keeps the field order, which `serde_json::Value` does not.
         let text = serde_json::to_string(value).map_err(|e| RuntimeError::bug(e.to_string()))?;
-        // As a whole file it would be an empty mapping.
+        // `parse` would turn a document that is only `null` into an empty mapping.
         if text == "null" {
             return Ok(Self { kind: Kind::Null, line: 0 });
         }
         Ok(parse(&text).map_err(RuntimeError::bug)?)
     }
 
-    /// The value under a key.
+    /// Returns the value of a key; `None` if there is no such key or the node is not a mapping.
     pub fn get(&self, key: &str) -> Option<&Node> {
         let Kind::Map(entries) = &self.kind else { return None };
         entries.iter().find(|(name, _)| name == key).map(|(_, node)| node)
     }
 
-    /// The value at a path of keys with points between them.
+    /// Returns the value at a dotted path.
     pub fn at(&self, path: &str) -> Option<&Node> {
         path.split('.').try_fold(self, Node::get)
     }
 
-    /// Puts a value at a path; what is no mapping on the way becomes one.
+    /// Sets the value at a path; nodes on the way that are not mappings are replaced by mappings.
     pub fn set(&mut self, path: &[&str], value: Node) {
         let [key, rest @ ..] = path else {
             *self = value;
@@ -204,7 +205,7 @@ impl Node {
         entries[position].1.set(rest, value);
     }
 
-    /// As JSON. What JSON has no number for was refused before.
+    /// Converts the tree to JSON. Non-finite numbers, which JSON cannot represent, were rejected by the schema before.
     pub fn to_json(&self) -> Value {
         match &self.kind {
             Kind::Null => Value::Null,
@@ -217,7 +218,7 @@ impl Node {
         }
     }
 
-    /// As a block of YAML, a line for each key.
+    /// Formats the tree as YAML, one line per key.
     pub fn to_yaml(&self) -> String {
         let mut text = String::new();
         self.block(0, &mut text);
@@ -243,7 +244,7 @@ impl Node {
         }
     }
 
-    /// As one line.
+    /// Formats the value on one line.
     pub fn inline(&self) -> String {
         match &self.kind {
             Kind::Text(text) => quoted(text),
@@ -251,7 +252,7 @@ impl Node {
             Kind::Map(entries) => {
                 format!("{{{}}}", joined(entries.iter().map(|(k, v)| format!("{}: {}", quoted(k), v.inline()))))
             }
-            // The shortest digits that read back as the same number.
+            // `{:?}` prints the shortest digits that parse to the same number.
             Kind::Float(x) => format!("{x:?}"),
             Kind::Null | Kind::Bool(_) | Kind::Integer(_) => self.to_json().to_string(),
         }
@@ -262,7 +263,8 @@ fn joined(parts: impl Iterator<Item = String>) -> String {
     parts.collect::<Vec<_>>().join(", ")
 }
 
-/// Bare where it reads back as the same word, otherwise as a JSON string, which YAML reads.
+/// Prints a string without quotes if it parses back as the same string, otherwise as a JSON string, which is valid
+/// YAML.
 fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '/' | '.' | '-');
     let starts = text.starts_with(|c: char| c.is_ascii_alphabetic() || matches!(c, '_' | '/' | '.'));
@@ -335,7 +337,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// What is read at all reads back from what is printed.
+        /// Everything that parses also parses from its printed form, to the same tree.
         #[test]
         fn no_text_breaks_it(text in "[\\[\\]{}:,\\- \n#&*!|>'\"%@`?ab1.~\t\u{e9}]{0,60}") {
             if let Ok(tree) = parse(&text) && matches!(tree.kind, Kind::Map(_)) {
