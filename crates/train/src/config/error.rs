@@ -67,31 +67,31 @@ pub enum ConfigError {
          set model.kind head"
     )]
     NoConfig {
-        /// The weight file.
+        /// Path of the weight file.
         from: String,
     },
-    /// A configuration of another trainer that cannot be read.
+    /// A configuration of another trainer that cannot be parsed.
     #[error("{name}: {why}")]
     Foreign {
-        /// The configuration.
+        /// Name of the configuration file.
         name: String,
-        /// What is wrong with it.
+        /// The parse error.
         why: String,
     },
-    /// A configuration of a trainer that is not known.
+    /// The trainer that a configuration belongs to could not be recognised from its keys.
     #[error("{name}: its keys are of no trainer that is known; say which with --from-format: {known}")]
     UnknownTrainer {
-        /// The configuration.
+        /// Name of the configuration file.
         name: String,
-        /// The trainers that are known.
+        /// Names of the supported trainers.
         known: String,
     },
-    /// A key of a translation that does not exist.
+    /// The translation table names a key that is not in the schema.
     #[error("{written}: there is no key `{key}`")]
     NoSuchKey {
-        /// The key as it was written.
+        /// The source key with its value, as written in the file.
         written: String,
-        /// The key that it should become.
+        /// The key of this schema named by the table.
         key: String,
     },
 }

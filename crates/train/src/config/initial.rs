@@ -57,8 +57,9 @@ pub struct Initial {
 }
 
 impl Initial {
-    /// Reads the architecture of `from`: a folder, a weight file or a hub id, whose `config.json` is fetched if needed.
-    /// `kind` is `model.kind` where the configuration states it: a file of a head does not say what it holds.
+    /// Reads the architecture of `from`: a folder, a weight file or a hub id, whose `config.json` is downloaded if it
+    /// is not cached. `kind` is the value of `model.kind` if the configuration states it; a head requires it, because
+    /// the weight file of a head does not identify its contents.
     ///
     /// # Errors
     /// A model that cannot be found, or a model of a family that cannot be trained.

@@ -49,7 +49,7 @@ pub struct Optimizer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OptimizerKind {
-    /// adamw where it fits, else adamw8bit.
+    /// AdamW if it fits the memory budget, otherwise 8-bit AdamW.
     Auto,
     /// AdamW (Loshchilov and Hutter 2019).
     Adamw,

@@ -225,7 +225,7 @@ impl Run {
     /// Returns the settings of the machine that the run computes on.
     pub fn machine(&self) -> Settings {
         let threads = self.threads.0.map_or_else(machine::cores, |n| n as usize);
-        // Training computes on the CPU, which is what both words of `device` mean today.
+        // Training runs on the CPU only, so `auto` and `cpu` mean the same today.
         match self.device {
             Device::Auto | Device::Cpu => Settings { threads, ..Settings::default() },
         }
