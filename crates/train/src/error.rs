@@ -1,5 +1,5 @@
-//! Why a training run fails. Invariant: every message names the key, the file or the step that it is about, and the next
-//! step.
+//! Errors of a training run. Invariant: every message names the key, file or step concerned, and what the user can do
+//! next.
 
 use crate::config::ConfigError;
 use data::printable::Place;
@@ -7,130 +7,130 @@ use runtime::{Failure, RuntimeError};
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// Why a training run fails.
+/// Why a training run failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
-    /// Opening models, planning, reading, computing or writing failed.
+    /// An error of the runtime: opening models, planning, reading, computing or writing.
     #[error(transparent)]
     Runtime(RuntimeError),
-    /// The configuration cannot be used.
+    /// The configuration was rejected.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// More layers than a plan is made for.
+    /// The model has more layers than the planner supports.
     #[error(
         "model.layers is {layers}; at most {most} are planned, which bounds the time and memory that a plan takes"
     )]
     TooManyLayers {
-        /// The layers that were asked for.
+        /// Number of layers requested.
         layers: u64,
-        /// The most that are planned.
+        /// Maximum number of layers.
         most: u64,
     },
-    /// A dimension to maximize that the configuration does not choose.
+    /// `--largest` names a dimension that this kind of model does not take from its configuration.
     #[error("--largest {size}: the shape of a {kind} is not chosen by its configuration")]
     LargestOfKind {
-        /// The dimension.
+        /// Name of the dimension.
         size: &'static str,
-        /// The kind of model.
+        /// Value of `model.kind`.
         kind: &'static str,
     },
-    /// A dimension to maximize that `model.from` fixes.
+    /// `--largest` names a dimension that `model.from` determines.
     #[error("--largest {size}: model.from fixes the shape of the model; remove it")]
     LargestOfModel {
-        /// The dimension.
+        /// Name of the dimension.
         size: &'static str,
     },
-    /// A model to start from without weights.
+    /// `model.from` names a model without weights.
     #[error("model.from {from} is a configuration without weights; name its folder")]
     WithoutWeights {
-        /// The model.
+        /// Value of `model.from`.
         from: String,
     },
-    /// An encoder without a model to start from.
+    /// An encoder is to be trained, and `model.from` is not set.
     #[error("model.from: name the {kind} whose sizes or weights the run starts from")]
     NoModel {
-        /// The kind of model.
+        /// Value of `model.kind`.
         kind: &'static str,
     },
-    /// A model to start from of another family.
+    /// `model.from` names a model of another family than `model.kind`.
     #[error("model.kind {kind}: model.from holds a model of the family {family}")]
     OtherFamily {
-        /// The kind of model.
+        /// Value of `model.kind`.
         kind: &'static str,
-        /// The family of the model to start from.
+        /// Family of the initial model.
         family: &'static str,
     },
-    /// Adapters over a model that lacks the head that they would leave untrained.
+    /// Adapters for a model that lacks its language-model head, which the adapters would leave untrained.
     #[error(
         "model.lora: {model} has no `{tensor}`, and adapters would leave it untrained; give a model with its \
          language-model head, or model.classes"
     )]
     LoraWithoutHead {
-        /// The model.
+        /// Name of the model.
         model: String,
-        /// The tensor.
+        /// Name of the missing tensor.
         tensor: String,
     },
-    /// A head over other than two embeddings.
+    /// The number of inputs of a head is not two.
     #[error("a head reads two embeddings, of the nucleotides and of the protein; {given} are given")]
     HeadParts {
-        /// How many are given.
+        /// Number of inputs given.
         given: usize,
     },
-    /// A tokenizer with more tokens than the model's vocabulary.
+    /// The tokenizer has more tokens than the model's vocabulary has entries.
     #[error("model.vocabulary {entries}: the tokenizer has {tokens} tokens; give at least as many")]
     Vocabulary {
         /// Entries of the model's vocabulary.
         entries: u64,
-        /// Tokens of the tokenizer.
+        /// Number of tokens of the tokenizer.
         tokens: u64,
     },
-    /// Embeddings as data of a model that is no head.
+    /// `data.format` is `embeddings`, and the model is not a head.
     #[error("data.format embeddings: only a head is trained on them")]
     EmbeddingsWithoutHead,
-    /// A file name that does not say a format.
+    /// The format of a file cannot be determined from its name.
     #[error(
         "data.train: the name `{name}` does not say what it holds; give data.format txt, jsonl, bin or fasta"
     )]
     UnknownFormat {
-        /// The name.
+        /// Name of the file.
         name: String,
     },
-    /// Token ids without the size of their vocabulary.
+    /// Data of token ids, and no `model.vocabulary`.
     #[error("data.format bin: the ids have no tokenizer; give model.vocabulary")]
     IdsWithoutVocabulary,
-    /// A DNA model without a tokenizer.
+    /// A DNA model is to be trained and no tokenizer was found.
     #[error("data.tokenizer: the model has no tokenizer.json beside its weights; name one")]
     NoTokenizer,
-    /// Files to validate a head on.
+    /// Validation files were given for a head.
     #[error("data.validation: of embeddings a share is validated on; give data.validation_fraction")]
     ValidationOfEmbeddings,
-    /// An epoch without a target.
+    /// An epoch of the training data contains no target.
     #[error("data.train: an epoch gave nothing to train on; is every document too short?")]
     EmptyEpoch,
-    /// Validation data without a target.
+    /// The validation data contains no target.
     #[error("run.evaluate_every: there is nothing to evaluate on; give more data.validation")]
     NothingToEvaluate,
-    /// A loss that is not finite.
+    /// The training loss is not finite.
     #[error(
         "step {step}: the loss is no number any more; use a lower optimizer.lr or a longer schedule.warmup; the last \
          checkpoint is from before"
     )]
     LossNotFinite {
-        /// The step.
+        /// Step at which it happened.
         step: u64,
     },
-    /// Gradients that are not finite without a loss scale.
+    /// Gradients are not finite although the loss scale is at its minimum.
     #[error(
         "step {step}: the gradients are no numbers any more, even without a loss scale; use precision.kind bf16, or a \
          lower optimizer.lr; the weights did not move, and the last checkpoint is from before"
     )]
     GradientsNotFinite {
-        /// The step.
+        /// Step at which it happened.
         step: u64,
     },
-    /// Gradients that were not finite in several steps in a row.
+    /// Gradients were not finite in several consecutive steps.
     #[error(
         "step {step}: a gradient was not finite in {steps} steps in a row, which were skipped; use a lower optimizer.lr or \
          a longer schedule.warmup, or look at the data of these steps"
@@ -138,82 +138,82 @@ pub enum TrainError {
     StepsSkipped {
         /// The last of these steps.
         step: u64,
-        /// How many there were.
+        /// Number of consecutive skipped steps.
         steps: u64,
     },
-    /// A position in a checkpoint without its micro-steps.
+    /// The position in a checkpoint has no valid number of micro-steps.
     #[error("the checkpoint's `position.micro_steps` is {found}, not a whole number: it is damaged")]
     MicroSteps {
-        /// What stands there.
+        /// The value found instead.
         found: Value,
     },
-    /// A position in the data that cannot be read.
+    /// The data position in a checkpoint cannot be parsed.
     #[error("the place in the data: {why}")]
     DataPosition {
-        /// What the parser says.
+        /// The parse error.
         why: String,
     },
-    /// A checkpoint that is there, of a run that should begin anew.
+    /// `--resume never` was given, and the run's folder already contains a checkpoint.
     #[error(
         "--resume never: {} is there already; go on with --resume auto, or choose another folder with -o",
         Place(path)
     )]
     CheckpointExists {
-        /// The checkpoint.
+        /// Path of the checkpoint.
         path: PathBuf,
     },
-    /// A checkpoint of another configuration.
+    /// A checkpoint was written with a different configuration.
     #[error("{} is of another configuration: {what}; choose another folder with -o", Place(path))]
     OtherConfiguration {
-        /// The checkpoint.
+        /// Path of the checkpoint.
         path: PathBuf,
-        /// The key that differs.
+        /// The key that differs, with both values.
         what: String,
     },
-    /// A run without a usable checkpoint.
+    /// A run has checkpoints, and all of them are damaged.
     #[error("no checkpoint can be used ({why}); remove the folder to begin anew, or choose another with -o")]
     NoUsableCheckpoint {
-        /// Why the last one cannot be used.
+        /// Why the checkpoint tried last cannot be used.
         why: String,
     },
-    /// A folder of a run without a checkpoint.
+    /// `--resume` names a run without a checkpoint.
     #[error("--resume {}: there is no checkpoint in it", Place(folder))]
     NoCheckpoint {
-        /// The folder.
+        /// Folder of the run.
         folder: PathBuf,
     },
-    /// A checkpoint that cannot be used.
+    /// `--resume` names a checkpoint that cannot be used.
     #[error("--resume {}: {why}", Place(path))]
     BadCheckpoint {
-        /// The checkpoint.
+        /// Path of the checkpoint.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the checkpoint.
         why: String,
     },
-    /// A checkpoint that is older than another of the run.
+    /// `--resume` names a checkpoint that is older than another checkpoint in the run's own folder.
     #[error(
         "--resume {}: {} is newer; go on with --resume auto, remove it, or choose another folder with -o",
         Place(path),
         Place(newer)
     )]
     OlderCheckpoint {
-        /// The checkpoint that was named.
+        /// Path of the named checkpoint.
         path: PathBuf,
-        /// A newer one.
+        /// Path of a newer checkpoint.
         newer: PathBuf,
     },
-    /// A configuration in a checkpoint that cannot be read.
+    /// The configuration stored in a checkpoint cannot be parsed.
     #[error("the configuration of a checkpoint: {why}")]
     CheckpointConfig {
-        /// What the parser says.
+        /// The parse error.
         why: String,
     },
-    /// A checkpoint of another model.
+    /// A checkpoint belongs to a different model.
     #[error("{} is of another model: {why}", Place(path))]
     OtherModel {
-        /// The file of the checkpoint.
+        /// Path of the checkpoint folder.
         path: PathBuf,
-        /// The tensor that differs.
+        /// The tensor that differs, and how.
         why: String,
     },
 }

@@ -1,5 +1,5 @@
-//! Which checkpoint a run goes on from. Invariant: none of another configuration, as far as keys can change a result;
-//! and a run that is there is never begun anew over.
+//! Selects the checkpoint that a run resumes from. Invariant: never a checkpoint whose configuration differs in a key
+//! that can change results, and an existing run is never overwritten by a new one.
 
 use super::checkpoint::{Checkpoint, Checkpoints, Named};
 use super::config::schema::{leaves, schema};
@@ -10,19 +10,19 @@ use runtime::{Level, Observer};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// Where a run begins.
+/// Where a run starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Resume {
-    /// At the newest checkpoint of its folder that can be used; at the start where there is none.
+    /// From the newest usable checkpoint in the run's folder; from scratch if there is none.
     #[default]
     Auto,
-    /// At the start; the folder must hold no checkpoints.
+    /// From scratch; the folder must not contain checkpoints.
     Never,
-    /// At this checkpoint, or at the newest of this run's folder.
+    /// From this checkpoint, or from the newest checkpoint of this run folder.
     From(PathBuf),
 }
 
-/// The checkpoint to go on from.
+/// Selects the checkpoint to resume from; `None` to start from scratch.
 pub(super) fn choose(
     resume: &Resume,
     own: &Checkpoints,
@@ -51,7 +51,7 @@ pub(super) fn choose(
     Ok(found)
 }
 
-/// The newest that can be used.
+/// Opens the newest checkpoint that is intact; an error if there are checkpoints and all of them are damaged.
 fn newest(all: &[Named], observer: &mut dyn Observer) -> Result<Option<Checkpoint>, TrainError> {
     let mut last = None;
     for Named { path, .. } in all.iter().rev() {
@@ -71,7 +71,7 @@ fn newest(all: &[Named], observer: &mut dyn Observer) -> Result<Option<Checkpoin
     }
 }
 
-/// A checkpoint that was named, or the newest of a run that was.
+/// Opens the checkpoint at a path, or the newest checkpoint of the run folder at that path.
 fn at(path: &Path, observer: &mut dyn Observer) -> Result<Checkpoint, TrainError> {
     if path.join("checkpoints").is_dir() {
         let found = newest(&Checkpoints::open(path)?.list()?, observer)?;
@@ -81,7 +81,8 @@ fn at(path: &Path, observer: &mut dyn Observer) -> Result<Checkpoint, TrainError
         .map_err(|why| TrainError::BadCheckpoint { path: path.to_owned(), why: why.to_string() })
 }
 
-/// A run that went back would meet its own later checkpoints.
+/// Rejects a checkpoint that is older than a checkpoint in the run's own folder: the run would reach the steps of its
+/// own later checkpoints again.
 fn older_than_none(own: &Checkpoints, found: &Checkpoint) -> Result<(), TrainError> {
     let newer = own.list()?.into_iter().rfind(|named| named.step > found.record.state.step);
     newer.map_or(Ok(()), |named| {
@@ -89,7 +90,7 @@ fn older_than_none(own: &Checkpoints, found: &Checkpoint) -> Result<(), TrainErr
     })
 }
 
-/// The first key that can change a result and differs, in words.
+/// Describes the first key that differs and can change results; `None` if there is none.
 fn difference(old: &Value, config: &TrainConfig) -> Result<Option<String>, TrainError> {
     let broken = |e: serde_json::Error| TrainError::CheckpointConfig { why: e.to_string() };
     let new = serde_json::to_value(config).map_err(broken)?;
@@ -100,7 +101,7 @@ fn difference(old: &Value, config: &TrainConfig) -> Result<Option<String>, Train
             return Ok(Some(format!("`{}` was {was}, is {is}", leaf.path)));
         }
     }
-    // How long a run is may change, unless the learning rate already bent towards its end.
+    // The length of a run may change, unless the learning rate already depends on the step at which it ends.
     let old: TrainConfig = serde_json::from_value(old.clone()).map_err(broken)?;
     let (was, is) = (old.horizon(), config.horizon());
     let text = |end: Option<u64>| end.map_or("never".to_owned(), |step| format!("at step {step}"));
