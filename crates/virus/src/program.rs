@@ -1,5 +1,5 @@
-//! The program of a prediction: two encoders and the head over one arena. Invariant: embeddings wait for each other in the
-//! host's memory; where that is what the line is about, every byte of them is in the ledger.
+//! The plans of a prediction: two encoders and the head over one arena. Invariant: embeddings wait in host memory; if
+//! the budget is for host memory, the ledger accounts for every byte of them.
 
 use super::stage::Stage;
 use graph::{Bounds, Bytes};

@@ -1,6 +1,6 @@
-//! A prediction from the plan to the results: in one stage or two, as a shard, or put together from shards.
-//! Invariant: whatever ends it, what was finished by then is in the journal, and no result has its name before
-//! all of them are whole.
+//! Runs a prediction from the plan to the results: in one stage or two, as a shard, or by merging shards. Invariant:
+//! however the run ends, finished windows are in the journal, and no result file gets its name before all of them are
+//! complete.
 
 use super::compute::Compute;
 use super::engine::{Engine, Parts, Totals};
@@ -29,28 +29,28 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// What the host keeps of steps on their way, in words.
+/// Name of the data that the host holds for steps in flight, for messages.
 const KEPT: &str = "embeddings";
 
-/// A prediction whose output folder was looked at.
+/// A prediction whose output folder has been checked.
 pub(crate) struct Run<'a> {
     pub(crate) options: &'a Options,
     pub(crate) opened: &'a Opened,
     pub(crate) shape: &'a Shape,
     pub(crate) budget: Budget,
-    /// The most replicas of the CPU's threads.
+    /// Maximum number of CPU replicas.
     pub(crate) replicas: usize,
-    /// `None` where the input can be read only once, so that nothing can be gone on with.
+    /// Keys of the journals; `None` if the input can be read only once, so that the run cannot be resumed.
     pub(crate) keys: Option<Keys>,
-    /// What the inputs are; `None` where they can be read only once.
+    /// Digests of the inputs; `None` if they can be read only once.
     pub(crate) inputs: Option<Vec<Input>>,
-    /// How large the queues may be, from the largest down, each with the lines of its process.
+    /// Candidate queue sizes, largest first, each with the memory lines of the process.
     pub(crate) hosts: Vec<(Queues, Vec<Staging>)>,
-    /// Which of them it is, once there is a plan.
+    /// Index of the candidate in use; set when the plan is made.
     pub(crate) chosen: Cell<usize>,
 }
 
-/// What a stage leaves.
+/// Results of a stage.
 struct Done {
     parts: Parts,
     totals: Totals,
@@ -59,7 +59,7 @@ struct Done {
 }
 
 impl Run<'_> {
-    /// Computes, in as many stages as the memory line wants.
+    /// Computes the prediction, in as many stages as the memory budget requires.
     pub(crate) fn stages(
         &self,
         start: Instant,
@@ -120,7 +120,7 @@ impl Run<'_> {
         self.finish(done, (before.as_ref(), warm), start, &tracker, (memory_line, arithmetic))
     }
 
-    /// Computes the nucleotide embeddings of all open reading frames, if they are not there.
+    /// Computes the nucleotide embeddings of all open reading frames, unless their journal is complete.
     fn embed(
         &self,
         (planned, number): (&Planned<'_>, usize),
@@ -136,12 +136,12 @@ impl Run<'_> {
         let parts = Parts { compute, results, embeddings: None, keeper: Some(keeper), outputs: None, strict };
         let Done { parts, totals, .. } = self.stream(parts, observer)?;
         parts.keeper.map_or(Ok(()), Keeper::finish)?;
-        // The next stage follows on the same devices.
+        // The executors are kept because the next stage runs on the same devices.
         *warm = parts.compute.map(Compute::into_executors);
         Ok(totals)
     }
 
-    /// Puts the results of shards together.
+    /// Merges the results of shards.
     pub(crate) fn merge(
         &self,
         start: Instant,
