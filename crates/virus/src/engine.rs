@@ -23,9 +23,9 @@ use std::time::Instant;
 pub(crate) struct Seconds {
     /// From the first record to the last result.
     pub(crate) streaming: f64,
-    /// For the front end, which reads and tokenizes.
+    /// Waiting for the front end, which reads and tokenizes.
     pub(crate) waiting: f64,
-    /// For devices.
+    /// Waiting for devices.
     pub(crate) devices: f64,
     pub(crate) encoders: [f64; 2],
     pub(crate) head: f64,
@@ -52,7 +52,7 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
-    /// Counts the work of the stage before.
+    /// Adds the work of the preceding stage.
     pub(crate) fn add_stage(&mut self, earlier: &Totals) {
         for encoder in 0..2 {
             self.tokens[encoder] += earlier.tokens[encoder];

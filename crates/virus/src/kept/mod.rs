@@ -35,7 +35,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Frames with a row.
+    /// Number of frames with an embedding.
     fn with_rows(&self) -> usize {
         self.orfs.iter().filter(|orf| orf.state != State::Failed).count()
     }
