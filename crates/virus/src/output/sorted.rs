@@ -1,9 +1,9 @@
-//! Sorting more lines than memory should hold. Invariant: lines come out in byte order (for UTF-8,
-//! the order of the code points), each as often as it went in; memory holds one run of lines, or as
-//! much again in read buffers; and the temporary file has no name, so nothing is left behind, however
+//! External merge sort of lines. Invariant: lines are returned in byte order (for UTF-8, the order of code points),
+//! each as often as it was added; memory holds one run of lines, or as many bytes of read buffers; the temporary file
+//! is unlinked at once, so nothing is left behind however the process ends.
 //! the process ends.
-//!
-//! Runs are sorted in memory and appended to one spool file in the output folder; then up to `fan_in`
+//! Runs are sorted in memory and appended to one spool file in the output folder; then up to `fan_in` runs at a time
+//! are merged, in as many passes as needed.
 //! at a time are merged, in as many passes as that takes.
 
 use data::{DataError, DataErrorKind};
@@ -16,12 +16,12 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering as Atomic};
 
-/// What sorting may take.
+/// Limits of a sort.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes of a run in memory, 16 for each line included; also the sum of the read buffers.
+    /// Bytes of a run in memory, including 16 for each line; also the total size of the read buffers.
     pub run_bytes: usize,
-    /// Runs merged at a time; 2 if less is given.
+    /// Number of runs merged at a time; at least 2.
     pub fan_in: usize,
 }
 
@@ -32,16 +32,16 @@ impl Default for Limits {
     }
 }
 
-/// Takes lines in any order and gives them back sorted.
+/// Collects lines in any order and returns them sorted.
 #[derive(Debug)]
 pub struct Sorter {
     folder: PathBuf,
     limits: Limits,
     /// The lines of the current run, one after the other.
     bytes: Vec<u8>,
-    /// Where each is in `bytes`.
+    /// Range of each line in `bytes`.
     lines: Vec<Range<usize>>,
-    /// The runs before it, if there are any.
+    /// Earlier runs, if any were written to disk.
     spool: Option<Spool>,
 }
 
@@ -49,7 +49,7 @@ impl Sorter {
     /// A sorter that puts what memory should not hold into `folder`, which must exist.
     pub fn new(folder: &Path, limits: Limits) -> Self {
         let (bytes, lines) = (Vec::new(), Vec::new());
-        // A merge of one run would never end.
+        // Merging single runs would never reduce their number.
         let limits = Limits { fan_in: limits.fan_in.max(2), ..limits };
         Sorter { folder: folder.to_owned(), limits, bytes, lines, spool: None }
     }
@@ -74,7 +74,7 @@ impl Sorter {
 
     /// Calls `each` with every line, in order.
     ///
-    /// # Errors
+    /// Errors of the temporary file, and of `each`.
     /// Those of the temporary file, and of `each`.
     pub fn finish<E: From<DataError>>(mut self, mut each: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
         if self.spool.is_none() {
