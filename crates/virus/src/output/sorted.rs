@@ -1,10 +1,9 @@
 //! External merge sort of lines. Invariant: lines are returned in byte order (for UTF-8, the order of code points),
-//! each as often as it was added; memory holds one run of lines, or as many bytes of read buffers; the temporary file
-//! is unlinked at once, so nothing is left behind however the process ends.
-//! the process ends.
-//! Runs are sorted in memory and appended to one spool file in the output folder; then up to `fan_in` runs at a time
-//! are merged, in as many passes as needed.
-//! at a time are merged, in as many passes as that takes.
+//! each as often as it was added; memory holds one run of lines, or as many bytes of read buffers; the temporary file is
+//! unlinked at once, so nothing is left behind however the process ends.
+//!
+//! Runs are sorted in memory and appended to one spool file in the output folder; then up to `fan_in` runs at a time are
+//! merged, in as many passes as needed.
 
 use data::{DataError, DataErrorKind};
 use std::cmp::Ordering;
@@ -16,12 +15,12 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering as Atomic};
 
-/// Limits of a sort.
+/// What sorting may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes of a run in memory, including 16 for each line; also the total size of the read buffers.
+    /// Bytes of a run in memory, 16 for each line included; also the sum of the read buffers.
     pub run_bytes: usize,
-    /// Number of runs merged at a time; at least 2.
+    /// Runs merged at a time; 2 if less is given.
     pub fan_in: usize,
 }
 
@@ -32,16 +31,16 @@ impl Default for Limits {
     }
 }
 
-/// Collects lines in any order and returns them sorted.
+/// Takes lines in any order and gives them back sorted.
 #[derive(Debug)]
 pub struct Sorter {
     folder: PathBuf,
     limits: Limits,
     /// The lines of the current run, one after the other.
     bytes: Vec<u8>,
-    /// Range of each line in `bytes`.
+    /// Where each is in `bytes`.
     lines: Vec<Range<usize>>,
-    /// Earlier runs, if any were written to disk.
+    /// The runs before it, if there are any.
     spool: Option<Spool>,
 }
 
@@ -49,7 +48,7 @@ impl Sorter {
     /// A sorter that puts what memory should not hold into `folder`, which must exist.
     pub fn new(folder: &Path, limits: Limits) -> Self {
         let (bytes, lines) = (Vec::new(), Vec::new());
-        // Merging single runs would never reduce their number.
+        // A merge of one run would never end.
         let limits = Limits { fan_in: limits.fan_in.max(2), ..limits };
         Sorter { folder: folder.to_owned(), limits, bytes, lines, spool: None }
     }
@@ -74,7 +73,7 @@ impl Sorter {
 
     /// Calls `each` with every line, in order.
     ///
-    /// Errors of the temporary file, and of `each`.
+    /// # Errors
     /// Those of the temporary file, and of `each`.
     pub fn finish<E: From<DataError>>(mut self, mut each: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
         if self.spool.is_none() {
