@@ -67,8 +67,7 @@ impl Arena {
     }
 
     /// Changes the size to `bytes`; the contents are lost. An expandable arena that shrinks keeps its memory mapped
-    /// until
-    /// `trim`. After an error the arena has zero bytes.
+    /// until `trim`. After an error the arena has zero bytes.
     pub(crate) fn resize(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
         // Set before the attempt: a failed resize may already have unmapped a chunk or freed the plain allocation,
         // which is freed first because both sizes at once may not fit.

@@ -1,8 +1,6 @@
 //! Low-rank adapters in the file format of peft: `adapter_config.json` and `adapter_model.safetensors`. Invariant: a
-//! key
-//! that would change an adapter's result is honoured or refused by name, and a folder that holds only an adapter is
-//! never
-//! opened as a model.
+//! key that would change an adapter's result is honoured or refused by name, and a folder that holds only an adapter is
+//! never opened as a model.
 
 use crate::{ModelError, RuntimeError};
 use data::bounded;

@@ -44,9 +44,8 @@ impl Budget {
         if self.on_host { Some(self.bytes) } else { self.host_memory }
     }
 
-    /// Record sizes to plan for where the input is a pipe, whose size cannot be measured: a 64th of the host budget
-    /// for the longest
-    /// record, a 16th for the names of all records. `None` without a host budget.
+    /// Record sizes to plan for where the input is a pipe, whose size cannot be measured: a 64th of the host budget for
+    /// the longest record, a 16th for the names of all records. `None` without a host budget.
     pub fn of_pipe(&self) -> Option<Extent> {
         let line = self.of_host()?;
         let name = (line.0 >> 22).clamp(64, 4096);
@@ -108,10 +107,8 @@ impl Budget {
     }
 
     /// Checks, before the first step, the peak memory of the process so far, which includes planning and loading
-    /// weights. On a
-    /// GPU the budget is `--host-memory`, and the sum of the memory held, the queues, and the values in transit
-    /// (`kept`) must be
-    /// within it.
+    /// weights. On a GPU the budget is `--host-memory`, and the sum of the memory held, the queues, and the values in
+    /// transit (`kept`) must be within it.
     ///
     /// # Errors
     /// [`PlanError::OverBudget`] with the memory that the process held.

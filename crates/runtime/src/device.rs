@@ -1,6 +1,5 @@
 //! The device choice of a run: the CPU, or machines that share the work. Invariant: the machines of a run are of one
-//! kind,
-//! so that one program fits all of them and a result does not depend on which machine computed it.
+//! kind, so that one program fits all of them and a result does not depend on which machine computed it.
 
 use crate::{RequestError, RuntimeError};
 use exec::Machine;

@@ -26,8 +26,7 @@ pub trait Failure: std::error::Error {
     }
 
     /// The exit code: the runtime error's code (4 if something does not fit in memory, 128 plus the signal's number
-    /// after a
-    /// signal), or else [`Failure::own_exit_code`].
+    /// after a signal), or else [`Failure::own_exit_code`].
     fn exit_code(&self) -> u8 {
         self.of_runtime().map_or_else(|| self.own_exit_code(), Failure::exit_code)
     }

@@ -136,8 +136,7 @@ fn local_of(
 }
 
 /// Returns the text of a model's configuration and the path to name in messages: config.json, or the fair-esm
-/// checkpoint
-/// itself if it has no config.json beside it.
+/// checkpoint itself if it has no config.json beside it.
 pub fn config_text(place: &ModelPath) -> Result<(PathBuf, String), RuntimeError> {
     let path = place.config();
     if let ModelPath::WeightFile(file) = place
@@ -214,8 +213,7 @@ impl Fetch<'_> {
     }
 
     /// Downloads the first known weight file that the repository has, with all shards if the file is an index. A file
-    /// that is
-    /// already in the cache is preferred to a file that must be downloaded.
+    /// that is already in the cache is preferred to a file that must be downloaded.
     fn weights(&mut self) -> Result<(), RuntimeError> {
         let snapshot = self.repository.snapshot().unwrap_or_default();
         let here = FOLDER_FILES.iter().filter(|name| snapshot.join(name).exists());

@@ -2,8 +2,7 @@
 //! the memory of the process. The applications (`embed`, `virus`, `train`, `tools`) are built on this crate.
 //!
 //! Invariant: tensor sizes and addresses are decided by the planner, options by the command line; every figure that
-//! this
-//! crate reports was measured or read from a plan.
+//! this crate reports was measured or read from a plan.
 //!
 //! A session runs a model on sequences inside a memory budget. The plan states the session's memory before anything is
 //! allocated:

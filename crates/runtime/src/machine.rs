@@ -47,8 +47,7 @@ pub fn parse_budget(text: &str, free: Bytes) -> Result<Bytes, RuntimeError> {
 }
 
 /// Returns `number * unit` without floating-point arithmetic, so that `1.5` GiB is exact; `None` for more than three
-/// decimal
-/// places, a malformed number, or overflow.
+/// decimal places, a malformed number, or overflow.
 fn decimal(number: &str, unit: u64) -> Option<u64> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if fraction.len() > 3 || (whole.is_empty() && fraction.is_empty()) {

@@ -1,6 +1,5 @@
 //! Opens models: configuration, weights and tokenizer under one name. Invariant: every tensor that a graph reads was
-//! found
-//! with the expected shape before the first byte is allocated.
+//! found with the expected shape before the first byte is allocated.
 
 use crate::hub::{self, CONFIG, Need, TOKENIZER};
 use crate::{ModelError, Observer, RuntimeError, adapter, bundle};
@@ -257,9 +256,8 @@ impl HeadModel {
         Self::new(&path.display().to_string(), Weights::open(path)?, true, dna, protein)
     }
 
-    /// Opens a head without its encoders. The head reads both embeddings concatenated, so the column where one ends
-    /// and the
-    /// other begins changes no result; DNABERT-S's width is assumed if the rows are wider, else half the columns.
+    /// Opens a head without its encoders. The head reads both embeddings concatenated, so the column where one ends and
+    /// the other begins changes no result; DNABERT-S's width is assumed if the rows are wider, else half the columns.
     pub fn open_alone(path: &Path) -> Result<Self, RuntimeError> {
         let weights = Weights::open(path)?;
         let name = path.display().to_string();
@@ -275,8 +273,7 @@ impl HeadModel {
     }
 
     /// Lists the heads in a folder of weights: `head.safetensors` or else `head.pth`, or else files named by their
-    /// window
-    /// length as VirNucPro names them (`300_model.pth`), sorted by window length.
+    /// window length as VirNucPro names them (`300_model.pth`), sorted by window length.
     pub fn in_folder(folder: &Path) -> Vec<PathBuf> {
         if let Some(head) = HEADS.iter().map(|name| folder.join(name)).find(|path| path.exists()) {
             return vec![head];

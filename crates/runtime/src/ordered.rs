@@ -1,6 +1,5 @@
 //! Runs jobs on several threads and returns their results in the order of the jobs. Invariant: the number of jobs in
-//! flight
-//! is bounded, and an error is returned at the position of its job.
+//! flight is bounded, and an error is returned at the position of its job.
 
 use crate::RuntimeError;
 use data::limits::spawn;
@@ -78,9 +77,8 @@ impl<J, B> Feed<J, B> {
 
 impl<B> Results<B> {
     /// Returns the next result in job order; `None` when the feed was dropped and all results were received. While no
-    /// result
-    /// is available, `wait` is called every 50 ms and its error is returned: an input pipe may deliver nothing for
-    /// hours.
+    /// result is available, `wait` is called every 50 ms and its error is returned: an input pipe may deliver nothing
+    /// for hours.
     pub fn next(&self, wait: &mut dyn FnMut() -> Result<(), RuntimeError>) -> Result<Option<B>, RuntimeError> {
         let Some(slot) = receive(&self.slots, wait)? else { return Ok(None) };
         match receive(&slot, wait)? {

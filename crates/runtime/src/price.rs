@@ -60,8 +60,7 @@ impl Request {
 }
 
 /// Parses a memory budget for `target`; a percentage refers to the target's memory, or to this machine's free memory
-/// where
-/// the target has no memory size.
+/// where the target has no memory size.
 ///
 /// # Errors
 /// The text is not a size, or the budget is above the target's memory.
@@ -168,8 +167,7 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
 }
 
 /// Host memory of the process outside the plan, on this machine's CPU: the entries that do not depend on the input.
-/// Empty
-/// for any other target, because that plan does not describe this host's memory.
+/// Empty for any other target, because that plan does not describe this host's memory.
 pub fn process(request: &Request) -> Process {
     if request.target.name != CPU {
         return Process::default();

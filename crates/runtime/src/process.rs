@@ -1,8 +1,6 @@
-//! Host memory of the process outside the plan's arenas: code, heap, stacks, queues, readers and writers.
-//! Invariant: on a CPU the sum of these entries and the plan's peak is an upper bound of the peak resident memory
-//! that the
-//! system counts, mapped files included. A run is therefore refused before its first step or stays under
-//! `--memory-budget`.
+//! Host memory of the process outside the plan's arenas: code, heap, stacks, queues, readers and writers. Invariant: on
+//! a CPU the sum of these entries and the plan's peak is an upper bound of the peak resident memory that the system
+//! counts, mapped files included. A run is therefore refused before its first step or stays under `--memory-budget`.
 
 use crate::Settings;
 use exec::memory::kib;
@@ -25,8 +23,7 @@ const STACK: u64 = 256 << 10;
 const READERS: u64 = 8;
 
 /// Buffers of weight elements that each loading thread holds, in units of one piece of f32 values: the values as f32,
-/// as
-/// stored, packed, and waiting to be written to the arena.
+/// as stored, packed, and waiting to be written to the arena.
 const COPIES_OF_PIECE: u64 = 3;
 
 /// Memory entries of the process on the host.
@@ -41,16 +38,14 @@ static IS_A_COMMAND: AtomicBool = AtomicBool::new(false);
 
 /// Declares that this process runs a single command, so that its code, heap and stacks count against a memory budget.
 /// The command line calls this at startup; a program that links this library holds memory that belongs to no run and
-/// must
-/// not call this function.
+/// must not call this function.
 pub fn bill_whole_process() {
     IS_A_COMMAND.store(true, Ordering::Relaxed);
 }
 
 impl Process {
     /// The entries of the process, to which a command adds its own; `None` where no budget covers the host's memory.
-    /// For a
-    /// GPU run with a budget for host memory, the list starts empty if the process is not counted.
+    /// For a GPU run with a budget for host memory, the list starts empty if the process is not counted.
     pub fn of(settings: &Settings) -> Option<Self> {
         let on_gpu = || settings.host_memory.map(|_| Self::default());
         Self::now(settings).or_else(|| if settings.is_on_host() { None } else { on_gpu() })
@@ -146,8 +141,7 @@ pub fn to_text(heading: &str, lines: &[Staging]) -> String {
 pub const NAME: u64 = 14;
 
 /// Total size in bytes of the mapped files listed in the text of /proc/self/maps; pages of mapped files count as
-/// resident
-/// once they were read.
+/// resident once they were read.
 fn mapped_files(maps: &str) -> u64 {
     let bytes = |line: &str| {
         let mut fields = line.split_whitespace();

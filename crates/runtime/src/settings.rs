@@ -35,9 +35,8 @@ pub struct Settings {
     pub unused_flags: Vec<&'static str>,
 }
 
-/// Number of replicas among which a CPU's threads are divided. Each replica computes its own steps; all share one
-/// copy of
-/// the weights.
+/// Number of replicas among which a CPU's threads are divided. Each replica computes its own steps; all share one copy
+/// of the weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Replicas {
     /// As many as the length of the input justifies and the budget allows.
@@ -188,9 +187,8 @@ pub(crate) fn free(machines: &[Arc<dyn Machine>]) -> Result<Bytes, RuntimeError>
     Ok(free.into_iter().min().unwrap_or(Bytes::ZERO))
 }
 
-/// Maximum number of replicas for `threads` threads and an input that justifies `worth` replicas. With streamed
-/// weights the
-/// result is 1, because each replica would read the weights.
+/// Maximum number of replicas for `threads` threads and an input that justifies `worth` replicas. With streamed weights
+/// the result is 1, because each replica would read the weights.
 pub(crate) fn most_replicas(threads: usize, worth: usize, stream: Stream) -> usize {
     if threads <= ONE_REPLICA || stream == Stream::Always { 1 } else { even(threads, worth) }
 }

@@ -88,8 +88,7 @@ pub(crate) fn cached_ids(env: &HubEnv) -> Vec<String> {
 }
 
 /// Number of trained parameters: for ESM-2 with its language-model head, whose decoder shares the embedding, and
-/// without the
-/// rotary frequencies, which are constants.
+/// without the rotary frequencies, which are constants.
 pub(crate) fn parameters(encoder: &Encoder) -> Result<u64, VerifyError> {
     let outputs: &[Output] = match encoder {
         Encoder::Esm2(_) => &[Output::Hidden, Output::Logits],

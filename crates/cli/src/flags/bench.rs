@@ -10,9 +10,8 @@ use tools::bench::{Lengths, Request, Work, bench, calibrate};
 
 /// Benchmark a model or a matmul: tokens per second, TFLOP/s, memory, and the slowest kernels
 ///
-/// Weights and inputs are random. The work alternates with a raw multiply-add loop on the same number of threads, on
-/// a GPU
-/// with large matmuls in the same precision; the utilisation is the work's share of their throughput.
+/// Weights and inputs are random. The work alternates with a raw multiply-add loop on the same number of threads, on a
+/// GPU with large matmuls in the same precision; the utilisation is the work's share of their throughput.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("work").required(true).args(["model", "shape", "calibrate"]))]
 #[command(after_long_help = JSON_KEYS)]
@@ -22,8 +21,7 @@ pub struct Bench {
     model: Option<String>,
 
     /// Batch: a number of sequences of equal length in tokens, or for example 1000xlognormal for lengths distributed
-    /// like those of
-    /// proteins (exp N(5.6, 0.75) residues, 30 to 1022) [default: 64x168]
+    /// like those of proteins (exp N(5.6, 0.75) residues, 30 to 1022) [default: 64x168]
     #[arg(long, value_name = "SEQUENCESxTOKENS", value_parser = batch, conflicts_with_all = ["shape", "calibrate"])]
     batch: Option<(u64, Lengths)>,
 

@@ -1,6 +1,5 @@
-//! Flags that set how a GPU is used. Invariant: none of them changes results. On the CPU they have no effect: they
-//! are refused
-//! with `--device cpu`, and reported by one warning and recorded where `--device auto` chose the CPU.
+//! Flags that set how a GPU is used. Invariant: none of them changes results. On the CPU they have no effect: they are
+//! refused with `--device cpu`, and reported by one warning and recorded where `--device auto` chose the CPU.
 
 use crate::error::{CliError, usage};
 use clap::Args;

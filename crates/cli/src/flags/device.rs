@@ -1,6 +1,5 @@
 //! The flag `--device`: turns a device name into a machine. Invariant: a device requested by name is used or refused;
-//! only
-//! `auto` falls back, and reports why.
+//! only `auto` falls back, and reports why.
 
 use super::card::Options;
 use crate::error::{CliError, usage};

@@ -20,9 +20,8 @@ pub struct Embed {
     #[arg(required = true, value_name = "INPUT")]
     inputs: Vec<PathBuf>,
 
-    /// Model: a folder or a hub id such as facebook/esm2_t33_650M_UR50D or zhihan1996/DNABERT-S; files missing from
-    /// the cache are
-    /// downloaded
+    /// Model: a folder or a hub id such as facebook/esm2_t33_650M_UR50D or zhihan1996/DNABERT-S; files missing from the
+    /// cache are downloaded
     #[arg(long, value_name = "PATH|HUB_ID")]
     model: String,
 
@@ -47,9 +46,8 @@ pub struct Embed {
     #[arg(long, value_enum, default_value_t = PoolName::Mean)]
     pool: PoolName,
 
-    /// Write the hidden states of these layers instead of the last: 0 is the embedding layer, 1 the first block, -1
-    /// the last
-    /// block [default: the last block, without a layer dimension]
+    /// Write the hidden states of these layers instead of the last: 0 is the embedding layer, 1 the first block, -1 the
+    /// last block [default: the last block, without a layer dimension]
     #[arg(long, value_name = "I,J,...", value_delimiter = ',', value_parser = layer, allow_hyphen_values = true)]
     layers: Option<Vec<i64>>,
 

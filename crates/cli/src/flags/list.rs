@@ -9,10 +9,8 @@ use tools::list;
 /// List supported models and which are in the local caches
 ///
 /// Lists the known models and other models of their families in the Hugging Face cache; fair-esm checkpoints in the
-/// torch hub
-/// cache (~/.cache/torch/hub/checkpoints) are listed with their models. The files missing from a cached model are
-/// downloaded
-/// by the first command that needs them.
+/// torch hub cache (~/.cache/torch/hub/checkpoints) are listed with their models. The files missing from a cached model
+/// are downloaded by the first command that needs them.
 #[derive(Debug, Args)]
 pub struct List {
     /// Print JSON

@@ -17,15 +17,14 @@ pub struct Machine {
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = DeviceName::parse)]
     device: DeviceName,
 
-    /// Number format of the models: auto is the best format of the device, bf16 on a GPU and on a CPU with AMX, f32
-    /// on other
-    /// CPUs; a CPU supports bf16, f32 and int8
+    /// Number format of the models: auto is the best format of the device, bf16 on a GPU and on a CPU with AMX, f32 on
+    /// other CPUs; a CPU supports bf16, f32 and int8
     #[arg(long, value_enum, default_value_t = Precision::Auto)]
     precision: Precision,
 
-    /// Memory budget of the run, such as 2GiB, 500MB or 80% of the free memory: on the CPU the peak resident memory
-    /// of the
-    /// process, including code and mapped files, on a GPU the memory that the GPU counts for the process [default: 80%]
+    /// Memory budget of the run, such as 2GiB, 500MB or 80% of the free memory: on the CPU the peak resident memory of
+    /// the process, including code and mapped files, on a GPU the memory that the GPU counts for the process [default:
+    /// 80%]
     #[arg(long, alias = "budget", value_name = "SIZE")]
     memory_budget: Option<String>,
 

@@ -1,6 +1,5 @@
-//! The flags: one file per command, and one per group of shared flags. Invariant: every flag of a command is defined
-//! in one
-//! file, with its default and its help.
+//! The flags: one file per command, and one per group of shared flags. Invariant: every flag of a command is defined in
+//! one file, with its default and its help.
 
 pub mod bench;
 mod card;
@@ -27,8 +26,7 @@ use runtime::RuntimeError;
 use std::io::{ErrorKind, Write, stdout};
 
 /// Writes to standard output. A closed pipe, such as after `head`, is not an error. Names in the text come from files
-/// and must not
-/// control the terminal, so unprintable characters are written as JSON escapes.
+/// and must not control the terminal, so unprintable characters are written as JSON escapes.
 pub fn print(text: &str) -> Result<(), CliError> {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,6 +1,5 @@
 //! Flags of `plimsoll plan`. Invariant: a flag that has no meaning for the planned work (a model, a prediction or
-//! training)
-//! is refused.
+//! training) is refused.
 
 use super::card;
 use super::device::DeviceName;
@@ -29,8 +28,7 @@ pub struct Plan {
     model: Option<String>,
 
     /// Plan a whole prediction instead: both encoders, the head and the queues, as predict would plan them under the
-    /// same
-    /// budget, with the expected reads per second
+    /// same budget, with the expected reads per second
     #[arg(long, conflicts_with_all = ["model", "train", "dump_after"])]
     predict: bool,
 
@@ -54,8 +52,7 @@ pub struct Plan {
     tokens: Option<u64>,
 
     /// Memory budget, such as 22GiB or 80% of the target's memory [default: the target's memory; for this machine 80%
-    /// of the free
-    /// memory; with --train the key memory.budget]
+    /// of the free memory; with --train the key memory.budget]
     #[arg(long, alias = "memory-budget", value_name = "SIZE")]
     budget: Option<String>,
 
@@ -64,8 +61,7 @@ pub struct Plan {
     target: String,
 
     /// Threads of the target CPU, divided among replicas from three on, as in embed [default: all cores available to
-    /// this
-    /// process; for a FILE.toml the threads it was measured with; with --train the key run.threads]
+    /// this process; for a FILE.toml the threads it was measured with; with --train the key run.threads]
     #[arg(long, value_name = "N", value_parser = threads, conflicts_with = "train")]
     threads: Option<u64>,
 
@@ -90,9 +86,8 @@ pub struct Plan {
     dump_after: Option<String>,
 }
 
-/// Flags excluded by --predict. clap does not require a flag that is excluded, so flags that require --predict
-/// exclude these
-/// too.
+/// Flags excluded by --predict. clap does not require a flag that is excluded, so flags that require --predict exclude
+/// these too.
 const OTHERS: [&str; 2] = ["model", "train"];
 
 /// Inputs of a prediction, for --predict.
@@ -325,9 +320,8 @@ impl Plan {
     /// Returns the graph after a pass, for the plan that the other formats print.
     fn dump(&self, model: &str, pass: &str, mut request: Request) -> Result<String, CliError> {
         let program = price::program(model, &request)?;
-        // The search also builds graphs of other sizes and with other weight placement; with the found sizes fixed,
-        // it builds one
-        // graph for each number of replicas tried, the last of which fits.
+        // The search also builds graphs of other sizes and with other weight placement; with the found sizes fixed, it
+        // builds one graph for each number of replicas tried, the last of which fits.
         request.tokens = program.plans().first().map(|(_, plan)| plan.graph.bounds.tokens);
         request.stream = match program.is_streamed() {
             true => Stream::Always,

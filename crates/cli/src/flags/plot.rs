@@ -10,11 +10,9 @@ use std::process::ExitCode;
 /// Draw the results of a prediction: calls, scores, and the score along records
 ///
 /// Reads the output folder of plimsoll predict, or a results folder of VirNucPro, and recomputes nothing. Draws an
-/// overview
-/// (the number of records per call, the distribution of scores, the highest scores, and the score along the records
-/// with most scored windows), and each record given with --record. The names of the written files are printed to
-/// standard
-/// output.
+/// overview (the number of records per call, the distribution of scores, the highest scores, and the score along the
+/// records with most scored windows), and each record given with --record. The names of the written files are printed
+/// to standard output.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct Plot {

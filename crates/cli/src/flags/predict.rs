@@ -24,8 +24,7 @@ use virus::{Models, Options, Report, Shard, files, predict, predict_each, stem};
 #[command(verbatim_doc_comment)]
 pub struct Predict {
     /// Sequence files, FASTA or FASTQ, plain or as .gz, .bz2, .zst or .xz; a folder stands for the sequence files in
-    /// it, - for
-    /// standard input
+    /// it, - for standard input
     #[arg(required = true, value_name = "INPUT")]
     inputs: Vec<PathBuf>,
 
@@ -38,8 +37,7 @@ pub struct Predict {
     force: bool,
 
     /// Window length in bases; the head must have been trained for it [default: the length in the head's file name,
-    /// such as
-    /// 300_model.pth, or else 500]
+    /// such as 300_model.pth, or else 500]
     #[arg(long, alias = "expected-length", short_alias = 'e', value_name = "BASES", value_parser = length)]
     length: Option<u64>,
 
@@ -364,8 +362,7 @@ const DNA_ID: &str = "zhihan1996/DNABERT-S";
 const PROTEIN_ID: &str = "facebook/esm2_t36_3B_UR50D";
 
 /// An encoder's folder in the bundle. A missing folder is an error here, because a path that does not exist would be
-/// taken for
-/// a hub id.
+/// taken for a hub id.
 fn part(bundle: &Path, name: &str) -> Result<String, CliError> {
     let path = bundle.join(name);
     if path.exists() { Ok(path.display().to_string()) } else { Err(incomplete(bundle, name)) }

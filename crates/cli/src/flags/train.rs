@@ -1,6 +1,5 @@
 //! Flags of `plimsoll train`. Invariant: a flag that stands for a configuration key sets that key, so the file, --set
-//! and
-//! the flag are parsed by one schema.
+//! and the flag are parsed by one schema.
 
 use super::print;
 use super::voice::Voice;
@@ -22,9 +21,8 @@ use train::{self, Report, Request, Resume};
 ///
 /// Exit codes: 0 trained; 1 failure, bad usage, configuration or data; 3 the run's folder holds checkpoints of another
 /// configuration, checkpoints newer than the one to resume from, or only unreadable checkpoints; 4 does not fit in
-/// memory;
-/// 130 and 143 interrupted (Ctrl-C, SIGTERM): the current step is saved in a checkpoint, from which the same command
-/// resumes.
+/// memory; 130 and 143 interrupted (Ctrl-C, SIGTERM): the current step is saved in a checkpoint, from which the same
+/// command resumes.
 #[derive(Debug, Args)]
 pub struct Train {
     /// Configuration, a YAML file

@@ -15,8 +15,7 @@ use tools::verify::{Options, verify};
 /// (golden.safetensors), and with properties that hold for any model: finite values, results independent of batch
 /// composition, tokens that decode to the input, a language model that predicts unmasked tokens. With --precision bf16,
 /// int8 on the CPU, or tf32, fp16 or fp8 on a GPU, also reports how far hidden states and scores differ from f32. The
-/// exit
-/// code is 0 if all models pass, 1 otherwise.
+/// exit code is 0 if all models pass, 1 otherwise.
 #[derive(Debug, Args)]
 pub struct Verify {
     /// A folder with dnabert_s/, esm2/ and head.safetensors, head.pth, 500_model.pth or 300_model.pth, or the folder
@@ -34,8 +33,7 @@ pub struct Verify {
     head: Vec<PathBuf>,
 
     /// Folder of a VirNucPro run (NAME_nucleotide/, NAME_protein/, NAME_merged/): encoders are compared with its
-    /// embeddings,
-    /// heads with the scores in NAME_merged/prediction_results.txt
+    /// embeddings, heads with the scores in NAME_merged/prediction_results.txt
     #[arg(long, value_name = "DIR")]
     reference: Option<PathBuf>,
 

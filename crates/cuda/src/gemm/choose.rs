@@ -364,9 +364,8 @@ impl Trial<'_> {
         Ok(offered.into_iter().map(Choice::Library).collect())
     }
 
-    /// Returns the library's algorithms for `rows` rows that do not split sums and that run for the numbers in
-    /// [`ROWS`] up to
-    /// `most`, in the library's order.
+    /// Returns the library's algorithms for `rows` rows that do not split sums and that run for the numbers in [`ROWS`]
+    /// up to `most`, in the library's order.
     fn offered(
         &self,
         rows: u64,

@@ -39,10 +39,11 @@ pub struct AdamW8bit {
 /// Number of elements in a block of 8-bit moments.
 pub const BLOCK: u64 = 256;
 
-/// Adafactor without first moment and relative step size (Shazeer and Stern 2018). For a matrix, `R = b2 R + (1
-/// - b2) mean_c (g^2 + eps1)`, `C` likewise over rows, and `u = g / sqrt(R C / mean(R))`; for a vector, `V = b2
-/// V + (1 - b2) (g^2 + eps1)` and `u = g / sqrt(V)`; then `u /= max(1, rms(u) / clip)`, `p -= lr decay p`, `p
-/// -= lr u`.
+/// Adafactor without first moment and relative step size (Shazeer and Stern 2018).
+///
+/// For a matrix `R = b2 R + (1 - b2) mean_c (g^2 + eps1)`, `C` likewise over rows, and `u = g / sqrt(R C / mean(R))`.
+/// For a vector `V = b2 V + (1 - b2) (g^2 + eps1)` and `u = g / sqrt(V)`.
+/// Then `u /= max(1, rms(u) / clip)`, `p -= lr decay p`, `p -= lr u`.
 ///
 /// Inputs: p, g: (r, c), row: (r), column: (c), scale, hyper: f32 (2) = (lr, b2 of this step); outputs: p, row,
 /// column. For a vector, inputs: p, g, v: (n), scale, hyper; outputs: p, v.
@@ -189,9 +190,9 @@ impl Terminal for Sgd {
     }
 }
 
-/// Scale of all gradients of a step: unscaling and global-norm clipping (torch.nn.utils.clip_grad_norm_). `norm
-/// = |unscale| sqrt(sum g^2)`, `factor = unscale min(1, max_norm / (norm + 1e-6))`, and `ok` is 1 where norm is
-/// a finite f32.
+/// Scale of all gradients of a step: unscaling and global-norm clipping (torch.nn.utils.clip_grad_norm_).
+/// `norm = |unscale| sqrt(sum g^2)`, `factor = unscale min(1, max_norm / (norm + 1e-6))`, and `ok` is 1 where norm is a
+/// finite f32.
 ///
 /// Inputs: every gradient, unscale: f32 (1). Outputs: scale: f32 (2) = (factor, ok), norm: f32 (1).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,8 +1,6 @@
 //! Admission and OOM fallback: starts executors for a program where memory is short. Invariant: nothing is allocated
-//! for a
-//! program larger than the free memory. If another process takes memory between planning and start, the steps become
-//! smaller
-//! with a warning, or the run is refused with a bill.
+//! for a program larger than the free memory. If another process takes memory between planning and start, the steps
+//! become smaller with a warning, or the run is refused with a bill.
 
 use super::bounds::{TOKEN_STEP, tokens};
 use super::search::{Point, Stage};
@@ -35,8 +33,7 @@ pub struct Site {
 
 impl Site {
     /// The machines of the settings with `replicas` replicas. If a number of `tokens` was requested, steps are never
-    /// made
-    /// smaller.
+    /// made smaller.
     pub fn new(settings: &Settings, replicas: usize, tokens: Option<u64>, budget: Budget) -> Self {
         Self {
             machines: settings.machines(replicas),
@@ -90,8 +87,7 @@ impl Site {
     }
 
     /// Like [`Site::start`], but halves the steps if another process has taken memory since planning and no number of
-    /// tokens
-    /// was requested. Executors in `running` are switched to the program instead of opening new ones.
+    /// tokens was requested. Executors in `running` are switched to the program instead of opening new ones.
     pub(crate) fn start_smaller(
         &self,
         mut program: Program,
@@ -136,8 +132,7 @@ impl Site {
     }
 
     /// Reports, for each device that counts its memory, the difference between the memory this process holds and the
-    /// planned
-    /// memory. Up to `held` bytes of an earlier arena may still be mapped and are not counted as a difference.
+    /// planned memory. Up to `held` bytes of an earlier arena may still be mapped and are not counted as a difference.
     pub fn compare(&self, program: &Program, held: Bytes, when: &str, observer: &mut dyn Observer) {
         for machine in &self.machines {
             // A device that does not report its memory is not compared.
@@ -181,8 +176,7 @@ impl Site {
     /// Returns executors for the program: switches the running ones, or opens the devices if there are none.
     fn follow(&self, program: &Program, mut running: Vec<Executor>) -> Result<Vec<Executor>, RuntimeError> {
         // On the CPU there are no compiled kernels or chosen algorithms to keep, and while replicas were switched one
-        // by one the
-        // weights of both programs would be in memory.
+        // by one the weights of both programs would be in memory.
         if self.budget.on_host {
             running.clear();
         }

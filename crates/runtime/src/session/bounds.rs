@@ -11,9 +11,8 @@ pub const TOKEN_STEP: u64 = 128;
 /// Tokens up to which the steps of one replica may grow, whatever the number of replicas.
 pub const LEAST_OF_REPLICA: u64 = 1024;
 
-/// Tokens for each sequence slot of a step; for sequences shorter than this on average, the number of sequences
-/// bounds a
-/// step instead of the number of tokens.
+/// Tokens for each sequence slot of a step; for sequences shorter than this on average, the number of sequences bounds
+/// a step instead of the number of tokens.
 const TOKENS_PER_SEQUENCE: u64 = 8;
 
 /// Bounds of a step of `tokens` tokens with sequences of up to `longest` tokens.
@@ -27,9 +26,8 @@ pub fn in_flight_target(replicas: usize) -> usize {
 }
 
 /// Adds to a program in host memory the output buffers that an encoder's run holds beside the arena: `copies` times the
-/// outputs of a full step, and the rows that wait for an older row where steps complete out of input order. The
-/// waiting rows
-/// are limited to those of `turns` full steps and to those of all `sequences`.
+/// outputs of a full step, and the rows that wait for an older row where steps complete out of input order. The waiting
+/// rows are limited to those of `turns` full steps and to those of all `sequences`.
 pub fn with_outputs(program: Program, copies: u64, turns: u64, sequences: Option<u64>) -> Program {
     if program.target().space != HOST {
         return program;
@@ -48,9 +46,8 @@ pub fn with_outputs(program: Program, copies: u64, turns: u64, sequences: Option
     program.beside(beside)
 }
 
-/// Number of full steps whose outputs a run holds at a time: the in-flight steps, and for each replica a completed
-/// step that
-/// the client has not taken yet.
+/// Number of full steps whose outputs a run holds at a time: the in-flight steps, and for each replica a completed step
+/// that the client has not taken yet.
 pub fn copies(replicas: usize) -> u64 {
     (in_flight_target(replicas) + replicas) as u64
 }

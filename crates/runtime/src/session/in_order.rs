@@ -1,6 +1,5 @@
 //! Returns results in input order. Invariant: an item is released once its values and the values of all earlier items
-//! have
-//! arrived, and an item receives values only once.
+//! have arrived, and an item receives values only once.
 
 use crate::RuntimeError;
 use std::collections::VecDeque;

@@ -3,8 +3,7 @@
 //! [`Planned::start`] starts it.
 //!
 //! Invariant: the outputs of a sequence are a function of its tokens, the weights, the precision and the kind of
-//! device, and
-//! are returned exactly once.
+//! device, and are returned exactly once.
 //!
 //! [`Settings::plan`]: crate::Settings::plan
 
@@ -40,8 +39,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Number of packs per device into which the remaining sequences are cut at the end of the input; with several, the
-/// devices
-/// finish closer together.
+/// devices finish closer together.
 const LAST_PACKS: usize = 2;
 
 /// Index of a model in a session: the position of its plan in the program.
@@ -141,8 +139,7 @@ pub struct Completed {
 
 impl Completed {
     /// Returns the values of output `output` for the sequence (or row) `i` of the step: one row, or for a per-token
-    /// output one
-    /// row per token of the sequence.
+    /// output one row per token of the sequence.
     pub fn values(&self, output: usize, i: usize) -> &[f32] {
         let Output { per, width, .. } = self.outputs[output];
         // A packed step's second input holds the spans; a per-token output has a row for each token of the span.
@@ -156,8 +153,7 @@ impl Completed {
 
 impl Session {
     /// Creates a session on executors with equal programs and weights. Models whose graph has the inputs `ids` and
-    /// `spans`
-    /// take sequences, packed in the order `order`; other models take rows.
+    /// `spans` take sequences, packed in the order `order`; other models take rows.
     pub(crate) fn new(executors: Vec<Executor>, order: Order) -> Result<Self, RuntimeError> {
         let replicas = Replicas::new(executors)?;
         let program = replicas.program();
@@ -213,8 +209,7 @@ impl Session {
     }
 
     /// Enqueues a step of rows ahead of the waiting packs, because results of other sequences depend on these rows.
-    /// Check
-    /// [`Session::has_room_for_rows`] first, and take the buffers from [`Session::row_buffers`].
+    /// Check [`Session::has_room_for_rows`] first, and take the buffers from [`Session::row_buffers`].
     pub fn submit_rows(
         &mut self,
         model: ModelId,
@@ -265,8 +260,7 @@ impl Session {
     }
 
     /// Ends the input. The remaining sequences are cut into packs such that every device gets some; with several
-    /// models, the
-    /// steps with the longest expected time are sent first.
+    /// models, the steps with the longest expected time are sent first.
     pub fn end(&mut self) {
         if std::mem::replace(&mut self.ended, true) {
             return;
@@ -352,8 +346,7 @@ impl Session {
     }
 
     /// Cancels the run: steps that no device has started are dropped, steps that have started are still returned.
-    /// Returns the
-    /// keys of the dropped rows.
+    /// Returns the keys of the dropped rows.
     pub fn cancel(&mut self) -> Vec<u64> {
         self.cancelled = true;
         let mut dropped = vec![];

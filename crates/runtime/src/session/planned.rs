@@ -1,6 +1,5 @@
 //! Planned sessions: the result of the search, and starting a session from it. Invariant: a session runs the planned
-//! program
-//! or one with smaller steps, and both are reported.
+//! program or one with smaller steps, and both are reported.
 
 use super::Session;
 use super::admission::Site;
@@ -17,8 +16,7 @@ use plan::{Program, Stream};
 /// Request for the plan of a session.
 pub struct Request<'a> {
     /// Alternative ways to compute the same results, in order of preference: each is a list of stages that run one
-    /// after the
-    /// other.
+    /// after the other.
     pub alternatives: Vec<Vec<Stage<'a>>>,
     /// Maximum number of replicas to try, see [`Settings::most_replicas`].
     pub replicas: usize,
@@ -106,8 +104,7 @@ impl Planned<'_> {
     }
 
     /// Text line that compares the plan of a stage with the budget; `kept` names the values that the host keeps for
-    /// in-flight
-    /// steps.
+    /// in-flight steps.
     pub fn memory_line(&self, stage: usize, kept: &str) -> String {
         let program = &self.choice.programs[stage];
         memory_lines(self.site.budget(), program, self.kept(stage, program), kept)

@@ -1,6 +1,5 @@
 //! Device thread, and the queue from which the device threads take steps. Invariant: each device keeps up to its
-//! pipeline depth of
-//! steps in flight, but leaves in the queue a step that an idle device could start.
+//! pipeline depth of steps in flight, but leaves in the queue a step that an idle device could start.
 
 use super::replicas::{Done, Event, Work};
 use exec::{Data, DeviceError, Executor, Submitted};
@@ -204,8 +203,7 @@ impl<T: Send> Replica<T> {
     }
 
     /// Returns all in-flight steps to the queue and reports the failed device. The failed step goes first: it was the
-    /// oldest or the
-    /// youngest of them, and the queue guarantees no order.
+    /// oldest or the youngest of them, and the queue guarantees no order.
     fn retire(&mut self, error: DeviceError, work: Work<T>) {
         let works: Vec<Work<T>> =
             std::iter::once(work).chain(self.open.drain(..).map(|(work, _)| work)).collect();
@@ -215,9 +213,8 @@ impl<T: Send> Replica<T> {
     }
 }
 
-/// Whether the error concerns the device, so that another device may succeed. Kernel errors about data and file
-/// errors about
-/// weights would recur on any device.
+/// Whether the error concerns the device, so that another device may succeed. Kernel errors about data and file errors
+/// about weights would recur on any device.
 fn is_of_the_device(error: &DeviceError) -> bool {
     matches!(error, DeviceError::Machine { .. } | DeviceError::OutOfMemory { .. })
 }

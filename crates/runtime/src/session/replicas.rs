@@ -1,8 +1,6 @@
-//! Distributes the steps of a session over devices: one thread per device takes steps from one queue. Invariant: a
-//! step that
-//! was sent is returned exactly once, with its outputs, whichever device computed it; a failing device returns its
-//! steps to
-//! the queue and the other devices continue.
+//! Distributes the steps of a session over devices: one thread per device takes steps from one queue. Invariant: a step
+//! that was sent is returned exactly once, with its outputs, whichever device computed it; a failing device returns its
+//! steps to the queue and the other devices continue.
 
 #[cfg(test)]
 #[path = "tests.rs"]

@@ -1,7 +1,6 @@
 //! Search for a plan: the number of replicas, the stages, resident or streamed weights, and the tokens of a step.
-//! Invariant: the search is pure (it plans and compares, and queries no machine), and runs and `plan` both call it,
-//! so the
-//! planned bytes are the bytes held.
+//! Invariant: the search is pure (it plans and compares, and queries no machine), and runs and `plan` both call it, so
+//! the planned bytes are the bytes held.
 
 use super::bounds::{LEAST_OF_REPLICA, TOKEN_STEP};
 use crate::RuntimeError;
@@ -41,8 +40,7 @@ pub struct Part<'a> {
 }
 
 /// Post-processes a program, for example adding the buffers that a run holds beside its arena. The second argument is
-/// the
-/// number of replicas.
+/// the number of replicas.
 pub type Finish<'a> = Box<dyn Fn(Program, usize) -> Program + 'a>;
 
 /// Computes the bytes of host memory that hold outputs in transit, given the program and the number of in-flight steps.
@@ -107,12 +105,10 @@ pub struct Rejected {
     pub bill: Box<Bill>,
 }
 
-/// Tries budgets, numbers of replicas (from the maximum down to one) and alternatives (those after the first only
-/// with one
-/// replica), and returns the first candidate that fits. `alternatives` are ways to compute the same results, each a
-/// list of
-/// stages that run one after the other. Unless the space requires streaming, weights are streamed only in the last
-/// alternative: reading the input once per stage costs less than reading the weights in every step.
+/// Tries budgets, numbers of replicas (from the maximum down to one) and alternatives (those after the first only with
+/// one replica), and returns the first candidate that fits. `alternatives` are ways to compute the same results, each a
+/// list of stages that run one after the other. Unless the space requires streaming, weights are streamed only in the
+/// last alternative: reading the input once per stage costs less than reading the weights in every step.
 ///
 /// # Errors
 /// [`PlanError::OverBudget`] with the bill of the last candidate, or any other error of planning.
@@ -155,8 +151,7 @@ pub fn search(
 }
 
 /// Collects the programs of all stages. If some do not fit, returns the largest of their bills: a budget that covers
-/// that
-/// bill fits every stage.
+/// that bill fits every stage.
 fn all(
     programs: impl Iterator<Item = Result<Program, PlanError>>,
 ) -> Result<Result<Vec<Program>, Box<Bill>>, RuntimeError> {
@@ -210,8 +205,7 @@ impl Point<'_> {
                 let share = (self.target.saturation / replicas as u64).next_multiple_of(TOKEN_STEP);
                 let each = share.max(LEAST_OF_REPLICA).max(longest);
                 // Fewer replicas with longer steps are faster than many with short steps, because each replica reads
-                // all weights in
-                // every step; hence a minimum step size for several replicas.
+                // all weights in every step; hence a minimum step size for several replicas.
                 (each, if asked.is_none() { LEAST_OF_REPLICA.max(longest) } else { longest })
             }
         };

@@ -128,8 +128,7 @@ struct Apply {
 
 impl TrainSession {
     /// Starts a program of [`plan::Training`]: reads parameters from `source`, initializes the states, and copies the
-    /// parameters
-    /// to their master copies.
+    /// parameters to their master copies.
     ///
     /// # Errors
     /// Too little free memory, errors of the device or of `source`, or a program that lacks a training plan.
@@ -228,9 +227,8 @@ impl TrainSession {
         Ok(Losses { cross_entropy, z, balance, router_z, dropped, moved })
     }
 
-    /// Updates the weights with the gradient sum times `unscale`, unless a gradient is not finite. Returns `None`
-    /// where the
-    /// micro-steps update the weights themselves.
+    /// Updates the weights with the gradient sum times `unscale`, unless a gradient is not finite. Returns `None` where
+    /// the micro-steps update the weights themselves.
     ///
     /// # Errors
     /// Device errors.
